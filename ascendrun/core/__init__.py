@@ -1,0 +1,1 @@
+"""Words and decisions: pure, no sockets, no clock, no files."""

@@ -1,0 +1,1 @@
+"""Doors and the loop on the head: transport, probe, store, controller."""

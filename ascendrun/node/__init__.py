@@ -1,0 +1,1 @@
+"""What runs on a node: standard library only, Python 3.7 and newer."""

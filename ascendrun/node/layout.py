@@ -1,0 +1,81 @@
+"""Where everything of ours lies on a node; nobody else joins these paths.
+
+    ROOT/                           ~/.ascendrun, or $ASCENDRUN_NODE_ROOT; 0700
+      agent-<sha256, 16 chars>.pyz  the agent
+      trees/<sha256>/               staged code: immutable, named by the hash of its content
+      runs/<run>/work/              the ranks' working folder: kept over attempts
+      runs/<run>/checkpoints/       where checkpoints go unless the job names a folder
+      runs/<run>/attempt-<n>/       one start: records, logs, metrics; see FILES below
+
+A `run` is one job of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt everywhere;
+every rank carries it in its environment as ASCENDRUN_TAG.
+
+Files that the head pulls are named "<file>.<generation>", generations counting from 0:
+
+    events          JSON lines, the supervisor's record of what happened
+    rank-3.out      standard output of rank 3, byte for byte;  rank-3.err  its standard error
+    rank-3.out.times, rank-3.err.times
+                    16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
+    rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS)
+    rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
+"""
+
+import os
+import re
+
+ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
+TAG_VARIABLE = "ASCENDRUN_TAG"
+
+PULLED_FILE = re.compile(r"^(events|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
+
+
+def node_root(environ):
+    """The agent's folder on this node, absolute."""
+    return os.path.abspath(environ.get(ROOT_VARIABLE) or os.path.join(os.path.expanduser("~"), ".ascendrun"))
+
+
+def make_run(head_id, job_id):
+    return "%s-%s" % (head_id, job_id)
+
+
+def make_tag(run, attempt):
+    return "%s.%d" % (run, attempt)
+
+
+def split_tag(tag):
+    """(run, attempt). Raises ValueError when the text is no tag; a tag never names a folder outside ROOT/runs."""
+    match = re.match(r"^([A-Za-z0-9][A-Za-z0-9_-]{0,80})\.([1-9][0-9]{0,6})$", tag)
+    if not match:
+        raise ValueError("not a tag: %r" % (tag,))
+    return match.group(1), int(match.group(2))
+
+
+def tree_dir(root, sha256):
+    if not re.match(r"^[0-9a-f]{64}$", sha256):
+        raise ValueError("not a tree hash: %r" % (sha256,))
+    return os.path.join(root, "trees", sha256)
+
+
+def run_dir(root, run):
+    return os.path.join(root, "runs", run)
+
+
+def work_dir(root, run):
+    return os.path.join(run_dir(root, run), "work")
+
+
+def checkpoints_dir(root, run):
+    return os.path.join(run_dir(root, run), "checkpoints")
+
+
+def attempt_dir(root, tag):
+    run, attempt = split_tag(tag)
+    return os.path.join(run_dir(root, run), "attempt-%d" % attempt)
+
+
+def pulled_path(root, tag, file, generation):
+    """The path of one pulled file; raises ValueError when `file` is none of those listed above."""
+    name = "%s.%d" % (file, generation)
+    if not PULLED_FILE.match(name):
+        raise ValueError("not a pulled file: %r" % (name,))
+    return os.path.join(attempt_dir(root, tag), name)

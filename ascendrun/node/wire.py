@@ -1,0 +1,91 @@
+"""Frames between head and agent: a length-framed JSON header and raw bytes behind it.
+
+A frame is `!II` (header length, body length), the header as UTF-8 JSON (an object), the body. Three kinds:
+
+    request   {"id": 7, "op": "ping", ...}            head to agent, answered once
+    reply     {"re": 7, "ok": true, ...}              or {"re": 7, "ok": false, "error": {"code", "message", "hint"}}
+    event     {"event": "beat", ...}                  agent to head, unasked
+"""
+
+import json
+import struct
+
+PROTOCOL = 1
+MAGIC = b"\nASCENDRUN-AGENT 1\n"
+"""Printed once by the agent before its first frame: whatever stands before it is noise of a login shell."""
+
+HEADER_LIMIT = 16 << 20
+BODY_LIMIT = 4 << 20
+BEAT_S = 2.0
+"""The agent sends `beat` at least this often while it has nothing else to say."""
+
+_LENGTHS = struct.Struct("!II")
+
+
+class FrameError(ValueError):
+    """The other end does not speak this protocol: a length over the limit, or a header that is no JSON object."""
+
+
+def pack(header, body=b""):
+    """One frame as bytes. Raises FrameError when header or body is over its limit: split the body."""
+    head = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    if len(head) > HEADER_LIMIT or len(body) > BODY_LIMIT:
+        raise FrameError("frame too large: header %d, body %d bytes" % (len(head), len(body)))
+    return _LENGTHS.pack(len(head), len(body)) + head + bytes(body)
+
+
+class FrameReader:
+    """Turns a byte stream, in whatever pieces it comes, into (header, body) pairs.
+
+    With `expect_magic`, everything before MAGIC is kept in `noise` (its first 64 KiB) and skipped.
+    """
+
+    def __init__(self, expect_magic=False):
+        self._buffer = bytearray()
+        self._waiting_for_magic = expect_magic
+        self.noise = b""
+
+    @property
+    def saw_magic(self):
+        return not self._waiting_for_magic
+
+    def feed(self, data):
+        """The frames completed by `data`, as a list of (dict, bytes). Raises FrameError on nonsense."""
+        self._buffer += data
+        if self._waiting_for_magic and not self._skip_noise():
+            return []
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTHS.size:
+            head_len, body_len = _LENGTHS.unpack_from(self._buffer, start)
+            if head_len > HEADER_LIMIT or body_len > BODY_LIMIT:
+                raise FrameError("frame lengths %d and %d are over the limits" % (head_len, body_len))
+            end = start + _LENGTHS.size + head_len + body_len
+            if len(self._buffer) < end:
+                break
+            head_at = start + _LENGTHS.size
+            frames.append((self._header(head_at, head_len), bytes(self._buffer[head_at + head_len:end])))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    def _header(self, at, length):
+        try:
+            header = json.loads(self._buffer[at:at + length].decode("utf-8"))
+        except ValueError as error:
+            raise FrameError("frame header is not JSON: %s" % error) from error
+        if not isinstance(header, dict):
+            raise FrameError("frame header is not an object")
+        return header
+
+    def _skip_noise(self):
+        at = self._buffer.find(MAGIC)
+        if at < 0:
+            keep = len(MAGIC) - 1
+            self.noise = (self.noise + bytes(self._buffer[:-keep]))[:65536] if len(self._buffer) > keep else self.noise
+            del self._buffer[:max(0, len(self._buffer) - keep)]
+            return False
+        self.noise = (self.noise + bytes(self._buffer[:at]))[:65536]
+        del self._buffer[:at + len(MAGIC)]
+        self._waiting_for_magic = False
+        return True
