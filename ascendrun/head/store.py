@@ -1,0 +1,277 @@
+"""What the head must not forget, in SQLite: jobs, their stories, and who may write."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+from ascendrun.core.errors import AscendrunError, Conflict, NotFound
+from ascendrun.core.job import TERMINAL, Job, State
+from ascendrun.core.jobrecord import dump_job, load_job
+
+FILE_NAME = "state.db"
+BUSY_S = 10.0
+_NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
+                                  "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "9p", "afs"})
+
+_MIGRATIONS: Tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE lease (
+        id INTEGER PRIMARY KEY CHECK (id = 1), token TEXT NOT NULL, pid INTEGER NOT NULL, taken_at_s REAL NOT NULL);
+    CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, key TEXT UNIQUE NOT NULL, name TEXT NOT NULL,
+        state TEXT NOT NULL, record TEXT NOT NULL, spec TEXT NOT NULL, hosts TEXT NOT NULL, trees TEXT NOT NULL,
+        file TEXT, created_at_s REAL NOT NULL, has_unconfirmed INTEGER NOT NULL DEFAULT 0);
+    CREATE INDEX jobs_by_state ON jobs (state);
+    CREATE TABLE events (
+        job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+        PRIMARY KEY (job, seq)) WITHOUT ROWID;
+    """,
+)
+
+
+class StoreUnusable(AscendrunError):
+    """The state folder cannot hold the store: a network file system, no space, a newer ascendrun's file."""
+
+    code = "state-unusable"
+    exit_code = 8
+
+
+class LostLease(Conflict):
+    """Another controller took over this state folder; this one must not write any more."""
+
+    code = "lease-lost"
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A row of `jobs`: the record that the lifecycle advances, and what it was made from, as JSON values."""
+
+    job: Job
+    key: str
+    spec: Mapping[str, Any]
+    hosts: Sequence[Mapping[str, Any]]
+    trees: Sequence[Mapping[str, Any]]
+    file: Optional[str]
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    seq: int
+    at_s: float
+    kind: str
+    text: str
+
+
+class Store:
+    """One state folder's database. Open it for writing in the controller alone; everybody may read."""
+
+    def __init__(self, connection: sqlite3.Connection, token: Optional[str]) -> None:
+        self._db = connection
+        self._token = token
+
+    @classmethod
+    def open(cls, state_dir: Path) -> "Store":
+        """Opens or makes the store for writing and takes the lease from whoever had it.
+
+        The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
+        Raises StoreUnusable.
+        """
+        make_state_dir(state_dir)
+        path = state_dir / FILE_NAME
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = _connect(path)
+        _migrate(connection, path)
+        token = secrets.token_hex(16)
+        with _immediate(connection):
+            connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
+        return cls(connection, token)
+
+    @classmethod
+    def open_for_reading(cls, state_dir: Path) -> Optional["Store"]:
+        """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusable."""
+        path = state_dir / FILE_NAME
+        if not path.exists():
+            return None
+        connection = _connect(path)
+        if _version(connection) == 0:
+            connection.close()
+            return None
+        _refuse_newer(connection, path)
+        connection.execute("PRAGMA query_only = ON")
+        return cls(connection, None)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @property
+    def head_id(self) -> str:
+        """Eight hex digits naming this state folder: two heads never use one run name on a node."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
+        return str(row[0])
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, refused when the lease has gone to another controller."""
+        with _immediate(self._db):
+            row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
+            if row is None or row[0] != self._token:
+                raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
+            yield self._db
+
+    def add_job(self, *, key: str, make_job: "JobMaker", spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]],
+                trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> Job:
+        """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
+
+        `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
+        """
+        with self._writing() as db:
+            known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
+            if known:
+                return load_job(json.loads(known[0]))
+            cursor = db.execute(
+                "INSERT INTO jobs (key, name, state, record, spec, hosts, trees, file, created_at_s)"
+                " VALUES (?, '', '', '', ?, ?, ?, ?, ?)",
+                (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s))
+            job = make_job(f"j-{cursor.lastrowid:04d}", self.head_id)
+            db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
+            self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
+            return job
+
+    def save(self, job: Job, events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
+        """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
+        with self._writing() as db:
+            self._write(db, job, events, now_s)
+
+    @staticmethod
+    def _write(db: sqlite3.Connection, job: Job, events: Sequence[Tuple[str, str]], now_s: float) -> None:
+        db.execute("UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
+                   (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id))
+        seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job.id,)).fetchone()[0])
+        rows = [(job.id, seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1)]
+        db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+
+    def live_jobs(self) -> Tuple[StoredJob, ...]:
+        """Jobs that are not over, and those over with hosts still unconfirmed; oldest first."""
+        marks = ", ".join("?" for _ in TERMINAL)
+        return self._jobs(f"WHERE state NOT IN ({marks}) OR has_unconfirmed ORDER BY number",
+                          [state.value for state in TERMINAL])
+
+    def all_jobs(self) -> Tuple[StoredJob, ...]:
+        return self._jobs("ORDER BY number", [])
+
+    def _jobs(self, tail: str, values: List[Any]) -> Tuple[StoredJob, ...]:
+        rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values)
+        return tuple(StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts),
+                               json.loads(trees), file)
+                     for record, key, spec, hosts, trees, file in rows)
+
+    def find(self, ref: str) -> StoredJob:
+        """By id, by name (the newest of that name), or by the start of an id. Raises NotFound, Conflict."""
+        for where in ("WHERE id = ?", "WHERE name = ? ORDER BY number DESC LIMIT 1"):
+            found = self._jobs(where, [ref])
+            if found:
+                return found[0]
+        begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
+        if len(begins) > 1:
+            raise Conflict(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
+        if not begins or not ref:
+            raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
+        return self._jobs("WHERE id = ?", begins)[0]
+
+    def events(self, job_id: str) -> Tuple[StoredEvent, ...]:
+        rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
+        return tuple(StoredEvent(*row) for row in rows)
+
+    def states(self) -> Mapping[str, State]:
+        """The state of every job, by id."""
+        return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
+
+
+class JobMaker(Protocol):
+    """The shape of `make_job`: (job id, head id) -> Job."""
+
+    def __call__(self, job_id: str, head_id: str) -> Job:
+        ...
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Makes the folder, private; raises StoreUnusable on a network file system or when it cannot be made."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(state_dir, 0o700)
+    except OSError as error:
+        raise StoreUnusable(f"cannot make {state_dir}: {error.strerror}",
+                            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk") from error
+    kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
+    if kind in _NETWORK_FILESYSTEMS:
+        raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
+                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, for example /var/tmp/$USER/ascendrun")
+
+
+def filesystem_of(path: Path, mounts: str) -> Optional[str]:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; None: not listed."""
+    best: Tuple[int, Optional[str]] = (-1, None)
+    target = os.path.realpath(path)
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].encode().decode("unicode_escape")
+        inside = point == "/" or target == point or target.startswith(point + "/")
+        if inside and len(point) >= best[0]:
+            best = (len(point), fields[2])
+    return best[1]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on") from error
+    return connection
+
+
+@contextmanager
+def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    if _version(connection) > len(_MIGRATIONS):
+        raise StoreUnusable(f"{path} was written by a newer ascendrun (schema {_version(connection)}, "
+                            f"this one knows {len(_MIGRATIONS)})",
+                            hint="use that version, or another ASCENDRUN_STATE_DIR")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings the schema to the newest version, each step in one transaction."""
+    _refuse_newer(connection, path)
+    for version in range(_version(connection), len(_MIGRATIONS)):
+        with _immediate(connection):
+            if _version(connection) > version:
+                continue
+            for statement in _MIGRATIONS[version].split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
