@@ -1,0 +1,218 @@
+"""Splitting, merging and folding never lose, invent or reorder a rank's lines."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Dict, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascendrun.core.loglines import (
+    FoldedLine,
+    Folder,
+    LineSplitter,
+    LogLine,
+    describe_bytes,
+    fold,
+    fold_ranks,
+    merge,
+    parse_ranks,
+    unfold,
+)
+
+
+def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:
+    return LogLine(at_s=at_s, host=f"n{rank}", rank=rank, stream=stream, text=text, attempt=attempt)
+
+
+def split(*pieces: bytes, limit_bytes: int = 64 * 1024) -> List[str]:
+    splitter = LineSplitter(limit_bytes=limit_bytes)
+    lines = [text for piece in pieces for text in splitter.feed(piece)]
+    last = splitter.finish()
+    return lines if last is None else [*lines, last]
+
+
+def by_rank(lines: List[LogLine]) -> Dict[int, List[LogLine]]:
+    ranks: Dict[int, List[LogLine]] = {}
+    for one in lines:
+        ranks.setdefault(one.rank, []).append(one)
+    return ranks
+
+
+LINES = st.lists(
+    st.builds(
+        line,
+        st.integers(0, 3),
+        st.sampled_from(["a", "b", "c"]),
+        st.one_of(st.none(), st.floats(0, 5)),
+        stream=st.sampled_from(["out", "err"]),
+        attempt=st.integers(1, 2),
+    ),
+    max_size=60,
+)
+
+
+@given(LINES, st.floats(0, 2))
+def test_unfolding_gives_every_line_back_in_its_ranks_order(lines: List[LogLine], window_s: float) -> None:
+    back = list(unfold(fold(lines, window_s=window_s)))
+    assert by_rank(back) == by_rank(lines)
+
+
+@given(LINES, st.floats(0, 2))
+def test_a_folded_line_holds_each_rank_once_and_one_text(lines: List[LogLine], window_s: float) -> None:
+    for one in fold(lines, window_s=window_s):
+        assert len(set(one.ranks)) == len(one.lines)
+        assert len({(member.text, member.stream, member.attempt) for member in one.lines}) == 1
+
+
+@given(LINES, st.floats(0, 2))
+def test_lines_fold_only_within_the_window(lines: List[LogLine], window_s: float) -> None:
+    timed = sorted((one for one in lines if one.at_s is not None), key=lambda one: one.at_s or 0.0)
+    for one in fold(timed, window_s=window_s):
+        times = [member.at_s for member in one.lines if member.at_s is not None]
+        assert max(times) - min(times) <= window_s
+
+
+@given(LINES)
+def test_merging_keeps_every_stream_in_its_own_order(lines: List[LogLine]) -> None:
+    merged = list(merge(by_rank(lines).values()))
+    assert by_rank(merged) == by_rank(lines)
+
+
+@given(LINES)
+def test_merged_streams_that_are_in_order_come_out_in_order(lines: List[LogLine]) -> None:
+    timed = [one for one in lines if one.at_s is not None]
+    streams = [sorted(one, key=lambda x: x.at_s or 0.0) for one in by_rank(timed).values()]
+    times = [one.at_s or 0.0 for one in merge(streams)]
+    assert times == sorted(times)
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=8))
+def test_splitting_does_not_depend_on_where_the_bytes_were_cut(data: bytes, cuts: List[int]) -> None:
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
+    pieces = [data[start:end] for start, end in zip([0, *ends], ends)]
+    assert split(*pieces) == split(data)
+    assert split(*pieces, limit_bytes=5) == split(data, limit_bytes=5)
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=9))
+def test_plain_text_splits_as_it_was_written(lines: List[str]) -> None:
+    assert split("".join(f"{text}\n" for text in lines).encode()) == lines
+
+
+def test_identical_lines_of_all_ranks_become_one_even_when_interleaved() -> None:
+    lines = [line(rank, text, at / 100) for at, text in enumerate("ab") for rank in range(4)]
+    assert [(one.ranks, one.text) for one in fold(lines, window_s=0.3)] == [((0, 1, 2, 3), "a"), ((0, 1, 2, 3), "b")]
+
+
+def test_a_rank_that_says_the_same_twice_is_shown_twice() -> None:
+    assert [one.ranks for one in fold([line(0, "x"), line(0, "x"), line(1, "x")], window_s=1)] == [(0, 1), (0,)]
+
+
+def test_a_line_never_overtakes_another_of_its_rank() -> None:
+    lines = [line(0, "a"), line(1, "b"), line(1, "a"), line(0, "b")]
+    shown = [(one.ranks, one.text) for one in fold(lines, window_s=1)]
+    assert shown == [((0,), "a"), ((0, 1), "b"), ((1,), "a")]
+
+
+def test_standard_error_does_not_fold_with_standard_output() -> None:
+    assert len(list(fold([line(0, "x"), line(1, "x", stream="err")], window_s=1))) == 2
+
+
+def test_a_late_twin_stands_alone() -> None:
+    assert [one.ranks for one in fold([line(0, "x", 0.0), line(1, "x", 9.0)], window_s=0.3)] == [(0,), (1,)]
+
+
+def test_the_folder_holds_a_line_no_longer_than_its_window() -> None:
+    folder = Folder(window_s=0.3)
+    folder.add(line(0, "x"), now_s=10.0)
+    assert folder.take(now_s=10.2) == []
+    assert folder.take(now_s=10.4) == [FoldedLine((line(0, "x"),))]
+    assert folder.finish() == []
+
+
+def test_a_line_without_time_stays_where_it_was_written() -> None:
+    streams = [[line(0, "start", 5.0), line(0, "lost", None), line(0, "end", 7.0)], [line(1, "other", 6.0)]]
+    assert [one.text for one in merge(streams)] == ["start", "lost", "other", "end"]
+
+
+def test_a_progress_bar_leaves_its_last_state() -> None:
+    assert split(b"\r 10%\r 50%\r100%\nnext\n") == ["100%", "next"]
+    assert split(b" 10%\r", b" 20%\r", b" 30%") == [" 30%"]
+
+
+def test_windows_line_ends_are_taken_off() -> None:
+    assert split(b"one\r\ntwo\r", b"\n", b"three\r\r\n") == ["one", "two", "three"]
+
+
+def test_a_long_line_is_cut_and_says_how_much_is_missing() -> None:
+    assert split(b"x" * 10_000_000 + b"\nnext\n", limit_bytes=100_000) == ["x" * 100_000 + "... (+9.9 MB)", "next"]
+
+
+def test_a_cut_never_falls_inside_a_character() -> None:
+    text = "损失值" * 10
+    assert split(text.encode(), limit_bytes=10)[0].startswith("损失值... (+")
+
+
+def test_broken_utf8_is_replaced_not_raised() -> None:
+    assert split(b"ok \xff\xfe end\n") == ["ok \ufffd\ufffd end"]
+
+
+def test_a_bar_of_megabytes_without_a_newline_takes_no_memory() -> None:
+    splitter = LineSplitter()
+    for percent in range(20_000):
+        assert splitter.feed(b"\r%5d of 20000" % percent + b"." * 100) == []
+    assert len(splitter._kept) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [("3", {3}), ("0,8-10", {0, 8, 9, 10}), (" 1 , 2 ", {1, 2}), ("4-4", {4}), ("0-2,1", {0, 1, 2})]
+)
+def test_ranks_are_read_as_people_write_them(text: str, ranks: set[int]) -> None:
+    assert parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "0-99999999", "٣", "1 2"])
+def test_what_is_no_rank_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=r"rank|range"):
+        parse_ranks(text)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_folded_ranks_read_back(ranks: set[int]) -> None:
+    if ranks:
+        assert parse_ranks(fold_ranks(ranks)) == ranks
+
+
+def test_sizes_are_written_for_people() -> None:
+    assert [describe_bytes(count) for count in (0, 999, 1000, 9_934_465, 120_000_000, 5_000_000_000_000)] == [
+        "0 bytes", "999 bytes", "1.0 kB", "9.9 MB", "120 MB", "5.0 TB",
+    ]
+
+
+def test_folding_64_ranks_of_2000_lines_costs_little_more_than_merging_them() -> None:
+    shuffle = random.Random(1)
+    streams = [
+        [line(rank, f"step {step}", step * 0.5 + shuffle.random() * 0.2) for step in range(2000)] for rank in range(64)
+    ]
+    started = time.process_time()
+    merged = list(merge(streams))
+    merge_s = time.process_time() - started
+    started = time.process_time()
+    folded = list(fold(merged, window_s=0.3))
+    fold_s = time.process_time() - started
+    assert len(folded) == 2000
+    assert fold_s < 4 * merge_s
+
+
+def test_a_rank_that_pours_out_one_line_does_not_slow_the_folding_down() -> None:
+    def cost_s(count: int) -> float:
+        lines = [line(0, "x", 1.0) for _ in range(count)]
+        started = time.process_time()
+        assert len(list(fold(lines, window_s=1.0))) == count
+        return time.process_time() - started
+
+    assert cost_s(40_000) < 16 * cost_s(10_000)
