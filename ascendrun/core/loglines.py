@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Deque, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Deque, Dict, FrozenSet, List, Optional, Tuple
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is cut on screen; `logs --raw` still has every byte."""
