@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Deque, Dict, FrozenSet, List, Optional, Tuple
+from typing import Optional
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is cut on screen; `logs --raw` still has every byte."""
@@ -31,7 +31,7 @@ class LogLine:
 class FoldedLine:
     """The same text of one or more ranks, in the order in which it came; at most one line of each rank."""
 
-    lines: Tuple[LogLine, ...]
+    lines: tuple[LogLine, ...]
 
     @property
     def text(self) -> str:
@@ -43,7 +43,7 @@ class FoldedLine:
         return self.lines[0].at_s
 
     @property
-    def ranks(self) -> Tuple[int, ...]:
+    def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(line.rank for line in self.lines))
 
 
@@ -67,7 +67,7 @@ class LineSplitter:
         """True when no part of a line is held."""
         return not (self._kept or self._dropped)
 
-    def feed(self, data: bytes) -> List[str]:
+    def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
         pieces = data.split(b"\n")
         lines = []
@@ -150,7 +150,7 @@ def merge(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
         yield line
 
 
-def _with_running_time(index: int, stream: Iterable[LogLine]) -> Iterator[Tuple[float, int, int, LogLine]]:
+def _with_running_time(index: int, stream: Iterable[LogLine]) -> Iterator[tuple[float, int, int, LogLine]]:
     newest_s = float("-inf")
     for count, line in enumerate(stream):
         if line.at_s is not None and line.at_s > newest_s:
@@ -160,7 +160,7 @@ def _with_running_time(index: int, stream: Iterable[LogLine]) -> Iterator[Tuple[
 
 # ---------------------------------------------------------------- fold
 
-FoldKey = Tuple[str, str, int]
+FoldKey = tuple[str, str, int]
 
 
 OPEN_GROUPS_LIMIT = 4096
@@ -176,7 +176,7 @@ class _Group:
         self.key = key
         self.number = number
         self.opened_s = opened_s
-        self.lines: List[LogLine] = []
+        self.lines: list[LogLine] = []
 
 
 class Folder:
@@ -185,9 +185,9 @@ class Folder:
 
     def __init__(self, *, window_s: float) -> None:
         self._window_s = window_s
-        self._open: Deque[_Group] = deque()
-        self._by_key: Dict[FoldKey, Tuple[List[int], List[_Group]]] = {}
-        self._last_of_rank: Dict[int, int] = {}
+        self._open: deque[_Group] = deque()
+        self._by_key: dict[FoldKey, tuple[list[int], list[_Group]]] = {}
+        self._last_of_rank: dict[int, int] = {}
         self._count = 0
 
     def add(self, line: LogLine, *, now_s: float) -> None:
@@ -199,7 +199,7 @@ class Folder:
         group.lines.append(line)
         self._last_of_rank[line.rank] = group.number
 
-    def take(self, *, now_s: float) -> List[FoldedLine]:
+    def take(self, *, now_s: float) -> list[FoldedLine]:
         """What can no longer grow, in order."""
         ready = []
         while self._open and (
@@ -208,7 +208,7 @@ class Folder:
             ready.append(self._close_first())
         return ready
 
-    def finish(self) -> List[FoldedLine]:
+    def finish(self) -> list[FoldedLine]:
         """All that is left, in order."""
         ready = []
         while self._open:
@@ -264,7 +264,7 @@ def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """0-3,8: the short way to write many ranks."""
-    parts: List[str] = []
+    parts: list[str] = []
     ordered = sorted(set(ranks))
     start = 0
     for index, rank in enumerate(ordered):
@@ -276,9 +276,9 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-def parse_ranks(text: str) -> FrozenSet[int]:
+def parse_ranks(text: str) -> frozenset[int]:
     """0,8-15 as a set. Raises ValueError with a sentence saying which part is wrong."""
-    ranks: List[int] = []
+    ranks: list[int] = []
     for part in text.split(","):
         ranks.extend(_parse_rank_range(part.strip()))
     return frozenset(ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Dict, List
 
 import pytest
 from hypothesis import given
@@ -28,15 +27,15 @@ def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out",
     return LogLine(at_s=at_s, host=f"n{rank}", rank=rank, stream=stream, text=text, attempt=attempt)
 
 
-def split(*pieces: bytes, limit_bytes: int = 64 * 1024) -> List[str]:
+def split(*pieces: bytes, limit_bytes: int = 64 * 1024) -> list[str]:
     splitter = LineSplitter(limit_bytes=limit_bytes)
     lines = [text for piece in pieces for text in splitter.feed(piece)]
     last = splitter.finish()
     return lines if last is None else [*lines, last]
 
 
-def by_rank(lines: List[LogLine]) -> Dict[int, List[LogLine]]:
-    ranks: Dict[int, List[LogLine]] = {}
+def by_rank(lines: list[LogLine]) -> dict[int, list[LogLine]]:
+    ranks: dict[int, list[LogLine]] = {}
     for one in lines:
         ranks.setdefault(one.rank, []).append(one)
     return ranks
@@ -56,20 +55,20 @@ LINES = st.lists(
 
 
 @given(LINES, st.floats(0, 2))
-def test_unfolding_gives_every_line_back_in_its_ranks_order(lines: List[LogLine], window_s: float) -> None:
+def test_unfolding_gives_every_line_back_in_its_ranks_order(lines: list[LogLine], window_s: float) -> None:
     back = list(unfold(fold(lines, window_s=window_s)))
     assert by_rank(back) == by_rank(lines)
 
 
 @given(LINES, st.floats(0, 2))
-def test_a_folded_line_holds_each_rank_once_and_one_text(lines: List[LogLine], window_s: float) -> None:
+def test_a_folded_line_holds_each_rank_once_and_one_text(lines: list[LogLine], window_s: float) -> None:
     for one in fold(lines, window_s=window_s):
         assert len(set(one.ranks)) == len(one.lines)
         assert len({(member.text, member.stream, member.attempt) for member in one.lines}) == 1
 
 
 @given(LINES, st.floats(0, 2))
-def test_lines_fold_only_within_the_window(lines: List[LogLine], window_s: float) -> None:
+def test_lines_fold_only_within_the_window(lines: list[LogLine], window_s: float) -> None:
     timed = sorted((one for one in lines if one.at_s is not None), key=lambda one: one.at_s or 0.0)
     for one in fold(timed, window_s=window_s):
         times = [member.at_s for member in one.lines if member.at_s is not None]
@@ -77,13 +76,13 @@ def test_lines_fold_only_within_the_window(lines: List[LogLine], window_s: float
 
 
 @given(LINES)
-def test_merging_keeps_every_stream_in_its_own_order(lines: List[LogLine]) -> None:
+def test_merging_keeps_every_stream_in_its_own_order(lines: list[LogLine]) -> None:
     merged = list(merge(by_rank(lines).values()))
     assert by_rank(merged) == by_rank(lines)
 
 
 @given(LINES)
-def test_merged_streams_that_are_in_order_come_out_in_order(lines: List[LogLine]) -> None:
+def test_merged_streams_that_are_in_order_come_out_in_order(lines: list[LogLine]) -> None:
     timed = [one for one in lines if one.at_s is not None]
     streams = [sorted(one, key=lambda x: x.at_s or 0.0) for one in by_rank(timed).values()]
     times = [one.at_s or 0.0 for one in merge(streams)]
@@ -91,7 +90,7 @@ def test_merged_streams_that_are_in_order_come_out_in_order(lines: List[LogLine]
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=8))
-def test_splitting_does_not_depend_on_where_the_bytes_were_cut(data: bytes, cuts: List[int]) -> None:
+def test_splitting_does_not_depend_on_where_the_bytes_were_cut(data: bytes, cuts: list[int]) -> None:
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     pieces = [data[start:end] for start, end in zip([0, *ends], ends)]
     assert split(*pieces) == split(data)
@@ -99,7 +98,7 @@ def test_splitting_does_not_depend_on_where_the_bytes_were_cut(data: bytes, cuts
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=9))
-def test_plain_text_splits_as_it_was_written(lines: List[str]) -> None:
+def test_plain_text_splits_as_it_was_written(lines: list[str]) -> None:
     assert split("".join(f"{text}\n" for text in lines).encode()) == lines
 
 

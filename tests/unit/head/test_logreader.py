@@ -1,0 +1,178 @@
+"""What the head reads from its spool is what the ranks wrote, whenever the bytes arrive."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.loglines import LogLine
+from ascendrun.head.logreader import (
+    CHUNK_BYTES,
+    StreamFiles,
+    StreamReader,
+    find_streams,
+    is_complete,
+    read_all,
+    read_bytes,
+    tail_position,
+)
+
+
+class Spool:
+    """Writes one stream as the collector would."""
+
+    def __init__(self, root: Path, *, host: str = "n1", rank: int = 3, stream: str = "out") -> None:
+        (root / host).mkdir(parents=True, exist_ok=True)
+        self.files = StreamFiles(root / host, host, rank, stream, 1)
+
+    def data(self, data: bytes, *, generation: int = 0) -> None:
+        with open(self.files.path(generation), "ab") as opened:
+            opened.write(data)
+
+    def time(self, at_s: float, *, generation: int = 0) -> None:
+        """All bytes so far that have no time yet came at `at_s`."""
+        end = self.files.path(generation).stat().st_size
+        with open(self.files.times_path(generation), "ab") as opened:
+            opened.write(struct.pack(">QQ", end, round(at_s * 1e9)))
+
+    def write(self, data: bytes, at_s: float, *, generation: int = 0) -> None:
+        self.data(data, generation=generation)
+        self.time(at_s, generation=generation)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path)
+
+
+def shown(lines: list[LogLine]) -> list[tuple[float | None, str]]:
+    return [(line.at_s, line.text) for line in lines]
+
+
+def test_each_line_has_the_time_at_which_its_newline_came(spool: Spool) -> None:
+    spool.write(b"one\ntwo\nthr", 10.0)
+    spool.write(b"ee\nlast", 20.5)
+    lines = list(read_all(spool.files))
+    assert shown(lines) == [(10.0, "one"), (10.0, "two"), (20.5, "three"), (20.5, "last")]
+    assert {(line.host, line.rank, line.stream, line.attempt) for line in lines} == {("n1", 3, "out", 1)}
+
+
+def test_a_growing_file_gives_each_line_once(spool: Spool) -> None:
+    reader = StreamReader(spool.files)
+    assert reader.read() == []
+    spool.write(b"one\ntw", 1.0)
+    assert shown(reader.read()) == [(1.0, "one")]
+    assert reader.read() == []
+    spool.write(b"o\n", 2.0)
+    assert shown(reader.read()) == [(2.0, "two")]
+    assert reader.finish() == []
+
+
+def test_bytes_wait_for_their_arrival_times(spool: Spool) -> None:
+    reader = StreamReader(spool.files)
+    spool.data(b"one\n")
+    assert reader.read() == []
+    spool.time(7.0)
+    assert shown(reader.read()) == [(7.0, "one")]
+
+
+def test_bytes_without_times_are_shown_when_nothing_more_will_come(spool: Spool) -> None:
+    spool.write(b"one\n", 1.0)
+    spool.data(b"two\n")
+    reader = StreamReader(spool.files)
+    assert shown(reader.read()) == [(1.0, "one")]
+    assert reader.read() == []
+    assert shown(reader.read(final=True)) == [(None, "two")]
+
+
+def test_half_a_record_of_time_is_waited_for(spool: Spool) -> None:
+    spool.write(b"one\n", 1.0)
+    record = spool.files.times_path(0).read_bytes()
+    spool.files.times_path(0).write_bytes(record[:9])
+    reader = StreamReader(spool.files)
+    assert reader.read() == []
+    spool.files.times_path(0).write_bytes(record)
+    assert shown(reader.read()) == [(1.0, "one")]
+
+
+def test_a_line_that_spans_a_rotation_stays_one_line(spool: Spool) -> None:
+    spool.write(b"one\nhal", 1.0)
+    reader = StreamReader(spool.files)
+    assert shown(reader.read()) == [(1.0, "one")]
+    spool.write(b"f\nnext\n", 2.0, generation=1)
+    assert shown(reader.read()) == [(2.0, "half"), (2.0, "next")]
+
+
+def test_rotated_generations_are_read_in_order_from_the_first_that_is_left(spool: Spool) -> None:
+    for generation in (9, 10, 11):
+        spool.write(f"line of {generation}\n".encode(), float(generation), generation=generation)
+    assert [line.text for line in read_all(spool.files)] == ["line of 9", "line of 10", "line of 11"]
+    assert b"".join(read_bytes(spool.files)) == b"line of 9\nline of 10\nline of 11\n"
+
+
+def test_raw_bytes_are_exact(spool: Spool) -> None:
+    data = random.Random(3).randbytes(3 * CHUNK_BYTES + 17)
+    spool.data(data)
+    assert b"".join(read_bytes(spool.files)) == data
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 5000, 20_001, 30_000])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_the_tail_is_the_end_of_the_whole(spool: Spool, count: int, end: str) -> None:
+    shuffle = random.Random(count)
+    lines = [f"line {number} {'x' * shuffle.randrange(30)}" for number in range(20_000)]
+    half = len(lines) // 2
+    spool.write(("\n".join(lines[:half]) + "\nsplit ").encode(), 1.0)
+    spool.write(("over files\n" + "\n".join(lines[half:]) + end).encode(), 2.0, generation=1)
+    whole = [line.text for line in read_all(spool.files)]
+    assert [line.text for line in read_all(spool.files, tail=count)] == (whole[-count:] if count else [])
+
+
+def test_the_tail_of_a_huge_file_is_read_from_its_end(spool: Spool) -> None:
+    size = 1 << 40
+    with open(spool.files.path(0), "wb") as opened:
+        opened.truncate(size)
+        opened.seek(size)
+        opened.write(b"\nlast but one\nlast\n")
+    assert tail_position(spool.files, 2) == (0, size + 1)
+    assert [line.text for line in read_all(spool.files, tail=2)] == ["last but one", "last"]
+
+
+def test_the_tail_knows_its_arrival_times(spool: Spool) -> None:
+    with open(spool.files.path(0), "wb") as log, open(spool.files.times_path(0), "wb") as times:
+        for number in range(30_000):
+            log.write(b"%05d\n" % number)
+            times.write(struct.pack(">QQ", 6 * (number + 1), number * 10**9))
+    assert shown(list(read_all(spool.files, tail=2))) == [(29998.0, "29998"), (29999.0, "29999")]
+
+
+def test_many_small_records_time_every_line(spool: Spool) -> None:
+    with open(spool.files.path(0), "wb") as log, open(spool.files.times_path(0), "wb") as times:
+        for number in range(50_000):
+            log.write(b"\n")
+            times.write(struct.pack(">QQ", number + 1, number * 10**9))
+    lines = list(read_all(spool.files))
+    assert [line.at_s for line in lines] == [float(number) for number in range(50_000)]
+
+
+def test_streams_are_found_by_rank_host_and_kind(tmp_path: Path) -> None:
+    for host, rank in (("n1", 0), ("n1", 1), ("n2", 2), ("n2", 10)):
+        for stream in ("out", "err"):
+            Spool(tmp_path, host=host, rank=rank, stream=stream).write(b"x\n", 1.0)
+    (tmp_path / "n1" / "events.0").write_bytes(b"{}\n")
+    (tmp_path / "complete").touch()
+
+    def found(**wanted: object) -> list[tuple[str, int, str]]:
+        return [(one.host, one.rank, one.stream) for one in find_streams(tmp_path, 1, **wanted)]  # type: ignore[arg-type]
+
+    assert found(streams=["out"]) == [("n1", 0, "out"), ("n1", 1, "out"), ("n2", 2, "out"), ("n2", 10, "out")]
+    assert found(ranks={10}) == [("n2", 10, "out"), ("n2", 10, "err")]
+    assert found(hosts=["n1"], streams=["err"]) == [("n1", 0, "err"), ("n1", 1, "err")]
+    assert is_complete(tmp_path) and not is_complete(tmp_path / "n1")
+
+
+def test_an_attempt_without_a_spool_has_no_streams(tmp_path: Path) -> None:
+    assert find_streams(tmp_path / "missing", 1) == []

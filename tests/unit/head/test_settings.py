@@ -1,0 +1,60 @@
+"""Where a setting comes from, which source wins, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import InvalidInput
+from ascendrun.head.settings import load_settings, user_file
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
+    system = write(tmp_path / "system.yaml", "color: never\ntimeout_s: 5\nhostfile: all.hosts\n")
+    user = write(tmp_path / "user.yaml", "timeout_s: 7\n")
+    environ = {"ASCENDRUN_STATE_DIR": "/env", "HOME": "/h"}
+    settings = load_settings(environ, flags={"color": "always"}, files=[system, user])
+    assert (settings.color, settings.timeout_s, settings.state_dir) == ("always", 7.0, Path("/env"))
+    assert settings.hostfile == tmp_path / "all.hosts"
+    assert settings.origins == {
+        "color": "--color", "timeout_s": str(user), "state_dir": "$ASCENDRUN_STATE_DIR", "hostfile": str(system),
+    }
+
+
+def test_without_files_everything_is_the_default(tmp_path: Path) -> None:
+    settings = load_settings({"XDG_STATE_HOME": "/s"}, files=[tmp_path / "missing"])
+    assert settings.state_dir == Path("/s/ascendrun")
+    assert set(settings.origins.values()) == {"default"}
+
+
+def test_the_users_file_follows_xdg() -> None:
+    assert user_file({"XDG_CONFIG_HOME": "/c"}) == Path("/c/ascendrun/config.yaml")
+
+
+def test_every_problem_of_every_source_is_reported_at_once(tmp_path: Path) -> None:
+    user = write(tmp_path / "user.yaml", "colour: never\ntimeout_s: soon\ntimeout_s: 5\nhostfile: [a]\n")
+    with pytest.raises(InvalidInput) as caught:
+        load_settings({"ASCENDRUN_TIMEOUT_S": "-3"}, flags={"color": "pink"}, files=[user])
+    places = [(problem.file, problem.line, problem.column) for problem in caught.value.problems]
+    assert places == [
+        (str(user), 1, 1), (str(user), 2, 1), (str(user), 3, 1), (str(user), 4, 1),
+        ("$ASCENDRUN_TIMEOUT_S", None, None), ("--color", None, None),
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", "[" * 60_000, "\x00", "x" * 70_000, "color: 'a\n"])
+def test_a_file_that_is_no_mapping_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    user = write(tmp_path / "user.yaml", text)
+    with pytest.raises(InvalidInput) as caught:
+        load_settings({}, files=[user])
+    assert [problem.file for problem in caught.value.problems] == [str(user)]
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load_settings({}, files=[write(tmp_path / "user.yaml", "# nothing\n")]).color == "auto"
