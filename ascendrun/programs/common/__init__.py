@@ -1,0 +1,1 @@
+"""What every bundled program needs: its options, its process group, its checkpoints."""

@@ -1,0 +1,51 @@
+"""Which ships are for training, which for choosing the model, which for the final word; never one ship in two."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Dict, List, Sequence, Tuple
+
+from ascendrun.programs.trajectory.tracks import SPLITS, BadData, Track
+
+Parts = Dict[str, List[Track]]
+
+
+def split_tracks(tracks: Sequence[Track], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
+    """Tracks by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
+
+    Raises BadData when one ship is in two splits, or a split stays empty.
+    """
+    own = use_column and all(track.split for track in tracks)
+    parts: Parts = {name: [] for name in SPLITS}
+    for track in tracks:
+        name = track.split if own and track.split else deal(track.ship, val=val, test=test, seed=seed)
+        parts[name].append(track)
+    check_disjoint(parts)
+    empty = [name for name in SPLITS if not parts[name]]
+    if empty:
+        raise BadData(f"no ship in split {', '.join(empty)} ({len({track.ship for track in tracks})} ships in all); "
+                      "give more ships or larger --val_fraction and --test_fraction")
+    return parts
+
+
+def deal(ship: str, *, val: float, test: float, seed: int) -> str:
+    """The split of a ship: the same on every machine, whatever other ships there are."""
+    digest = hashlib.sha256(f"{seed}:{ship}".encode()).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64
+    if place < test:
+        return "test"
+    return "val" if place < test + val else "train"
+
+
+def check_disjoint(parts: Parts) -> None:
+    """Raises BadData when a ship stands in two splits: the report would be about memory, not about motion."""
+    homes: Dict[str, str] = {}
+    shared: List[Tuple[str, str, str]] = []
+    for name, tracks in parts.items():
+        for ship in {track.ship for track in tracks}:
+            if homes.setdefault(ship, name) != name:
+                shared.append((ship, homes[ship], name))
+    if shared:
+        ship, one, other = shared[0]
+        raise BadData(f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
+                      "mend the split column or use --split_column=false")
