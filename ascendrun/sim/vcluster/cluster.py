@@ -1,0 +1,118 @@
+"""A cluster of SSH hosts on one Linux machine: up, in use, down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import List, Mapping, Optional, Sequence, Type
+
+from ascendrun.sim.vcluster import state as states
+from ascendrun.sim.vcluster.faults import Faults
+from ascendrun.sim.vcluster.groups import Groups
+from ascendrun.sim.vcluster.machines import HEAD
+from ascendrun.sim.vcluster.requirements import require_all
+from ascendrun.sim.vcluster.spec import known_hosts, make_spec
+
+DISK = "64M"
+
+
+class VirtualCluster(Faults):
+    """Hosts node1, node2, … and a head, each in namespaces of its own; the machine's own network is not touched.
+
+    `VirtualCluster.up(2)` makes one (a context manager: it is down at the end), `VirtualCluster(folder)` finds it again.
+    """
+
+    @classmethod
+    def up(
+        cls,
+        count: int,
+        *,
+        disk: str = DISK,
+        sshd_options: Sequence[str] = (),
+        shells: Optional[Mapping[str, str]] = None,
+        rc_noise: Optional[Mapping[str, str]] = None,
+        pythons: Optional[Mapping[str, str]] = None,
+        users: Optional[Mapping[str, str]] = None,
+        shares: Optional[Mapping[str, str]] = None,
+        is_trusted: bool = True,
+        is_kept: bool = False,
+    ) -> "VirtualCluster":
+        """Boot `count` hosts; the options are those of `ClusterSpec`.
+
+        `is_kept`: it outlives this process, until `down`. Raises NotSupported where the machine cannot carry it.
+        """
+        require_all()
+        base = states.base_folder(os.environ)
+        sweep(base)
+        spec = make_spec(
+            count,
+            disk_size=disk,
+            sshd_options=sshd_options,
+            shells=shells or {},
+            rc_noise=rc_noise or {},
+            pythons=pythons or {},
+            users=users or {},
+            shares=shares or {},
+            is_trusted=is_trusted,
+        )
+        cluster_id, folder = states.make_folder(base)
+        owner = None if is_kept else states.name_process(os.getpid())
+        states.save(folder, states.State(cluster_id=cluster_id, owner=owner, spec=asdict(spec)))
+        Groups(cluster_id).make()
+        cluster = cls(folder)
+        try:
+            cluster._boot(spec.names, with_head=True)
+        except BaseException:
+            cluster.down()
+            raise
+        return cluster
+
+    def __enter__(self) -> "VirtualCluster":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: object) -> None:
+        self.down()
+
+    def down(self) -> None:
+        """Everything of the cluster ends, frozen hosts and commands on the head included; repeatable."""
+        for name in list(self._state.relays):
+            self._stop_relay(name)
+        self._groups.kill_all()
+        for name in self.hosts:
+            if "frozen" in self._state.faults.get(name, ()) and self.is_up(name):
+                self.thaw(name)
+        self._power_off((*self.hosts, HEAD))
+        self._groups.remove()
+        states.forget(self.folder)
+
+    def hostfile(self, *, slots: Optional[int] = None, names: Optional[Sequence[str]] = None, user: Optional[str] = None) -> str:
+        """The text of a hostfile of these hosts (None: all)."""
+        extras = "".join((f" slots={slots}" if slots is not None else "", f" user={user}" if user else ""))
+        return "".join(f"{name}{extras}\n" for name in (names if names is not None else self.hosts))
+
+    def known_hosts(self) -> str:
+        """The hosts' true keys, as lines of a known_hosts file."""
+        return known_hosts(self._spec)
+
+
+def clusters(base: Path) -> List[VirtualCluster]:
+    """All clusters whose state lies under `base` and can be read, the newest last."""
+    found = []
+    for folder in states.folders(base):
+        try:
+            found.append(VirtualCluster(folder))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # half written: its maker was killed in its first moment, before it started anything
+    return found
+
+
+def sweep(base: Path, *, everything: bool = False) -> List[str]:
+    """Take down the clusters whose owner has died (`everything`: all of them); returns their ids."""
+    gone = []
+    for cluster in clusters(base):
+        owner = cluster._state.owner
+        if everything or (owner is not None and not owner.is_alive):
+            cluster.down()
+            gone.append(cluster.cluster_id)
+    return gone

@@ -1,0 +1,285 @@
+"""What can go wrong on a cluster, on demand: every fault is repeatable, and `clean` undoes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.sim.vcluster import network, provision
+from ascendrun.sim.vcluster.machines import HEAD, Machines
+from ascendrun.sim.vcluster.network import ip_in
+from ascendrun.sim.vcluster.processes import Process, await_true
+from ascendrun.sim.vcluster.requirements import find_faketime
+from ascendrun.sim.vcluster.state import name_process
+
+FILL_PATH = "/tmp/.vcluster-fill"
+_RELAY = str(Path(__file__).with_name("relay.py"))
+_DEADLINE_S = 20.0
+
+
+class Faults(Machines):
+    """Faults by host name."""
+
+    _relays: Dict[str, subprocess.Popen[bytes]]
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._relays = {}
+
+    # -- power
+
+    def kill(self, name: str) -> None:
+        """All its processes die at once; peers see their connections closed."""
+        self._note(name, "off")
+        self._power_off((name,))
+
+    def crash(self, name: str) -> None:
+        """Power loss: as `kill`, but the cable goes first, so that peers see silence."""
+        self.cut(name)
+        self.kill(name)
+
+    def reboot(self, *names: str) -> None:
+        """New boot id, empty disk, sound cable; works on a host that is off as well."""
+        for name in names:
+            self._set_quality(name, {})
+        self._power_off(names)
+        commands = "".join(f"link del {network.cable(self._spec.index(name))}\n" for name in names)
+        ip_in(self.init_pid(HEAD), commands, force=True)  # already gone where the kernel was faster
+        for name in names:
+            self._state.faults.pop(name, None)
+        self._boot(names)
+
+    # -- cable
+
+    def cut(self, name: str) -> None:
+        self._note(name, "cut")
+        self._in_head(f"link set {self._cable(name)} down")
+
+    def heal(self, name: str) -> None:
+        """Plugs the cable in again (of a host that is off: nothing to do)."""
+        if self._cable(name) in network.interfaces(self.init_pid(HEAD)):
+            self._in_head(f"link set {self._cable(name)} up")
+        self._forget(name, "cut")
+
+    def loss(self, name: str, percent: float) -> None:
+        """Frames lost at random, each way."""
+        self._set_quality(name, {**self._quality(name), "loss": percent / 100})
+
+    def delay(self, name: str, delay_ms: float, *, jitter_ms: float = 0.0) -> None:
+        """Each way, so a round trip takes twice as long."""
+        self._set_quality(name, {**self._quality(name), "delay_s": delay_ms / 1000, "jitter_s": jitter_ms / 1000})
+
+    def rate(self, name: str, kbit: float) -> None:
+        """Kilobits a second, each way; 0: unlimited."""
+        self._set_quality(name, {**self._quality(name), "rate": kbit * 125})
+
+    def isolate(self, one: str, other: str) -> None:
+        """The two hosts do not reach each other; everybody else sees both."""
+        self.block(one, other)
+        self.block(other, one)
+
+    def block(self, source: str, target: str) -> None:
+        """What `source` sends to `target` vanishes; the other way is open. Either may be the "head"."""
+        self._note(source, "blocked")
+        commands = f"neigh replace {self.address(target)} lladdr {network.NOWHERE} nud permanent dev {_device(source)}\n"
+        ip_in(self.init_pid(source), commands)
+
+    def unblock(self, source: str) -> None:
+        """Undoes every `block` and `isolate` on the side of `source`."""
+        ip_in(self.init_pid(source), f"neigh flush dev {_device(source)} nud permanent\n")
+        self._forget(source, "blocked")
+
+    # -- the host itself
+
+    def freeze(self, name: str) -> None:
+        """Its programs stop, its kernel goes on: TCP connects, and then nobody speaks."""
+        self._note(name, "frozen")
+        if not self._groups.freeze(name, frozen=True):
+            self._signal_all(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        if not self._groups.freeze(name, frozen=False):
+            self._signal_all(name, signal.SIGCONT)
+        self._forget(name, "frozen")
+
+    def fill(self, name: str) -> None:
+        """Not a byte is left on its disk."""
+        self._note(name, "full")
+        with open(self.path(name, FILL_PATH), "ab", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                _write_until_full(file.fileno(), bytes(size))
+
+    def unfill(self, name: str) -> None:
+        if self.path(name, FILL_PATH).exists():
+            self.path(name, FILL_PATH).unlink()
+        self._forget(name, "full")
+
+    def clock(self, name: str, offset_s: float) -> None:
+        """Shifts the wall clock of all that sshd starts from now on; raises NotSupported without libfaketime."""
+        shifted = f"FAKETIME={offset_s:+.3f} FAKETIME_DONT_FAKE_MONOTONIC=1"
+        self.sshd_options(name, (f"SetEnv LD_PRELOAD={find_faketime()} {shifted}",))
+
+    # -- sshd
+
+    def sshd_stop(self, name: str) -> None:
+        """Connections are refused; sessions live on."""
+        self._note(name, "sshd")
+        listeners = self._sshd_listeners(name)
+        for process in listeners:
+            os.kill(process.pid, signal.SIGTERM)
+        if not await_true(lambda: not self._sshd_listeners(name), deadline_s=_DEADLINE_S):
+            raise AscendrunError(f"{name}: sshd does not end on SIGTERM (is the host frozen?)")
+
+    def sshd_start(self, name: str) -> None:
+        if not self._sshd_listeners(name):
+            argv = ["/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-f", provision.SSHD_CONFIG_PATH]
+            done = self.host_run(name, argv, text=True, capture_output=True)
+            if done.returncode:
+                raise AscendrunError(f"{name}: sshd does not start: {done.stderr.strip()}")
+        if not await_true(lambda: network.listens(self.init_pid(name)), deadline_s=_DEADLINE_S):
+            raise AscendrunError(f"{name}: sshd does not listen; see /var/log/sshd.log there")
+
+    def sshd_restart(self, name: str) -> None:
+        self.sshd_stop(name)
+        self.sshd_start(name)
+
+    def sshd_options(self, name: str, options: Sequence[str]) -> None:
+        """Restarts sshd with these lines before the cluster's own; () takes them back."""
+        lines = (*options, *self._spec.sshd_options)
+        self.path(name, provision.SSHD_CONFIG_PATH).write_text(provision.sshd_config(lines))
+        self.sshd_restart(name)
+
+    def _sshd_listeners(self, name: str) -> List[Process]:
+        return [
+            process
+            for process in self.processes(name)
+            if process.inner_pid != 1 and " ".join(process.argv).startswith(("sshd: /usr/sbin/sshd", "/usr/sbin/sshd"))
+        ]
+
+    # -- undoing
+
+    def clean(self, *names: str) -> None:
+        """Undo every fault of these hosts (none named: of all, and of the head); a host that is off is booted anew."""
+        wanted = names or (HEAD, *self.hosts)
+        self.reboot_dead(wanted)
+        for name in wanted:
+            for fault in sorted(self._state.faults.get(name, ())):
+                self._undo(name, fault)
+            self._set_quality(name, {})
+
+    def reboot_dead(self, names: Sequence[str] = ()) -> None:
+        """Boot the hosts among `names` (none named: all) that are off."""
+        dead = [name for name in (names or self.hosts) if name != HEAD and not self.is_up(name)]
+        if dead:
+            self.reboot(*dead)
+
+    def _undo(self, name: str, fault: str) -> None:
+        if fault == "cut":
+            self.heal(name)
+        elif fault == "frozen":
+            self.thaw(name)
+        elif fault == "blocked":
+            self.unblock(name)
+        elif fault == "full":
+            self.unfill(name)
+        elif fault == "sshd":
+            self.sshd_options(name, ())
+        self._forget(name, fault)
+
+    def _note(self, name: str, fault: str) -> None:
+        if name != HEAD:
+            self._spec.index(name)
+        noted = self._state.faults.setdefault(name, [])
+        if fault not in noted:
+            noted.append(fault)
+            self._save()
+
+    def _forget(self, name: str, fault: str) -> None:
+        if fault in self._state.faults.get(name, ()):
+            self._state.faults[name].remove(fault)
+            self._save()
+
+    # -- inner
+
+    def _cable(self, name: str) -> str:
+        return network.cable(self._spec.index(name))
+
+    def _in_head(self, command: str) -> None:
+        ip_in(self.init_pid(HEAD), f"{command}\n")
+
+    def _signal_all(self, name: str, number: signal.Signals) -> None:
+        for process in self.processes(name):
+            os.kill(process.pid, number)
+
+    def _quality(self, name: str) -> Dict[str, float]:
+        return self._state.cables.get(name, {})
+
+    def _set_quality(self, name: str, quality: Dict[str, float]) -> None:
+        """Replace the relay in the host's cable by one of this quality; {} takes it out."""
+        if quality == self._quality(name) and (not quality or self._state.relays[name].is_alive):
+            return
+        index, cable, head = self._spec.index(name), self._cable(name), self.init_pid(HEAD)
+        self._stop_relay(name)
+        if any(quality.values()):
+            if f"vr{index}" not in network.interfaces(head):
+                ip_in(head, relay_commands(index))
+            self._start_relay(name, index, quality)
+            self._state.cables[name] = quality
+        else:
+            commands = f"link del vr{index}\nlink set {cable} master {network.BRIDGE}\n"
+            ip_in(head, commands, force=True)  # the host may be off, its cable gone with it
+            self._state.cables.pop(name, None)
+        self._save()
+
+    def _start_relay(self, name: str, index: int, quality: Dict[str, float]) -> None:
+        numbers = [str(quality.get(key, 0.0)) for key in ("delay_s", "jitter_s", "loss", "rate")]
+        enter = ["nsenter", "--target", str(self.init_pid(HEAD)), "--net"]
+        argv = [*enter, sys.executable, "-I", "-S", _RELAY, str(index), *numbers]
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        assert child.stdout is not None and child.stderr is not None
+        if child.stdout.read() != b"!":
+            words = child.stderr.read().decode().strip()
+            child.wait()
+            raise AscendrunError(f"{name}: the relay in its cable did not start: {words}")
+        child.stdout.close()
+        child.stderr.close()
+        self._relays[name] = child
+        self._state.relays[name] = name_process(child.pid)
+
+    def _stop_relay(self, name: str) -> None:
+        relay = self._state.relays.pop(name, None)
+        if relay is not None and relay.is_alive:
+            os.kill(relay.pid, signal.SIGKILL)
+        child = self._relays.pop(name, None)
+        if child is not None:
+            child.wait()
+
+
+def relay_commands(index: int) -> str:
+    """Take the cable off the bridge and lead it past the relay's pair."""
+    return (
+        f"link set {network.cable(index)} nomaster\n"
+        f"link add vr{index} type veth peer name vs{index}\n"
+        f"link set vr{index} up\n"
+        f"link set vs{index} master {network.BRIDGE} up\n"
+    )
+
+
+def _device(name: str) -> str:
+    return network.BRIDGE if name == HEAD else "eth0"
+
+
+def _write_until_full(fd: int, chunk: bytes) -> None:
+    while True:
+        try:
+            os.write(fd, chunk)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return

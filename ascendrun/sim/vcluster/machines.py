@@ -1,0 +1,181 @@
+"""The machines of a running cluster: boot them, run commands on them, look at them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.sim.vcluster import state as states
+from ascendrun.sim.vcluster.groups import Groups
+from ascendrun.sim.vcluster.plan import BootPlan, dump_plan
+from ascendrun.sim.vcluster.processes import Process, await_true, processes_in
+from ascendrun.sim.vcluster.spec import (
+    PACKAGE_HOME,
+    ClusterSpec,
+    load_spec,
+    make_common,
+    make_head_plan,
+    make_host_plan,
+    root_home,
+)
+
+HEAD = "head"
+RUN_DEADLINE_S = 120.0
+BOOT_DEADLINE_S = 120.0
+_GONE_DEADLINE_S = 30.0
+_HOST_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+_BOOT = f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); from ascendrun.sim.vcluster.boot import main; main()"
+_ENTER = str(Path(__file__).with_name("enter.py"))
+
+
+class BootFailed(AscendrunError):
+    """A host of the virtual cluster did not come up; the message holds its own words."""
+
+    code = "vcluster-boot"
+
+
+class HostDown(AscendrunError):
+    """The host is switched off (killed, crashed) and can run nothing."""
+
+    code = "vcluster-down"
+    exit_code = 7
+
+
+class Machines:
+    """Head and hosts of the cluster whose state lies in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state = states.load(folder)
+        self._spec: ClusterSpec = load_spec(self._state.spec)
+        self._groups = Groups(self._state.cluster_id)
+
+    @property
+    def cluster_id(self) -> str:
+        return self._state.cluster_id
+
+    @property
+    def hosts(self) -> Tuple[str, ...]:
+        return self._spec.names
+
+    def address(self, name: str) -> str:
+        """The IPv4 address of a host, or of the "head"."""
+        return self._spec.address(name)
+
+    def init_pid(self, name: str) -> int:
+        """The machine's pid of the init of a host or the "head"; raises HostDown when it is off."""
+        pid = self._state.live_init(name)
+        if pid is None:
+            raise HostDown(f"{name} is off", hint=f"boot it: reboot {name}")
+        return pid
+
+    def is_up(self, name: str) -> bool:
+        return self._state.live_init(name) is not None
+
+    # -- commands
+
+    def head_argv(self, argv: Sequence[str], *, cwd: Optional[str] = None) -> List[str]:
+        """The command line that runs `argv` as the head, for whatever starts processes (a pty, a benchmark)."""
+        return self._argv(HEAD, argv, cwd or os.getcwd())
+
+    def host_argv(self, name: str, argv: Sequence[str], *, cwd: str = "/") -> List[str]:
+        """The command line that runs `argv` on a host's console, past its sshd."""
+        return self._argv(name, argv, cwd)
+
+    def _argv(self, name: str, argv: Sequence[str], cwd: str) -> List[str]:
+        groups = ":".join(self._groups.join_files(name)) or "-"
+        return [sys.executable, "-I", "-S", _ENTER, str(self.init_pid(name)), cwd, groups, "--", *argv]
+
+    def head_run(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> subprocess.CompletedProcess[Any]:
+        """`subprocess.run` in the head's namespaces; a deadline of 120 s unless `timeout` says otherwise."""
+        options.setdefault("timeout", RUN_DEADLINE_S)
+        return subprocess.run(self.head_argv(argv, cwd=cwd), **options)
+
+    def head_popen(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> subprocess.Popen[Any]:
+        """`subprocess.Popen` in the head's namespaces. Signals to it reach the command, SIGKILL too."""
+        return subprocess.Popen(self.head_argv(argv, cwd=cwd), **options)
+
+    def host_run(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> subprocess.CompletedProcess[Any]:
+        """`subprocess.run` on a host's console, with a login's plain environment unless `env` is given."""
+        options.setdefault("timeout", RUN_DEADLINE_S)
+        options.setdefault("env", self.host_environ())
+        return subprocess.run(self.host_argv(name, argv, cwd=cwd), **options)
+
+    def host_popen(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> subprocess.Popen[Any]:
+        options.setdefault("env", self.host_environ())
+        return subprocess.Popen(self.host_argv(name, argv, cwd=cwd), **options)
+
+    # -- looks from outside
+
+    def path(self, name: str, path: str) -> Path:
+        """A file of a host as the test may open it. Absolute symlinks on the way lead to the machine's own files."""
+        return Path(f"/proc/{self.init_pid(name)}/root{path}")
+
+    def processes(self, name: str) -> List[Process]:
+        """Every process on a host (or the "head"), its init among them; [] when it is off."""
+        return self.all_processes((name,))[name]
+
+    def all_processes(self, names: Optional[Sequence[str]] = None) -> Dict[str, List[Process]]:
+        """Processes by machine, in one look over /proc; `names`: None for the head and all hosts."""
+        wanted = (HEAD, *self.hosts) if names is None else names
+        live = {name: pid for name in wanted for pid in [self._state.live_init(name)] if pid is not None}
+        return {**{name: [] for name in wanted}, **processes_in(live)}
+
+    def cpu_seconds(self, which: str) -> float:
+        """CPU time that "head" or all "hosts" used so far; raises AscendrunError where no control group counts it."""
+        seconds = self._groups.cpu_seconds(which)
+        if seconds is None:
+            raise AscendrunError("no control group may be made here, so CPU time is not counted")
+        return seconds
+
+    def host_environ(self) -> Mapping[str, str]:
+        """What a login on a host finds in its environment."""
+        return {"PATH": _HOST_PATH, "HOME": root_home(), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8"}
+
+    # -- power
+
+    def _boot(self, names: Sequence[str], *, with_head: bool = False) -> None:
+        plan = self._boot_plan(names, with_head=with_head)
+        argv = [sys.executable, "-I", "-S", "-c", _BOOT]
+        done = subprocess.run(argv, input=dump_plan(plan), text=True, capture_output=True, timeout=BOOT_DEADLINE_S)
+        if done.returncode:
+            raise BootFailed(f"the virtual cluster did not boot: {done.stderr.strip()}")
+        for line in done.stdout.splitlines():
+            self._note_inits(line)
+        self._save()
+
+    def _boot_plan(self, names: Sequence[str], *, with_head: bool) -> BootPlan:
+        plans = []
+        for name in names:
+            folder = self.folder / name
+            folder.mkdir(exist_ok=True)
+            plans.append(make_host_plan(self._spec, name, folder=folder, groups=self._groups.join_files(name)))
+        head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD)) if with_head else None
+        return BootPlan(
+            common=make_common(self._spec, Path("/proc/self/mountinfo").read_text()),
+            hosts=tuple(plans),
+            head=head,
+            head_pid=None if with_head else self.init_pid(HEAD),
+        )
+
+    def _note_inits(self, line: str) -> None:
+        for name, pid in json.loads(line).items():
+            self._state.inits[name] = states.name_process(pid)
+
+    def _power_off(self, names: Sequence[str]) -> None:
+        """SIGKILL their inits and wait until the kernel has killed everything on them."""
+        pids = [pid for name in names for pid in [self._state.live_init(name)] if pid is not None]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        if not await_true(lambda: not any(self.is_up(name) for name in names), deadline_s=_GONE_DEADLINE_S):
+            raise AscendrunError(f"{', '.join(filter(self.is_up, names))}: its init does not die on SIGKILL")
+
+    def _save(self) -> None:
+        states.save(self.folder, self._state)
+

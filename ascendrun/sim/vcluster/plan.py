@@ -1,0 +1,83 @@
+"""What the boot process is told: plain values that travel to it as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Mapping, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all hosts share.
+
+    `home`: root's home. `users`: (name, shell) of further accounts. `shares`: (machine folder, folder in the host).
+    `covers`: submounts of the machine's "/" that hosts see too, each as an overlay.
+    """
+
+    home: str
+    etc_hosts: str
+    known_hosts: str
+    authorized_keys: str
+    private_key: str
+    users: Tuple[Tuple[str, str], ...]
+    shares: Tuple[Tuple[str, str], ...]
+    covers: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """One host. `disk`: size as mount knows it ("64M"). `groups`: cgroup.procs files that its init joins.
+
+    `shell`: root's login shell, None: the machine's. `noise`: what its rc file prints. `python`: what its
+    /usr/local/bin/python3 is, None: nothing is put there.
+    """
+
+    name: str
+    index: int
+    address: str
+    folder: str
+    disk: str
+    groups: Tuple[str, ...]
+    host_key: str
+    sshd_config: str
+    shell: Optional[str]
+    noise: Optional[str]
+    python: Optional[str]
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """The head. `ssh_files`: what its ~/.ssh holds, text by name."""
+
+    folder: str
+    home: str
+    etc_hosts: str
+    ssh_files: Mapping[str, str]
+    groups: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BootPlan:
+    """What to boot: a head (None: the one whose init is `head_pid`) and hosts."""
+
+    common: Common
+    hosts: Tuple[HostPlan, ...]
+    head: Optional[HeadPlan]
+    head_pid: Optional[int]
+
+
+def dump_plan(plan: BootPlan) -> str:
+    return json.dumps(asdict(plan))
+
+
+def load_plan(text: str) -> BootPlan:
+    raw: Mapping[str, Any] = json.loads(text)
+    common = {key: _tuples(value) for key, value in raw["common"].items()}
+    hosts = tuple(HostPlan(**{key: _tuples(value) for key, value in host.items()}) for host in raw["hosts"])
+    head = HeadPlan(**{key: _tuples(value) for key, value in raw["head"].items()}) if raw["head"] else None
+    return BootPlan(common=Common(**common), hosts=hosts, head=head, head_pid=raw["head_pid"])
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value

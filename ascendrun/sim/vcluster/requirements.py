@@ -1,0 +1,99 @@
+"""What a machine must offer before it can carry a virtual cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, List, Optional, Sequence
+
+from ascendrun.core.errors import AscendrunError
+
+PROGRAMS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "nsenter": "util-linux"}
+_CAP_SYS_ADMIN, _CAP_NET_ADMIN = 21, 12
+
+
+class NotSupported(AscendrunError):
+    """This machine cannot carry a virtual cluster, or not this feature of it."""
+
+    code = "not-supported"
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that is missing, and what mends it."""
+
+    missing: str
+    mend: str
+    is_package: ClassVar[bool] = False
+
+
+class Package(Requirement):
+    """A missing program; `mend` is the apt package."""
+
+    is_package: ClassVar[bool] = True
+
+
+def requirements() -> Sequence[Requirement]:
+    """All that is missing, () when a cluster can start."""
+    found: List[Requirement] = []
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None and not os.access(program, os.X_OK):
+            found.append(Package(program, package))
+    found.extend(_refused_rights())
+    if "overlay" not in Path("/proc/filesystems").read_text() and not Path("/sys/module/overlay").exists():
+        found.append(Requirement("overlayfs in the kernel", "modprobe overlay, on the machine itself"))
+    return found
+
+
+def _refused_rights() -> Sequence[Requirement]:
+    if os.geteuid() != 0:
+        return [Requirement("root (namespaces, mounts and veths are refused to an ordinary user)", "run it with sudo")]
+    held = int(_status_field("CapEff") or "0", 16)
+    lacking = [name for name, bit in (("SYS_ADMIN", _CAP_SYS_ADMIN), ("NET_ADMIN", _CAP_NET_ADMIN)) if not held >> bit & 1]
+    if lacking:
+        flags = " ".join(f"--cap-add={name}" for name in lacking)
+        return [Requirement(f"capability {', '.join(lacking)}", f"docker run {flags} --security-opt apparmor=unconfined")]
+    return []
+
+
+def _status_field(name: str) -> Optional[str]:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1]
+    return None
+
+
+def require_all() -> None:
+    """Raises NotSupported with everything that is missing and one line for apt."""
+    missing = requirements()
+    if not missing:
+        return
+    packages = sorted(item.mend for item in missing if item.is_package)
+    others = [item.mend for item in missing if not item.is_package]
+    ways = ([f"apt-get install -y {' '.join(packages)}"] if packages else []) + others
+    raise NotSupported(
+        f"a virtual cluster cannot start here, missing: {', '.join(item.missing for item in missing)}",
+        hint="; ".join(ways),
+    )
+
+
+def find_shell(name: str) -> str:
+    """The path of a login shell; raises NotSupported with the apt line when it is not installed."""
+    path = name if name.startswith("/") and os.access(name, os.X_OK) else shutil.which(name)
+    if path is None:
+        raise NotSupported(f"the shell {name} is not installed", hint=f"apt-get install -y {name}")
+    return path
+
+
+def find_faketime() -> str:
+    """The library that shifts a program's clock; raises NotSupported when it is not installed."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    if found:
+        return str(found[0])
+    raise NotSupported(
+        "a clock of its own for a host needs libfaketime (the kernel has one clock for all)",
+        hint="apt-get install -y faketime",
+    )

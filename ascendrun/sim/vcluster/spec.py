@@ -1,0 +1,147 @@
+"""What a cluster is asked to be, and the plans that follow from it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.sim.vcluster import disk, network, provision
+from ascendrun.sim.vcluster.keys import KeyPair, make_key
+from ascendrun.sim.vcluster.plan import Common, HeadPlan, HostPlan
+from ascendrun.sim.vcluster.requirements import find_shell
+
+PACKAGE_HOME = Path(__file__).resolve().parents[3]
+"""The folder that holds the package `ascendrun`: a checkout, or site-packages."""
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Everything needed to boot any host of the cluster, now or again.
+
+    `disk`: size of each host's disk. `sshd_options`: lines that come first in every sshd_config. `shells`, `rc_noise`,
+    `pythons`: by host name. `users`: shells by account name, on every host. `shares`: folders of the machine that
+    all hosts see, read and write ("NFS"). `is_trusted`: whether the head's known_hosts knows the hosts.
+    """
+
+    names: Tuple[str, ...]
+    disk: str
+    sshd_options: Tuple[str, ...]
+    shells: Mapping[str, str]
+    rc_noise: Mapping[str, str]
+    pythons: Mapping[str, str]
+    users: Mapping[str, str]
+    shares: Mapping[str, str]
+    is_trusted: bool
+    user_key: KeyPair
+    host_keys: Mapping[str, KeyPair] = field(repr=False)
+
+    def index(self, name: str) -> int:
+        """Raises KeyError for a name that is no host of the cluster."""
+        if name not in self.names:
+            raise KeyError(f"no host {name}; there are {', '.join(self.names)}")
+        return self.names.index(name) + 1
+
+    def address(self, name: str) -> str:
+        return network.HEAD_ADDRESS if name == "head" else network.host_address(self.index(name))
+
+
+def make_spec(
+    count: int,
+    *,
+    disk_size: str,
+    sshd_options: Sequence[str],
+    shells: Mapping[str, str],
+    rc_noise: Mapping[str, str],
+    pythons: Mapping[str, str],
+    users: Mapping[str, str],
+    shares: Mapping[str, str],
+    is_trusted: bool,
+) -> ClusterSpec:
+    """Raises ValueError for a name that no host has, NotSupported for a shell that is not installed."""
+    names = tuple(f"node{number}" for number in range(1, count + 1))
+    for table in (shells, rc_noise, pythons):
+        for name in set(table) - set(names):
+            raise ValueError(f"{name} is no host of this cluster: it has node1 to node{count}")
+    return ClusterSpec(
+        names=names,
+        disk=disk_size,
+        sshd_options=tuple(sshd_options),
+        shells={name: find_shell(shell) for name, shell in shells.items()},
+        rc_noise=dict(rc_noise),
+        pythons=dict(pythons),
+        users={name: find_shell(shell) for name, shell in users.items()},
+        shares=dict(shares),
+        is_trusted=is_trusted,
+        user_key=make_key(),
+        host_keys={name: make_key() for name in names},
+    )
+
+
+def load_spec(raw: Mapping[str, Any]) -> ClusterSpec:
+    """The spec from its JSON form (`dataclasses.asdict`)."""
+    values: Dict[str, Any] = dict(raw)
+    values["names"], values["sshd_options"] = tuple(raw["names"]), tuple(raw["sshd_options"])
+    values["user_key"] = KeyPair(**raw["user_key"])
+    values["host_keys"] = {name: KeyPair(**pair) for name, pair in raw["host_keys"].items()}
+    return ClusterSpec(**values)
+
+
+def known_hosts(spec: ClusterSpec) -> str:
+    return "".join(f"{name},{spec.address(name)} {spec.host_keys[name].public}\n" for name in spec.names)
+
+
+def etc_hosts(spec: ClusterSpec) -> str:
+    lines = ["127.0.0.1 localhost", f"{network.HEAD_ADDRESS} head"]
+    return "\n".join(lines + [f"{spec.address(name)} {name}" for name in spec.names]) + "\n"
+
+
+def make_common(spec: ClusterSpec, mountinfo: str) -> Common:
+    return Common(
+        home=root_home(),
+        etc_hosts=etc_hosts(spec),
+        known_hosts=known_hosts(spec),
+        authorized_keys=f"{spec.user_key.public} vcluster\n",
+        private_key=spec.user_key.private,
+        users=tuple(spec.users.items()),
+        shares=(*_hidden_folders_we_need(), *spec.shares.items()),
+        covers=tuple(disk.submounts(mountinfo)),
+    )
+
+
+def _hidden_folders_we_need() -> Sequence[Tuple[str, str]]:
+    """The code and its interpreter, where they lie under a folder that each host has for itself."""
+    needed = {str(PACKAGE_HOME), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)}
+    return [(path, path) for path in sorted(needed) if path.startswith(("/tmp/", "/run/"))]
+
+
+def make_host_plan(spec: ClusterSpec, name: str, *, folder: Path, groups: Tuple[str, ...]) -> HostPlan:
+    return HostPlan(
+        name=name,
+        index=spec.index(name),
+        address=spec.address(name),
+        folder=str(folder),
+        disk=spec.disk,
+        groups=groups,
+        host_key=spec.host_keys[name].private,
+        sshd_config=provision.sshd_config(spec.sshd_options),
+        shell=spec.shells.get(name),
+        noise=spec.rc_noise.get(name),
+        python=spec.pythons.get(name, os.path.realpath(sys.executable)),
+    )
+
+
+def make_head_plan(spec: ClusterSpec, *, folder: Path, groups: Tuple[str, ...]) -> HeadPlan:
+    files = {"id_ed25519": spec.user_key.private, "id_ed25519.pub": f"{spec.user_key.public} vcluster\n"}
+    if spec.is_trusted:
+        files["known_hosts"] = known_hosts(spec)
+    return HeadPlan(folder=str(folder), home=root_home(), etc_hosts=etc_hosts(spec), ssh_files=files, groups=groups)
+
+
+def root_home() -> str:
+    """root's home as sshd sees it, whatever $HOME says."""
+    home: Optional[str] = pwd.getpwuid(0).pw_dir
+    return home or "/root"
