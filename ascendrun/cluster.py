@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Tuple
 
+from ascendrun.core.errors import CannotConnect, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
-from ascendrun.head.settings import Settings
+from ascendrun.head.settings import Settings, spool_dir
 
 if TYPE_CHECKING:
-    from ascendrun.core.plan import LaunchPlan
+    from ascendrun.core.job import Job, NodeProgress
+    from ascendrun.head.control import ControlClient
+    from ascendrun.head.store import Store, StoredJob
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,10 @@ class HostStatus:
     job: Optional[str]
 
 
+POLL_S = 0.1
+CONTROLLER_START_S = 20.0
+
+
 class Cluster:
     """One state dir: its store, its controller (started when a call needs it), its jobs.
 
@@ -121,40 +133,218 @@ class Cluster:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    # Jobs
+
     def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
                key: Optional[str] = None) -> JobView:
         """Checks the file completely, stages its folders, stores the job. When this returns the job survives a crash.
         `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job."""
-        raise NotImplementedError
+        from ascendrun.head.submit import make_submission
+        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile, state_dir=self.settings.state_dir,
+                                     key=key or secrets.token_hex(16))
+        # The controller may die between storing and answering; the key makes asking again harmless.
+        answer = self._ask("submit", {"submission": submission.to_json()}, repeat=True)
+        return self.job(answer["job"]).job
 
-    def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None) -> "LaunchPlan":
-        """Exactly what `submit` would start: asks the nodes, starts nothing."""
-        raise NotImplementedError
+    def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None) -> Mapping[str, Any]:
+        """Exactly what `submit` would start, as `core.plan.render_plan` shows it: asks the nodes, starts nothing."""
+        from ascendrun.head.submit import make_submission
+        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
+                                     state_dir=self.settings.state_dir, key="dry-run")
+        plan: Mapping[str, Any] = self._ask("plan", {"submission": submission.to_json()}, timeout_s=120.0)["plan"]
+        return plan
 
     def jobs(self, *, everything: bool = False) -> Tuple[JobView, ...]:
         """Live jobs, newest first; with `everything` the ended ones too."""
-        raise NotImplementedError
+        with self._reading() as store:
+            stored = store.all_jobs() if store else ()
+        views = [self._view(one) for one in reversed(stored) if everything or not one.job.is_over]
+        self._keep_watched(views)
+        return tuple(views)
 
     def job(self, ref: str) -> JobDetail:
         """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFound."""
-        raise NotImplementedError
+        with self._reading() as store:
+            if store is None:
+                raise NotFound(f"no job {ref!r}: nothing was ever submitted with {self.settings.state_dir}",
+                               hint="`ascendrun submit jobs/quickstart.yaml` submits the first one")
+            stored = store.find(ref)
+            events = tuple(EventView(event.seq, event.at_s, event.kind, event.text)
+                           for event in store.events(stored.job.id))
+        view = self._view(stored)
+        self._keep_watched([view])
+        return self._detail(stored, view, events)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Asks for a stop and returns at once; `now` skips the grace. Raises NotFound; Conflict when it has ended."""
-        raise NotImplementedError
+        job = self.job(ref).job
+        self._ask("stop", {"job": job.id, "now": now}, repeat=True)
+        return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:
         """Returns when the job has ended. Raises DeadlineExceeded."""
-        raise NotImplementedError
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            detail = self.job(ref)
+            if detail.job.ended_at_s is not None:
+                return detail
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
+                                       hint=f"the job goes on; `ascendrun logs -f {detail.job.id}` follows it")
+            time.sleep(POLL_S)
+
+    # Hosts
 
     def execute(self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float) -> Iterator[ExecResult]:
         """Runs argv on every host at once; results come as hosts answer, one for every host."""
-        raise NotImplementedError
+        fields = {"hosts": [asdict(host) for host in hosts], "argv": list(argv), "timeout_s": timeout_s}
+        with self._client() as client:
+            for header, body in client.stream("exec", fields, timeout_s=timeout_s + 60.0):
+                yield _exec_result(header, body, timeout_s)
 
-    def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 15.0) -> Iterator[HostStatus]:
+    def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 90.0) -> Iterator[HostStatus]:
         """Asks every host how it is; results come as hosts answer, one for every host."""
-        raise NotImplementedError
+        holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
+        with self._client() as client:
+            for header, _ in client.stream("nodes", {"hosts": [asdict(host) for host in hosts]}, timeout_s=timeout_s):
+                yield _host_status(header, holders)
+
+    # The controller
 
     def ensure_controller(self) -> None:
         """Starts the controller when none runs. Raises CannotConnect when it does not come up."""
-        raise NotImplementedError
+        self._client().close()
+
+    def controller_status(self) -> Optional[Mapping[str, Any]]:
+        """What the running controller says of itself, or None when none runs."""
+        from ascendrun.head.control import ControlClient
+        try:
+            with ControlClient(self.settings.state_dir) as client:
+                return client.call("status", timeout_s=10.0)
+        except CannotConnect:
+            return None
+
+    def stop_controller(self, *, timeout_s: float = 30.0) -> None:
+        """Ends the controller; jobs go on. Returns when it is gone; nothing happens when none runs."""
+        from ascendrun.head.control import ControlClient
+        try:
+            with ControlClient(self.settings.state_dir) as client:
+                client.call("shutdown", timeout_s=timeout_s)
+        except CannotConnect:
+            return
+        from ascendrun.head.daemon import wait_until_free
+        wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
+
+    def run_controller(self) -> bool:
+        """Is the controller, in this process, until it ends. False at once when another process already is."""
+        from ascendrun.backends import Backends
+        from ascendrun.head.daemon import run_controller
+        return run_controller(self.settings.state_dir, Backends(self.settings))
+
+    def _client(self) -> "ControlClient":
+        from ascendrun.head.control import ControlClient
+        from ascendrun.head.daemon import start_controller
+        try:
+            return ControlClient(self.settings.state_dir)
+        except CannotConnect:
+            start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
+            return ControlClient(self.settings.state_dir)
+
+    def _ask(self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False) -> Mapping[str, Any]:
+        try:
+            with self._client() as client:
+                return client.call(op, fields, timeout_s=timeout_s)
+        except CannotConnect:
+            if not repeat:
+                raise
+        with self._client() as client:
+            return client.call(op, fields, timeout_s=timeout_s)
+
+    def _keep_watched(self, views: Sequence[JobView]) -> None:
+        """A live job whose controller died gets a new one from whoever looks at it."""
+        if any(view.ended_at_s is None for view in views):
+            from ascendrun.head.daemon import is_running
+            if not is_running(self.settings.state_dir):
+                self.ensure_controller()
+
+    # Reading
+
+    @contextmanager
+    def _reading(self) -> Iterator[Optional["Store"]]:
+        from ascendrun.head.store import Store
+        store = Store.open_for_reading(self.settings.state_dir)
+        try:
+            yield store
+        finally:
+            if store is not None:
+                store.close()
+
+    def _view(self, stored: "StoredJob") -> JobView:
+        job = stored.job
+        exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
+        return JobView(id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt,
+                       hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
+                       started_at_s=job.started_at_s, ended_at_s=job.ended_at_s, exit_code=exit_code, file=stored.file,
+                       progress=newest_metrics(spool_dir(self.settings.state_dir, job.id, job.attempt), job))
+
+    def _detail(self, stored: "StoredJob", view: JobView, events: Tuple[EventView, ...]) -> JobDetail:
+        job = stored.job
+        status = self.controller_status() if not job.is_over else None
+        liveness = (status or {}).get("liveness", {}).get(job.id, {})
+        nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
+                               node.phase.value) for node in job.nodes)
+        ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
+        return JobDetail(job=view, nodes=nodes, ranks=ranks, events=events, first_failure=job.first_failure,
+                         unconfirmed=job.unconfirmed, spec=stored.spec)
+
+
+def _rank_view(node: "NodeProgress", rank: int) -> RankView:
+    end = node.exits.get(rank)
+    return RankView(rank=rank, host=node.host, pid=node.pids.get(rank), exit_code=end.code if end else None,
+                    signal=end.signal if end else None, exited_at_s=end.at_ns / 1e9 if end else None,
+                    stopped=end.stopped if end else False, lingers=rank in node.lingering)
+
+
+def newest_metrics(attempt_dir: Path, job: "Job") -> Optional[Mapping[str, Any]]:
+    """The last complete line of rank 0's metrics that is here; None: none yet. A line that is no object is passed over."""
+    host = next((node.host for node in job.nodes if 0 in node.ranks), None)
+    if host is None:
+        return None
+    try:
+        with open(attempt_dir / host / "rank-0.metrics.0", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            return values
+    return None
+
+
+def _exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -> ExecResult:
+    failed = header.get("failed")
+    if failed:
+        hint = f" ({failed['hint']})" if failed.get("hint") else ""
+        return ExecResult(header["host"], None, b"", b"", f"{failed['message']}{hint}", header["wall_s"])
+    out_bytes = int(header["out_bytes"])
+    code, error = header["code"], None
+    if header["timed_out"]:
+        code, error = None, f"did not end within {timeout_s:g} s and was killed"
+    elif header["signal"] is not None:
+        code = 128 + int(header["signal"])
+    return ExecResult(header["host"], code, body[:out_bytes], body[out_bytes:], error, header["wall_s"])
+
+
+def _host_status(header: Mapping[str, Any], holders: Mapping[str, str]) -> HostStatus:
+    host, report = header["host"], header.get("report")
+    values = report or {}
+    return HostStatus(host=host, reachable=report is not None, error=header.get("refused"), hint=None,
+                      hostname=values.get("hostname"), python_version=values.get("python_version"),
+                      cpus=values.get("cpus"), memory_bytes=values.get("memory_bytes"),
+                      free_bytes=values.get("free_bytes"), clock_offset_s=values.get("clock_offset_s"),
+                      job=holders.get(host))

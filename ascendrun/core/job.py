@@ -41,7 +41,7 @@ class Phase(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why a job is being stopped; decides whether it ends STOPPED or FAILED."""
+    """Why a job is being stopped; decides whether it ends STOPPED, FAILED or in BACKOFF to be tried again."""
 
     USER = "user"
     REFUSED = "refused"
@@ -49,6 +49,7 @@ class Cause(str, Enum):
     NODE_LOST = "node-lost"
     START_TIMEOUT = "start-timeout"
     LIMIT = "limit"
+    HEAD_RESTARTED = "head-restarted"
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,11 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class HeadRestarted:
+    """A new controller found the job in the middle of a start that the old one had not given GO for."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passed. `reachable`: hosts that answer at present."""
 
@@ -248,7 +254,8 @@ class Tick:
 
 
 Event = Union[NodesFree, HeldBy, NodeReported, Planned, NodeStaged, NodeReady, Refused, RankStarted, RankExited,
-              RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached, StopRequested, Tick]
+              RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached, StopRequested,
+              HeadRestarted, Tick]
 
 
 # What is to be done; every action may be repeated, since the head can die between deciding and doing.

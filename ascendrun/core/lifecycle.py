@@ -63,15 +63,19 @@ def advance(job: Job, event: Event, *, now_s: float, story: Tuple[str, ...] = ()
     return Step(draft.job, tuple(draft.moves), tuple(draft.notes), tuple(draft.actions))
 
 
-def resume(job: Job) -> Tuple[Action, ...]:
-    """What a new controller has to do about a live job that an earlier one left behind."""
-    if job.state in (State.CHECKING, State.STAGING):
-        return (w.AskNodes(),)
+def resume(job: Job, *, now_s: float) -> Step:
+    """What a new controller does about a job that an earlier one left behind.
+
+    A start without GO is given up and begun again as the next attempt: what the nodes had reserved for it died
+    with the old controller's connections. After GO everything is repeatable and simply said again.
+    """
+    if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.told_at_s is None:
+        return advance(job, w.HeadRestarted(), now_s=now_s)
     if job.state is State.STARTING:
-        return (w.AskNodes(),) if job.told_at_s is None else (w.StartNodes(),)
-    if job.state is State.STOPPING:
-        return _stop_actions(job)
-    return ()
+        return Step(job, actions=(w.StartNodes(),))
+    if job.state is State.STOPPING or job.unconfirmed:
+        return Step(job, actions=_stop_actions(job))
+    return Step(job)
 
 
 class _Draft:
@@ -139,11 +143,20 @@ class _Draft:
         if waiting:
             return
         cause = self.job.cause
+        if cause is Cause.HEAD_RESTARTED:
+            self.move(State.BACKOFF, self.job.reason)
+            self._requeue()
+            return
         target = State.STOPPED if cause is Cause.USER else State.FAILED
         reason = self.job.reason
         if cause is Cause.FAILURE and self.job.first_failure:
             reason = self.job.first_failure
         self._finish(target, reason)
+
+    def _requeue(self) -> None:
+        self.job = replace(self.job, attempt=self.job.attempt + 1, nodes=(), world_size=0, master_port=None,
+                           told_at_s=None, started_at_s=None, cause=None, stop_now=False, first_failure=None)
+        self.move(State.QUEUED, f"attempt {self.job.attempt} waits for its nodes")
 
     def _finish(self, target: State, reason: str) -> None:
         self.job = replace(self.job, ended_at_s=self.now_s)
@@ -297,6 +310,10 @@ def _stop_requested(draft: _Draft, event: w.StopRequested) -> None:
     draft.stop(Cause.USER, "stop was asked for", now=event.now)
 
 
+def _head_restarted(draft: _Draft, event: w.HeadRestarted) -> None:
+    draft.stop(Cause.HEAD_RESTARTED, "the controller was restarted before GO; nothing had been started")
+
+
 def _tick(draft: _Draft, event: w.Tick) -> None:
     job = draft.job
     if job.state is State.STARTING and job.told_at_s is not None and draft.now_s - job.told_at_s > job.start_s:
@@ -331,7 +348,8 @@ _HANDLERS: Mapping[Type[object], Callable[..., None]] = {
     w.NodeStaged: _node_staged, w.NodeReady: _node_ready, w.Refused: _refused, w.RankStarted: _rank_started,
     w.RankExited: _rank_exited, w.RankLingers: _rank_lingers, w.StartFailed: _start_failed,
     w.NodeEnded: _node_ended, w.NodeRebooted: _node_rebooted, w.SupervisorLost: _supervisor_lost,
-    w.LimitReached: _limit_reached, w.StopRequested: _stop_requested, w.Tick: _tick,
+    w.LimitReached: _limit_reached, w.StopRequested: _stop_requested, w.HeadRestarted: _head_restarted,
+    w.Tick: _tick,
 }
 
 assert {field for field in _HANDLERS} == set(w.Event.__args__), "an event without a handler"  # type: ignore[attr-defined]

@@ -29,7 +29,8 @@ _MIGRATIONS: Tuple[str, ...] = (
     CREATE TABLE jobs (
         number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, key TEXT UNIQUE NOT NULL, name TEXT NOT NULL,
         state TEXT NOT NULL, record TEXT NOT NULL, spec TEXT NOT NULL, hosts TEXT NOT NULL, trees TEXT NOT NULL,
-        file TEXT, created_at_s REAL NOT NULL, has_unconfirmed INTEGER NOT NULL DEFAULT 0);
+        file TEXT, created_at_s REAL NOT NULL, has_unconfirmed INTEGER NOT NULL DEFAULT 0,
+        is_drained INTEGER NOT NULL DEFAULT 0);
     CREATE INDEX jobs_by_state ON jobs (state);
     CREATE TABLE events (
         job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
@@ -160,10 +161,15 @@ class Store:
         rows = [(job.id, seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1)]
         db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
 
+    def mark_drained(self, job_id: str) -> None:
+        """Every byte that the job's nodes had to say is in the spool."""
+        with self._writing() as db:
+            db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
+
     def live_jobs(self) -> Tuple[StoredJob, ...]:
-        """Jobs that are not over, and those over with hosts still unconfirmed; oldest first."""
+        """Jobs that the controller is not done with: not over, hosts unconfirmed, or logs not all here; oldest first."""
         marks = ", ".join("?" for _ in TERMINAL)
-        return self._jobs(f"WHERE state NOT IN ({marks}) OR has_unconfirmed ORDER BY number",
+        return self._jobs(f"WHERE state NOT IN ({marks}) OR has_unconfirmed OR NOT is_drained ORDER BY number",
                           [state.value for state in TERMINAL])
 
     def all_jobs(self) -> Tuple[StoredJob, ...]:

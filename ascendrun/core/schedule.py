@@ -1,0 +1,68 @@
+"""Who may take its nodes now: first come, first served, over the jobs of one head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from ascendrun.core.job import HOLDING, HeldBy, Job, NodesFree, State
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a job takes of one host.
+
+    `count` of its `capacity` slots (capacity None: the whole host), or the devices `ids` and no others.
+    """
+
+    host: str
+    count: int
+    capacity: Optional[int] = None
+    ids: Optional[Tuple[int, ...]] = None
+
+
+Verdict = Union[NodesFree, HeldBy]
+
+
+def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:
+    """For every QUEUED job, oldest first, whether its nodes are free or who has them.
+
+    A waiting job keeps its place: a younger one does not pass it on a host that both want.
+    """
+    taken: Dict[str, List[Tuple[Job, Claim]]] = {}
+    verdicts: Dict[str, Verdict] = {}
+    for job, claims in jobs:
+        for claim in claims:
+            if job.state in HOLDING or claim.host in job.unconfirmed:
+                taken.setdefault(claim.host, []).append((job, claim))
+    for job, claims in jobs:
+        if job.state is not State.QUEUED:
+            continue
+        blockers = [(claim.host, holder) for claim in claims
+                    for holder in _blockers(claim, taken.get(claim.host, ()))]
+        verdicts[job.id] = HeldBy(_describe(blockers)) if blockers else NodesFree()
+        for claim in claims:
+            taken.setdefault(claim.host, []).append((job, claim))
+    return verdicts
+
+
+def _blockers(claim: Claim, held: Sequence[Tuple[Job, Claim]]) -> Tuple[Job, ...]:
+    if not held:
+        return ()
+    if claim.ids is not None and all(other.ids is not None for _, other in held):
+        return tuple(job for job, other in held if set(claim.ids) & set(other.ids or ()))
+    if claim.capacity is None or any(other.capacity is None or other.ids is not None for _, other in held):
+        return tuple(job for job, _ in held)
+    used = sum(other.count for _, other in held)
+    return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
+
+
+def _describe(blockers: Sequence[Tuple[str, Job]]) -> str:
+    host, job = blockers[0]
+    hosts = sorted({name for name, _ in blockers})
+    where = host if len(hosts) == 1 else f"{host} and {len(hosts) - 1} more"
+    if job.state is State.QUEUED:
+        return f"waits behind {job.id} ({job.name}), which wants {where} too"
+    if host in job.unconfirmed:
+        return f"waits for {where}: not confirmed that {job.id} is gone there"
+    return f"waits for {where}, held by {job.id} ({job.name})"

@@ -1,0 +1,72 @@
+"""The head's copy of the nodes' files: exact bytes, once, by (file, generation, offset)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from ascendrun.node.layout import PULLED_FILE
+
+
+class SpoolGap(Exception):
+    """The data begins behind the end of our copy: follow again from `offsets()`."""
+
+
+class NodeSpool:
+    """The copy of one node's files of one attempt. The files' own sizes say how far it is: nothing else to keep."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events_read = 0
+
+    def offsets(self) -> Dict[str, Dict[str, int]]:
+        """{file: {generation: bytes that are here}}, as the agent's `follow` wants it."""
+        offsets: Dict[str, Dict[str, int]] = {}
+        if self._folder.is_dir():
+            for entry in os.scandir(self._folder):
+                match = PULLED_FILE.match(entry.name)
+                if match:
+                    offsets.setdefault(match.group(1), {})[match.group(2)] = entry.stat().st_size
+        return offsets
+
+    def write(self, file: str, generation: int, offset: int, data: bytes) -> None:
+        """Appends what is new in `data`, which stands at `offset` of the node's file.
+
+        Bytes that are here already are not written again. Raises SpoolGap when some between are missing, ValueError
+        when `file` is no name that a node may use, OSError when the head's disk is full.
+        """
+        name = f"{file}.{generation}"
+        if not PULLED_FILE.match(name):
+            raise ValueError(f"a node sent a file named {name!r}")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            if offset > size:
+                raise SpoolGap(f"{name}: have {size} bytes, got {offset}")
+            rest = memoryview(data)[size - offset:]
+            while rest:
+                rest = rest[os.write(fd, rest):]
+        finally:
+            os.close(fd)
+
+    def new_events(self) -> List[Mapping[str, Any]]:
+        """The complete lines of the node's `events` that were not returned before, in order."""
+        path = self._folder / "events.0"
+        if not path.exists():
+            return []
+        with open(path, "rb") as file:
+            file.seek(self._events_read)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._events_read += end
+        return [json.loads(line) for line in data[:end].splitlines() if line.strip()]
+
+    def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> Tuple[str, ...]:
+        """The files of the node that are not whole here, given the sizes that they have there."""
+        have = self.offsets()
+        return tuple(f"{file}.{generation}" for file, generations in sizes.items()
+                     for generation, size in generations.items()
+                     if size and have.get(file, {}).get(generation, 0) < size)

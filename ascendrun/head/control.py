@@ -1,0 +1,168 @@
+"""The controller's door: a Unix socket (0600, peers of the same user only) that speaks the frames of node/wire."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+
+from ascendrun.core.errors import AscendrunError, CannotConnect, Conflict, DeadlineExceeded, InvalidInput, NotFit, NotFound
+from ascendrun.node import wire
+
+SOCKET_NAME = "controller.sock"
+_UCRED = struct.Struct("3i")
+
+Answer = Callable[[Mapping[str, Any], bytes, bool], None]
+"""answer(header, body, is_last): called once or, for streams, several times, from any thread."""
+
+_ERRORS: Mapping[str, type] = {kind.code: kind for kind in (Conflict, NotFit, NotFound, CannotConnect, DeadlineExceeded)}
+
+
+@contextmanager
+def _short_path(folder: Path) -> Iterator[str]:
+    """The socket's path through /proc/self/fd: a Unix socket's path may not exceed 107 bytes, a state dir's may."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+    finally:
+        os.close(fd)
+
+
+class ControlServer:
+    """Listens in the state folder; hands each request to `handle(op, header, body, answer)` in a thread of its own."""
+
+    def __init__(self, state_dir: Path, handle: Callable[[str, Mapping[str, Any], bytes, Answer], None]) -> None:
+        self._path = state_dir / SOCKET_NAME
+        self._handle = handle
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._path.unlink(missing_ok=True)
+        with _short_path(state_dir) as path:
+            self._listener.bind(path)
+        os.chmod(self._path, 0o600)
+        self._listener.listen(64)
+        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            if _peer_uid(peer) != os.getuid():
+                peer.close()
+                continue
+            threading.Thread(target=self._serve, args=(peer,), name="control-peer", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        reader, sending = wire.FrameReader(), threading.Lock()
+        with peer:
+            try:
+                while True:
+                    data = peer.recv(65536)
+                    if not data:
+                        return
+                    for header, body in reader.feed(data):
+                        self._handle(str(header.get("op")), header, body, _answerer(peer, sending, header.get("id")))
+            except (OSError, wire.FrameError):
+                return  # the client went away, or never was one of ours
+
+
+def _answerer(peer: socket.socket, sending: threading.Lock, request_id: Any) -> Answer:
+    def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
+        frame = wire.pack({"re": request_id, "last": is_last, **header}, body)
+        try:
+            with sending:
+                peer.sendall(frame)
+        except OSError:
+            pass  # a client that left does not want the answer
+    return answer
+
+
+def _peer_uid(peer: socket.socket) -> int:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[1])
+
+
+def error_answer(error: AscendrunError) -> Mapping[str, Any]:
+    """An error as the header of an answer."""
+    problems = [vars(problem) for problem in error.problems] if isinstance(error, InvalidInput) else None
+    return {"ok": False, "error": {"code": error.code, "message": error.message, "hint": error.hint,
+                                   "problems": problems}}
+
+
+def raise_error(error: Mapping[str, Any]) -> None:
+    """Raises what an error answer says, as the same kind of AscendrunError where it is known."""
+    if error.get("problems"):
+        from ascendrun.core.errors import Problem
+        raise InvalidInput([Problem(**problem) for problem in error["problems"]])
+    kind = _ERRORS.get(str(error.get("code")), AscendrunError)
+    raise kind(str(error.get("message")), hint=error.get("hint"))
+
+
+class ControlClient:
+    """A connection to the running controller."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Raises CannotConnect when no controller listens."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _short_path(state_dir) as path:
+                self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise CannotConnect(f"no controller runs for {state_dir}: {error.strerror}",
+                                hint="`ascendrun controller run` starts one in the foreground and shows why it ends") from error
+        self._next_id = 0
+        self._reader = wire.FrameReader()
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def call(self, op: str, fields: Optional[Mapping[str, Any]] = None, body: bytes = b"", *,
+             timeout_s: float = 30.0) -> Dict[str, Any]:
+        """One request, one answer. Raises what the controller answers, CannotConnect when it dies, DeadlineExceeded."""
+        for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
+            return header
+        raise CannotConnect(f"the controller gave no answer to {op!r}")
+
+    def stream(self, op: str, fields: Optional[Mapping[str, Any]] = None, body: bytes = b"", *,
+               timeout_s: float) -> Iterator[Tuple[Dict[str, Any], bytes]]:
+        """One request, its answers as they come; `timeout_s` bounds the wait for each."""
+        self._next_id += 1
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **(fields or {})}, body))
+            while True:
+                data = self._socket.recv(262144)
+                if not data:
+                    raise CannotConnect(f"the controller ended while it was asked to {op!r}",
+                                        hint="repeat the command: it starts a new controller")
+                for header, answer_body in self._reader.feed(data):
+                    if not header.get("ok", True):
+                        raise_error(header["error"])
+                    if not header.get("empty"):
+                        yield header, answer_body
+                    if header.get("last"):
+                        return
+        except socket.timeout as error:
+            raise DeadlineExceeded(f"the controller did not answer {op!r} within {timeout_s:g} s") from error
+        except ConnectionError as error:
+            raise CannotConnect(f"the controller ended while it was asked to {op!r}",
+                                hint="repeat the command: it starts a new controller") from error

@@ -1,0 +1,244 @@
+"""The only loop: takes wishes, the nodes' answers and the time, advances jobs, stores, then acts."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
+
+from ascendrun.core import job as w
+from ascendrun.core.errors import AscendrunError, Conflict
+from ascendrun.core.job import Event, Job, State
+from ascendrun.core.lifecycle import Step, advance, resume
+from ascendrun.core.schedule import Claim, judge_queue
+from ascendrun.head.boot import AgentImage
+from ascendrun.head.control import Answer, ControlServer, error_answer
+from ascendrun.head.errands import Errands
+from ascendrun.head.jobrunner import Desk, JobRunner
+from ascendrun.head.links import Links
+from ascendrun.head.remote import Link, LinkListener
+from ascendrun.head.store import LostLease, Store, StoredJob
+from ascendrun.head.submission import Submission, claims_of, make_job
+from ascendrun.head.transport import Backend
+from ascendrun.node.failpoint import failpoint
+
+TICK_S = 0.25
+IDLE_S = 600.0
+"""With nothing live and nobody asking for so long, the controller ends; connections stay warm until then."""
+
+
+class Controller:
+    """One per state folder; the caller holds its lock. Everything but the marked methods runs in `run`'s thread."""
+
+    def __init__(self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S) -> None:
+        """Opens the store and takes its lease. Raises StoreUnusable."""
+        self._state_dir = state_dir
+        self._idle_s = idle_s
+        self._inbox: "queue.Queue[Callable[[], None]]" = queue.Queue()
+        self._events: Deque[Tuple[str, Event]] = deque()
+        self._is_over = False
+        self._busy_mono = time.monotonic()
+        self._store = Store.open(state_dir)
+        image = AgentImage.make()
+        listener = LinkListener(on_up=lambda link: self.post(lambda: self._on_up(link)),
+                                on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
+                                on_event=self._on_link_event)
+        self._links = Links(backend, image, listener)
+        self._desk = Desk(state_dir, self._links, post=self.post, feed=self.feed, drained=self._forget)
+        self._errands = Errands(self._links, self.post)
+        self._runners: Dict[str, JobRunner] = {}
+        self._claims: Dict[str, Tuple[Claim, ...]] = {}
+        self._server = ControlServer(state_dir, self._on_request)
+
+    # From any thread
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has `call` run in the controller's own thread, in order."""
+        self._inbox.put(call)
+
+    def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
+        self.post(lambda: self._serve(op, header, answer))
+
+    def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+        if header.get("event") != "data":
+            return
+        for runner in tuple(self._runners.values()):
+            host = runner.uses(link) if runner.job.tag == header.get("tag") else None
+            if host is not None:
+                runner.take_data(host, header, body)
+
+    # The loop
+
+    def run(self) -> None:
+        """Until stopped, idle, or the lease is lost."""
+        signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
+        signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
+        for stored in self._store.live_jobs():
+            self._adopt(stored)
+        self._server.start()
+        next_tick = time.monotonic()
+        try:
+            while not self._is_over:
+                try:
+                    self._inbox.get(timeout=max(0.0, next_tick - time.monotonic()))()
+                except queue.Empty:
+                    next_tick = time.monotonic() + TICK_S
+                    self._tick()
+                self._work_off_events()
+        except LostLease as error:
+            print(f"controller: {error.message}", flush=True)
+        finally:
+            self._server.close()
+            self._links.close()
+            self._store.close()
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _tick(self) -> None:
+        self._links.tick()
+        reachable = frozenset(link.host.name for link in self._links if link.is_up)
+        for job_id, runner in tuple(self._runners.items()):
+            if runner.job.is_over:
+                runner.drain()
+            else:
+                self.feed(job_id, w.Tick(reachable))
+        self._schedule()
+        if any(not runner.job.is_over for runner in self._runners.values()) or self._errands.is_busy:
+            self._busy_mono = time.monotonic()
+        elif time.monotonic() - self._busy_mono > self._idle_s:
+            self._is_over = True
+
+    def _schedule(self) -> None:
+        jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
+        for job_id, verdict in judge_queue(jobs).items():
+            self.feed(job_id, verdict)
+
+    # Jobs
+
+    def feed(self, job_id: str, event: Event) -> None:
+        """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
+        self._events.append((job_id, event))
+
+    def _work_off_events(self) -> None:
+        while self._events:
+            job_id, event = self._events.popleft()
+            runner = self._runners.get(job_id)
+            if runner is None:
+                continue
+            story = tuple(f"{event.kind}: {event.text}" for event in self._store.events(job_id)[-20:])
+            self._take(runner, advance(runner.job, event, now_s=time.time(), story=story))
+
+    def _take(self, runner: JobRunner, step: Step) -> None:
+        """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
+        if step.job != runner.job:
+            lines = [("state", f"{move.target.value}: {move.reason}") for move in step.moves]
+            lines += [("note", note) for note in step.notes]
+            failpoint("controller.before_save")
+            self._store.save(step.job, lines, now_s=time.time())
+            failpoint("controller.after_save")
+            is_new_attempt = step.job.attempt != runner.job.attempt
+            runner.job = step.job
+            if is_new_attempt:
+                runner.begin_attempt()
+        for action in step.actions:
+            runner.perform(action)
+        failpoint("controller.after_actions")
+
+    def _adopt(self, stored: StoredJob) -> None:
+        submission = Submission.from_stored(stored)
+        self._add_runner(stored.job, submission)
+        runner = self._runners[stored.job.id]
+        self._take(runner, resume(stored.job, now_s=time.time()))
+        if runner.job.told_at_s is not None:
+            for host in runner.job.hosts:
+                runner.take_events(host)
+                runner.link(host)
+
+    def _add_runner(self, job: Job, submission: Submission) -> JobRunner:
+        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=self._desk)
+        self._runners[job.id] = runner
+        self._claims[job.id] = claims_of(submission.spec, submission.hosts)
+        return runner
+
+    def _forget(self, job_id: str) -> None:
+        runner = self._runners[job_id]
+        if runner.job.unconfirmed:
+            return
+        self._store.mark_drained(job_id)
+        del self._runners[job_id], self._claims[job_id]
+
+    def _on_up(self, link: Link) -> None:
+        for runner in tuple(self._runners.values()):
+            host = runner.uses(link)
+            if host is not None:
+                runner.on_up(host)
+        self._errands.on_up()
+
+    def _on_down(self, link: Link, error: AscendrunError) -> None:
+        for runner in tuple(self._runners.values()):
+            host = runner.uses(link)
+            if host is not None:
+                runner.on_down(host, link, error)
+        self._errands.on_down(link, error)
+
+    # Wishes
+
+    def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
+        self._busy_mono = time.monotonic()
+        try:
+            serve = {"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
+                     "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
+                     "status": self._status, "shutdown": self._shutdown}[op]
+        except KeyError:
+            answer({"ok": False, "error": {"code": "unknown-op", "message": f"the controller knows no {op!r}",
+                                           "hint": "it may be of another version: `ascendrun controller stop`"}}, b"", True)
+            return
+        try:
+            serve(header, answer)
+        except LostLease:
+            raise
+        except AscendrunError as error:
+            answer(error_answer(error), b"", True)
+        except Exception as error:  # one bad wish must not end the keeper of all jobs; the log keeps the trace
+            traceback.print_exc()
+            answer({"ok": False, "error": {"code": "internal", "message": f"{type(error).__name__}: {error}",
+                                           "hint": f"the trace is in {self._state_dir / 'controller.log'}"}}, b"", True)
+
+    def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
+        submission = Submission.from_json(header["submission"])
+        now_s = time.time()
+        failpoint("submit.before_txn")
+        job = self._store.add_job(key=submission.key, spec=submission.spec_values, hosts=submission.host_values,
+                                  trees=submission.tree_values, file=submission.file, now_s=now_s,
+                                  make_job=lambda job_id, head_id: make_job(submission, job_id, head_id, now_s))
+        failpoint("submit.after_commit_before_ack")
+        if job.id not in self._runners and not job.is_over:
+            self._add_runner(job, submission)
+            self._schedule()
+        answer({"ok": True, "job": job.id}, b"", True)
+
+    def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
+        stored = self._store.find(str(header["job"]))
+        if stored.job.is_over:
+            raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
+        self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
+        self.feed(stored.job.id, w.StopRequested(now=bool(header["now"])))
+        self._work_off_events()
+        answer({"ok": True, "job": stored.job.id}, b"", True)
+
+    def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
+        live: List[str] = [job_id for job_id, runner in self._runners.items() if not runner.job.is_over]
+        hosts = {job_id: {host: runner.link(host).liveness() for host in runner.job.hosts}
+                 for job_id, runner in self._runners.items() if runner.job.state is not State.QUEUED}
+        answer({"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts}, b"", True)
+
+    def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
+        answer({"ok": True}, b"", True)
+        self._is_over = True
+

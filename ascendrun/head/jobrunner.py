@@ -1,0 +1,275 @@
+"""Carries out one job's actions on its nodes and turns their answers into events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Set, Tuple
+
+from ascendrun.core import job as w
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import Host
+from ascendrun.core.job import Action, Event, Job, Phase, State
+from ascendrun.core.plan import Folders, LaunchPlan, Tree
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.asking import Asking, describe_error, describe_reply
+from ascendrun.head.collector import NodeSpool, SpoolGap
+from ascendrun.head.links import Links
+from ascendrun.head.remote import Link, Reply
+from ascendrun.head.settings import spool_dir
+from ascendrun.head.staging import TreePush, read_secret_env
+from ascendrun.head.translate import make_event
+from ascendrun.node import layout
+
+if TYPE_CHECKING:
+    from ascendrun.core.spec import JobSpec
+
+CHECK_S = 60.0
+STAGE_S = 120.0
+GO_S = 30.0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a runner needs of its controller: `post` runs a call in the controller's own thread, `feed` gives an
+    event to the lifecycle, `drained` says that every byte of the job has come."""
+
+    state_dir: Path
+    links: Links
+    post: Callable[[Callable[[], None]], None]
+    feed: Callable[[str, Event], None]
+    drained: Callable[[str], None]
+
+
+class JobRunner:
+    """One live job. Every method runs in the controller's thread, except `take_data`."""
+
+    def __init__(self, job: Job, *, spec: "JobSpec", hosts: Tuple[Host, ...], trees: Tuple[Tree, ...], desk: Desk) -> None:
+        self.job = job
+        self.spec, self.hosts, self.trees = spec, hosts, trees
+        self._desk = desk
+        self._reports: Dict[str, NodeReport] = {}
+        self._asking: Optional[Asking] = None
+        self._plan: Optional[LaunchPlan] = None
+        self._spools: Dict[str, NodeSpool] = {}
+        self._drained: Set[str] = set()
+        self._asked_sizes: Set[str] = set()
+
+    def link(self, host: str) -> Link:
+        return self._desk.links.get(self._host(host))
+
+    def _host(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    def uses(self, link: Link) -> Optional[str]:
+        """The job's name for the host behind `link`, None: it is none of the job's."""
+        for host in self.hosts:
+            if self._desk.links.same(host, link.host):
+                return host.name
+        return None
+
+    def perform(self, action: Action) -> None:
+        if isinstance(action, w.AskNodes):
+            self._ask()
+        elif isinstance(action, w.StageNodes):
+            for host in self.job.hosts:
+                self._stage(host)
+        elif isinstance(action, w.PrepareNodes):
+            for host in self.job.hosts:
+                self._prepare(host)
+        elif isinstance(action, w.StartNodes):
+            for host in self.job.hosts:
+                self._go(host)
+        elif isinstance(action, w.AbortNodes):
+            for host in self.job.hosts:
+                if self.link(host).is_up:
+                    self.link(host).call("abort", {"tag": self.job.tag}, deadline_s=GO_S, done=_ignore)
+        elif isinstance(action, w.StopNodes):
+            for host in action.hosts:
+                self._stop(host, now=action.now, grace_s=action.grace_s)
+
+    # Asking and planning
+
+    def _ask(self) -> None:
+        self._reports, self._plan = {}, None
+        self._asking = Asking(self.hosts, self._desk.links, self._desk.post, reported=self._take_report,
+                              refused=lambda host, text: self._feed(w.Refused(host, text)))
+        self._asking.start()
+
+    def _take_report(self, report: NodeReport) -> None:
+        if self.job.state is not State.CHECKING:
+            return
+        self._reports[report.host] = report
+        self._feed(w.NodeReported(report.host, report.boot_id, report.clock_offset_s))
+        if len(self._reports) == len(self.hosts):
+            self._make_plan()
+
+    def _make_plan(self) -> None:
+        try:
+            self._plan = build_plan(self.spec, self.hosts, self._reports, self.job, self.trees)
+        except AscendrunError as error:
+            self._feed(w.Refused(None, describe_error(error)))
+            return
+        ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in self._plan.nodes}
+        self._feed(w.Planned(ranks, self._plan.world_size))
+
+    # Staging, readiness, GO
+
+    def _stage(self, host: str) -> None:
+        TreePush(self._desk.state_dir, self.trees, ask=lambda op, fields, body, then:
+                 self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
+                 refused=lambda reply: self._refuse(host, reply),
+                 finished=lambda: self._feed(w.NodeStaged(host))).go_on()
+
+    def _prepare(self, host: str) -> None:
+        from ascendrun.core.plan import prepare_request
+        assert self._plan is not None, "PrepareNodes before the plan"
+        node = next(node for node in self._plan.nodes if node.host == host)
+        self._call(host, "prepare", prepare_request(node, self._plan), deadline_s=CHECK_S,
+                   then=lambda reply: self._feed(w.NodeReady(host, reply.header.get("master_port")))
+                   if reply.ok else self._refuse(host, reply))
+
+    def _go(self, host: str) -> None:
+        try:
+            secret_env = read_secret_env(self.spec)
+        except AscendrunError as error:
+            self._feed(w.Refused(host, describe_error(error)))
+            return
+        fields = {"tag": self.job.tag, "master_port": self.job.master_port, "secret_env": secret_env}
+        self._call(host, "go", fields, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
+
+    def _went(self, host: str, reply: Reply) -> None:
+        if reply.ok:
+            self._follow(host)
+        elif reply.error and reply.error.get("code") in ("link-lost", "deadline"):
+            return  # said again when the host answers: it may or may not have heard us
+        else:
+            self._refuse(host, reply)
+
+    def _refuse(self, host: str, reply: Reply) -> None:
+        self._feed(w.Refused(host, describe_reply(reply)))
+
+    # Stopping
+
+    def _stop(self, host: str, *, now: bool, grace_s: float) -> None:
+        fields = {"tag": self.job.tag, "now": now, "grace_s": grace_s}
+        self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_heard(host, reply))
+
+    def _stop_heard(self, host: str, reply: Reply) -> None:
+        if reply.ok and reply.header.get("phase") in ("none", "ended"):
+            self._feed(w.NodeEnded(host))  # nothing of the attempt is there; else its `ended` event is the proof
+
+    # What the nodes say
+
+    def on_up(self, host: str) -> None:
+        """The host's agent answers (again): look at facts first, then say again what it may have missed."""
+        if self.job.state is State.CHECKING and self._asking is not None:
+            self._asking.on_up()
+        node = next((node for node in self.job.nodes if node.host == host), None)
+        if node is None or self.job.told_at_s is None:
+            return
+        boot_id = self.link(host).hello["boot_id"]
+        if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
+            self._feed(w.NodeRebooted(host))
+            return
+        if self.job.state is State.STARTING and node.phase is Phase.TOLD:
+            self._go(host)
+            return
+        self._follow(host)
+        if node.may_run_processes and (self.job.state is State.STOPPING or host in self.job.unconfirmed):
+            self._stop(host, now=self.job.stop_now, grace_s=self.job.grace_s)
+
+    def on_down(self, host: str, link: Link, error: AscendrunError) -> None:
+        """Unreachable is not failed: only a start that has not begun is given up for it."""
+        self._asked_sizes.discard(host)
+        if self.job.state is State.CHECKING and self._asking is not None:
+            self._asking.on_down(link, error)
+
+    def _follow(self, host: str) -> None:
+        fields = {"tag": self.job.tag, "offsets": self.spool(host).offsets()}
+        self._call(host, "follow", fields, deadline_s=GO_S, then=_ignore)
+        self.take_events(host)
+
+    def spool(self, host: str) -> NodeSpool:
+        spool = self._spools.get(host)
+        if spool is None:
+            spool = NodeSpool(spool_dir(self._desk.state_dir, self.job.id, self.job.attempt) / host)
+            self._spools[host] = spool
+        return spool
+
+    def take_data(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+        """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
+        if header.get("tag") != self.job.tag:
+            return
+        try:
+            self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
+        except SpoolGap:
+            self._desk.post(lambda: self._follow(host))
+            return
+        if header["file"] == "events":
+            self._desk.post(lambda: self.take_events(host))
+
+    def take_events(self, host: str) -> None:
+        for line in self.spool(host).new_events():
+            event = make_event(host, line)
+            if event is not None:
+                self._feed(event)
+
+    # The end: every byte, then the mark that says so
+
+    def drain(self) -> None:
+        """Called now and then once the job is over: asks what the nodes' files measure until all of it is here."""
+        if self.job.told_at_s is None:
+            self._desk.drained(self.job.id)
+            return
+        for host in self.job.hosts:
+            if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
+                self._asked_sizes.add(host)
+                self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S,
+                           then=lambda reply, host=host: self._compare(host, reply))
+        if self._drained == set(self.job.hosts):
+            folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "complete").touch()
+            self._desk.drained(self.job.id)
+
+    def _compare(self, host: str, reply: Reply) -> None:
+        self._asked_sizes.discard(host)
+        if reply.ok and not self.spool(host).differs_from(reply.header["files"]):
+            self._drained.add(host)
+            self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
+
+    # Plumbing
+
+    def _feed(self, event: Event) -> None:
+        self._desk.feed(self.job.id, event)
+
+    def _call(self, host: str, op: str, fields: Mapping[str, Any], body: bytes = b"", *, deadline_s: float,
+              then: Callable[[Reply], None]) -> None:
+        """Asks the host; `then` runs in the controller's thread, unless the job has moved on to another attempt."""
+        attempt = self.job.attempt
+
+        def answered(reply: Reply) -> None:
+            self._desk.post(lambda: then(reply) if self.job.attempt == attempt else None)
+
+        self.link(host).call(op, fields, body, deadline_s=deadline_s, done=answered)
+
+    def begin_attempt(self) -> None:
+        """The record has moved to a new attempt: forget what belonged to the old one."""
+        self._spools, self._drained, self._asked_sizes = {}, set(), set()
+
+
+def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
+               trees: Tuple[Tree, ...]) -> LaunchPlan:
+    """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
+    from ascendrun.core.plan import make_plan
+    folders = {host: Folders(work=layout.work_dir(report.root, job.run),
+                             checkpoints=layout.checkpoints_dir(report.root, job.run),
+                             attempt=layout.attempt_dir(report.root, job.tag),
+                             trees=f"{report.root}/trees") for host, report in reports.items()}
+    return make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees)
+
+
+def _ignore(reply: Reply) -> None:
+    """For answers that change nothing: the proof comes as an event, or the call is said again."""
+

@@ -1,0 +1,60 @@
+"""All links of a controller: one for each way of reaching a host, made when first wanted, kept warm."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Dict, Iterator
+
+from ascendrun.core.hosts import Host
+from ascendrun.head.boot import AgentImage
+from ascendrun.head.remote import Link, LinkListener
+from ascendrun.head.transport import Backend
+
+CONNECTING_AT_ONCE = 32
+"""More handshakes at once only fight for the interpreter lock: measured best at about 32 for any number of hosts."""
+SENDING_AT_ONCE = 16
+
+
+class Links:
+    """Use from one thread; the links themselves may be used from any."""
+
+    def __init__(self, backend: Backend, image: AgentImage, listener: LinkListener) -> None:
+        self._backend, self._image, self._listener = backend, image, listener
+        self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
+        self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
+        self._links: Dict[Host, Link] = {}
+
+    def get(self, host: Host) -> Link:
+        """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
+        key = _dialled(host)
+        link = self._links.get(key)
+        if link is None:
+            link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
+                        connecting=self._connecting, sending=self._sending)
+            self._links[key] = link
+            link.tick()
+        return link
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(tuple(self._links.values()))
+
+    def same(self, one: Host, other: Host) -> bool:
+        return _dialled(one) == _dialled(other)
+
+    def tick(self) -> None:
+        for link in tuple(self._links.values()):
+            link.tick()
+
+    def close(self) -> None:
+        links, self._links = tuple(self._links.values()), {}
+        for link in links:
+            link.close()
+        self._connecting.shutdown(wait=False, cancel_futures=True)
+        self._sending.shutdown(wait=False, cancel_futures=True)
+
+
+def _dialled(host: Host) -> Host:
+    return replace(host, slots=None, devices=None, groups=(), line=0)
+
+

@@ -1,0 +1,95 @@
+"""A job on its way into the store: what the submitting process sends to the controller."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.job import Job
+from ascendrun.core.plan import Tree
+from ascendrun.core.schedule import Claim
+from ascendrun.head.store import StoredJob
+from ascendrun.node.layout import make_run
+
+if TYPE_CHECKING:
+    from ascendrun.core.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A checked job. `key` makes repeating harmless; `hosts` are exactly those it will use, in rank order."""
+
+    key: str
+    spec: "JobSpec"
+    hosts: Tuple[Host, ...]
+    trees: Tuple[Tree, ...]
+    file: Optional[str]
+
+    @property
+    def spec_values(self) -> Dict[str, Any]:
+        values: Dict[str, Any] = json.loads(self.spec.model_dump_json())
+        return values
+
+    @property
+    def host_values(self) -> List[Dict[str, Any]]:
+        return [asdict(host) for host in self.hosts]
+
+    @property
+    def tree_values(self) -> List[Dict[str, Any]]:
+        return [asdict(tree) for tree in self.trees]
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"key": self.key, "spec": self.spec_values, "hosts": self.host_values, "trees": self.tree_values,
+                "file": self.file}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Submission":
+        return cls(key=values["key"], spec=_load_spec(values["spec"]), hosts=load_hosts(values["hosts"]),
+                   trees=_load_trees(values["trees"]), file=values["file"])
+
+    @classmethod
+    def from_stored(cls, stored: StoredJob) -> "Submission":
+        return cls(key=stored.key, spec=_load_spec(stored.spec), hosts=load_hosts(stored.hosts),
+                   trees=_load_trees(stored.trees), file=stored.file)
+
+
+def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
+    """The first record of a submitted job."""
+    spec = submission.spec
+    return Job(id=job_id, name=spec.name, run=make_run(head_id, job_id), grace_s=spec.checkpoint.grace_s,
+               hosts=tuple(host.name for host in submission.hosts), start_s=spec.timeouts.start_s,
+               created_at_s=now_s, since_s=now_s)
+
+
+def claims_of(spec: "JobSpec", hosts: Sequence[Host]) -> Tuple[Claim, ...]:
+    """What the job takes of each host: named devices, counted slots on cpu, else the whole host.
+
+    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could pick the same ones.
+    """
+    return tuple(_claim_of(spec, host) for host in hosts)
+
+
+def _claim_of(spec: "JobSpec", host: Host) -> Claim:
+    devices = spec.devices
+    ids = tuple(devices.ids) if devices.ids is not None else None
+    count = devices.per_node or (len(ids) if ids else None) or host.slots or 1
+    if ids is not None:
+        return Claim(host.name, count, ids=ids)
+    return Claim(host.name, count, capacity=host.slots if devices.family == "cpu" else None)
+
+
+def _load_spec(values: Mapping[str, Any]) -> "JobSpec":
+    from ascendrun.core.spec import JobSpec
+    return JobSpec.model_validate_json(json.dumps(values))
+
+
+def load_hosts(values: Sequence[Mapping[str, Any]]) -> Tuple[Host, ...]:
+    """Hosts from the JSON values of their dataclass."""
+    return tuple(Host(**{**value, "groups": tuple(value["groups"]),
+                         "devices": None if value["devices"] is None else tuple(value["devices"])}) for value in values)
+
+
+def _load_trees(values: Sequence[Mapping[str, Any]]) -> Tuple[Tree, ...]:
+    return tuple(Tree(**value) for value in values)

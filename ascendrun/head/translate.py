@@ -1,0 +1,43 @@
+"""From what agents say to what the lifecycle understands."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from ascendrun.core import job as w
+from ascendrun.core.reports import NodeReport, Route
+
+
+def make_event(host: str, line: Mapping[str, Any]) -> Optional[w.Event]:
+    """The event that a line of a node's `events` file stands for; None when the lifecycle has no use for it."""
+    kind = line.get("event")
+    if kind == "rank_started":
+        return w.RankStarted(host, int(line["rank"]), int(line["pid"]))
+    if kind == "rank_exited":
+        return w.RankExited(host, int(line["rank"]), w.Exit(code=line.get("code"), signal=line.get("signal"),
+                                                            at_ns=int(line["at_ns"]), stopped=bool(line.get("stopped")),
+                                                            note=line.get("note")))
+    if kind == "rank_lingers":
+        return w.RankLingers(host, int(line["rank"]), str(line.get("why", "")))
+    if kind == "start_failed":
+        hint = f" ({line['hint']})" if line.get("hint") else ""
+        return w.StartFailed(host, line.get("rank"), f"{line.get('message')}{hint}")
+    if kind == "ended":
+        return w.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
+    if kind == "supervisor_lost":
+        return w.SupervisorLost(host)
+    if kind == "stopping" and line.get("by") == "limit":
+        return w.LimitReached(host, str(line.get("reason")))
+    return None
+
+
+def make_report(host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *, clock_offset_s: Optional[float]
+                ) -> NodeReport:
+    """A node's report from its agent's greeting and its answer to `probe`."""
+    routes = {peer: Route(interface=route["interface"], source=route["source"])
+              for peer, route in probe.get("routes", {}).items()}
+    return NodeReport(host=host, root=hello["root"], hostname=hello["hostname"], boot_id=hello["boot_id"],
+                      machine_id=hello.get("machine_id"), user=hello["user"], python=hello["python"],
+                      python_version=hello["python_version"], kernel=hello["kernel"], arch=hello["arch"],
+                      cpus=int(hello["cpus"]), memory_bytes=hello.get("memory_bytes"),
+                      free_bytes=probe.get("free_bytes"), clock_offset_s=clock_offset_s, routes=routes)
