@@ -1,0 +1,109 @@
+"""Sets of node names: `npu[01-06,09]` to names and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, List, Sequence, Tuple, Union
+
+MAX_NAMES = 4096
+"""Nobody runs one job on more hosts; a longer range is a slip of the hand."""
+
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
+_RANGE_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_PIECES = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+
+
+_Ranges = List[Tuple[int, int, int]]
+_Piece = Union[str, _Ranges]
+
+
+class BadNames(ValueError):
+    """The text is no set of names; the message says why."""
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may be the name of one host: letters, digits, `.`, `_`, `-`, at most 253 characters."""
+    return NAME.fullmatch(text) is not None
+
+
+def expand_names(text: str) -> Tuple[str, ...]:
+    """`npu[01-03,07]` as names, in the order written; a text without brackets is one name.
+
+    Raises BadNames, before anything is built, when the range is malformed or holds more than MAX_NAMES.
+    """
+    pieces = _split_pieces(text)
+    total = 1
+    for piece in pieces:
+        if isinstance(piece, list):
+            total *= sum(high - low + 1 for low, high, _ in piece)
+        if total > MAX_NAMES:
+            raise BadNames(f"more than {MAX_NAMES} names")
+    names = [""]
+    for piece in pieces:
+        ends = [piece] if isinstance(piece, str) else _numbers(piece)
+        names = [start + end for start in names for end in ends]
+    for name in names:
+        if not is_name(name):
+            raise BadNames("a host name has letters, digits, '.', '_', '-', and starts with a letter or digit")
+    if len(set(names)) != len(names):
+        raise BadNames("the range names a host twice")
+    return tuple(names)
+
+
+def split_list(text: str) -> List[str]:
+    """`a[1,3],b` cut at the commas outside brackets: ["a[1,3]", "b"]; empty pieces stay."""
+    pieces = [""]
+    depth = 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """Names as people write them, sorted: `npu[01-06,09]`. Empty for none."""
+    given: Sequence[str] = list(dict.fromkeys(names))
+    if len(given) <= 1 or not all(is_name(name) for name in given):
+        return ",".join(given)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
+
+
+def _split_pieces(text: str) -> List[_Piece]:
+    """Literal texts and, for each bracket, a list of (low, high, width)."""
+    if "[" not in text and "]" not in text:
+        return [text]
+    pieces: List[_Piece] = []
+    end = 0
+    for match in _PIECES.finditer(text):
+        if match.start() != end:
+            break
+        end = match.end()
+        pieces.append(match.group(2) if match.group(1) is None else _parse_ranges(match.group(1)))
+    if end != len(text):
+        raise BadNames("unmatched bracket")
+    return pieces
+
+
+def _numbers(ranges: _Ranges) -> List[str]:
+    return [f"{number:0{width}d}" for low, high, width in ranges for number in range(low, high + 1)]
+
+
+def _parse_ranges(inside: str) -> _Ranges:
+    ranges: _Ranges = []
+    for part in inside.split(","):
+        match = _RANGE_PART.fullmatch(part)
+        if not match:
+            raise BadNames("a range is written [01-16] or [1,3,7-9]")
+        low, high = match.group(1), match.group(2) or match.group(1)
+        padded = low.startswith("0") and len(low) > 1
+        if len(high) < len(low) or (padded and len(high) != len(low)):
+            raise BadNames(f"{low}-{high}: both ends need the same number of digits")
+        if int(high) < int(low):
+            raise BadNames(f"{low}-{high} counts down")
+        ranges.append((int(low), int(high), len(low) if padded else 1))
+    return ranges
