@@ -1,1 +1,62 @@
-"""Clusters of several kinds behind one protocol: how to reach the agent of a host."""
+"""Kinds of cluster behind one protocol; `Backends` sends each host to the kind that it is of."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional
+
+from ascendrun.core.hosts import Host
+from ascendrun.head.settings import Settings
+from ascendrun.head.transport import Backend, Connection, Deadlines
+
+if TYPE_CHECKING:
+    from ascendrun.backends.ssh import SshBackend
+
+
+class Backends:
+    """Implements `transport.Backend` for any host: "addr=local" runs here, the rest is reached by SSH.
+
+    `ask`: asks the person for a key's passphrase, None: nobody is there. `transport`: "auto", "paramiko" or "openssh".
+    `ssh_config`: an ssh config file to use instead of the user's and the system's. Thread-safe.
+    """
+
+    def __init__(self, settings: Settings, *, ask: Optional[Callable[[str], Optional[str]]] = None,
+                 transport: str = "auto", ssh_config: Optional[Path] = None) -> None:
+        self._settings = settings
+        self._ask = ask
+        self._transport = transport
+        self._ssh_config = ssh_config
+        self._lock = threading.Lock()
+        self._local: Optional[Backend] = None
+        self._ssh: Optional["SshBackend"] = None
+
+    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+        return self.backend_for(host).connect(host, deadlines=deadlines)
+
+    def backend_for(self, host: Host) -> Backend:
+        return self._local_backend() if host.is_local else self.ssh()
+
+    def ssh(self) -> "SshBackend":
+        """The backend for hosts behind SSH, made when first needed: it imports paramiko only to connect."""
+        with self._lock:
+            if self._ssh is None:
+                from ascendrun.backends.ssh import SshBackend
+
+                self._ssh = SshBackend(self._settings, ask=self._ask, transport=self._transport,
+                                       ssh_config=self._ssh_config)
+            return self._ssh
+
+    def close(self) -> None:
+        with self._lock:
+            for backend in (self._local, self._ssh):
+                if backend is not None:
+                    backend.close()
+
+    def _local_backend(self) -> Backend:
+        with self._lock:
+            if self._local is None:
+                from ascendrun.backends.local import LocalBackend
+
+                self._local = LocalBackend(self._settings)
+            return self._local

@@ -1,0 +1,86 @@
+"""This very machine as a host: commands run as child processes, with a node root of the host's own and no SSH."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from ascendrun.core.errors import CannotConnect
+from ascendrun.core.hosts import Host
+from ascendrun.head.child import ChildStream
+from ascendrun.head.settings import Settings
+from ascendrun.head.transport import Deadlines, Receiver, StreamClosed
+
+ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
+
+
+class LocalConnection:
+    """Implements `transport.Connection`; each opened command is a child in a session of its own."""
+
+    peer_address: Optional[str] = None
+
+    def __init__(self, env: Dict[str, str]) -> None:
+        self._env = env
+        self._streams: List[ChildStream] = []
+        self._is_closed = False
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
+        if self._is_closed:
+            raise StreamClosed("closed by this side")
+        try:
+            stream = ChildStream(["/bin/sh", "-c", command], receiver, env=self._env, cwd=os.path.expanduser("~"))
+        except OSError as error:
+            raise CannotConnect(f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
+                                hint="too many processes or open files? see ulimit -a") from error
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        self._is_closed = True
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+
+class LocalBackend:
+    """Connects to hosts whose `addr` is "local"."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def connect(self, host: Host, *, deadlines: Deadlines) -> LocalConnection:
+        return LocalConnection(local_environment(self._make_root(host)))
+
+    def close(self) -> None:
+        pass  # it holds nothing
+
+    def _make_root(self, host: Host) -> Path:
+        root = local_root(self._settings, host.name)
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.chmod(0o700)
+        except OSError as error:
+            raise CannotConnect(f"{host.name}: its folder {root} cannot be made "
+                                f"({(error.strerror or str(error)).lower()})",
+                                hint="free some space there, or set ASCENDRUN_STATE_DIR to another folder") from error
+        return root
+
+
+def local_root(settings: Settings, name: str) -> Path:
+    """The node root of the local host `name`. Raises CannotConnect for a name that would lead out of the state dir."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise CannotConnect(f"{name!r}: not a name for a local host",
+                            hint="use letters, digits, dots, dashes and underscores in the hostfile")
+    return settings.state_dir / "local" / name
+
+
+def local_environment(root: Path) -> Dict[str, str]:
+    """The head's own environment, with the host's node root, and the head's Python first on the PATH."""
+    env = dict(os.environ)
+    env[ROOT_VARIABLE] = str(root)
+    folder = os.path.dirname(os.path.abspath(sys.executable))
+    env["PATH"] = os.pathsep.join([folder, env.get("PATH") or os.defpath])
+    return env

@@ -1,0 +1,291 @@
+"""Hosts behind SSH: decides per host how to reach it, and shares keys, host keys and jump hosts among all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import AuthFailed, CannotConnect
+from ascendrun.core.hosts import Host
+from ascendrun.head.hostkeys import (
+    OWN_FILE,
+    HostKey,
+    KnownHostsFile,
+    Recorded,
+    judge,
+    known_name,
+    look_up,
+    record_host_keys,
+)
+from ascendrun.head.settings import Settings
+from ascendrun.head.sshconfig import SshConfig, SshTarget, parse_jump
+from ascendrun.head.transport import Connection, Deadlines
+
+if TYPE_CHECKING:
+    from ascendrun.head.ssh import ParamikoConnection
+    from ascendrun.head.ssh_keys import KeyRing
+
+AUTH_PAUSE_S = 60.0
+"""A refused login is not tried again for this long: sshd counts failures and may lock the whole address out."""
+
+HANDSHAKES_PER_JUMP = 8
+"""Connections made through one jump host at the same time; more and its MaxStartups begins to drop them."""
+
+
+class SshBackend:
+    """Implements `transport.Backend`. Files are read once (known_hosts again when it changed), keys loaded once."""
+
+    def __init__(self, settings: Settings, *, ask: Optional[Callable[[str], Optional[str]]] = None,
+                 transport: str = "auto", ssh_config: Optional[Path] = None) -> None:
+        assert transport in ("auto", "paramiko", "openssh")
+        self._settings = settings
+        self._ask = ask
+        self._transport = transport
+        self._config_path = ssh_config
+        self._config = SshConfig(ssh_config)
+        self._own = KnownHostsFile(str(settings.state_dir / OWN_FILE))
+        self._known_files: Dict[str, KnownHostsFile] = {}
+        self._lock = threading.Lock()
+        self._keys: Optional["KeyRing"] = None
+        self._refused: Dict[Tuple[str, int, str], Tuple[float, AuthFailed]] = {}
+        self._jumps: Dict[str, "_Jump"] = {}
+        self._reasons: Dict[str, str] = {}
+
+    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+        target = self._config.resolve(host)
+        self._raise_recent_refusal(target)
+        try:
+            reason = self.why_openssh(host)
+            if reason is not None:
+                return self._connect_openssh(target, deadlines)
+            return self._connect_paramiko(target, deadlines)
+        except AuthFailed as error:
+            with self._lock:
+                self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
+            raise
+
+    def why_openssh(self, host: Host) -> Optional[str]:
+        """Why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
+        if self._transport != "auto":
+            return "asked for" if self._transport == "openssh" else None
+        with self._lock:
+            if host.name in self._reasons:
+                return self._reasons[host.name]
+        target = self._config.resolve(host)
+        reason = target.why_openssh or self._key_reason(target) or self._jump_reason(target)
+        recorded = self.recorded(target)
+        if reason is None and recorded.authorities and not recorded.keys:
+            reason = f"host certificates ({recorded.authorities[0].file}:{recorded.authorities[0].line})"
+        return reason
+
+    def recorded(self, target: SshTarget) -> Recorded:
+        """The host keys on record for `target`."""
+        with self._lock:
+            others = [self._known_files.setdefault(path, KnownHostsFile(path)) for path in target.known_hosts_files]
+            return look_up(known_names(target), own=self._own, others=others)
+
+    def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
+        """The key that `host` shows, without any login attempt. Raises CannotConnect."""
+        target = self._config.resolve(host)
+        if self.why_openssh(host) is not None:
+            from ascendrun.head.openssh import scan_host_key
+
+            return scan_host_key(target, deadlines=deadlines, config=self._config_path)
+        from ascendrun.head.ssh import shown_key, start_link
+
+        link, _ = start_link(target, self._dial(target, deadlines), deadlines=deadlines)
+        try:
+            return shown_key(link)
+        finally:
+            link.drop("only its key was wanted")
+
+    def record_host_key(self, host: Host, key: HostKey, *, replace: bool = False) -> bool:
+        """Writes `key` into ascendrun's own known_hosts; with `replace` it takes the place of others.
+
+        False when it was there already.
+        """
+        name = known_names(self._config.resolve(host))[0]
+        return record_host_keys(Path(self._own.path), [(name, key)], replace=replace) > 0
+
+    def resolve(self, host: Host) -> SshTarget:
+        """How `host` is reached, by hostfile and ssh config."""
+        return self._config.resolve(host)
+
+    def close(self) -> None:
+        with self._lock:
+            jumps, self._jumps = list(self._jumps.values()), {}
+            keys, self._keys = self._keys, None
+        for jump in jumps:
+            jump.close()
+        if keys is not None:
+            keys.close()
+
+    def _connect_paramiko(self, target: SshTarget, deadlines: Deadlines) -> Connection:
+        from ascendrun.head.ssh import NoCommonAlgorithm
+
+        try:
+            return self._make_connection(target, deadlines)
+        except NoCommonAlgorithm as error:
+            if self._transport != "auto":
+                raise
+            with self._lock:
+                self._reasons[target.name] = f"no algorithm in common ({error.message})"
+            return self._connect_openssh(target, deadlines)
+
+    def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> "ParamikoConnection":
+        from ascendrun.head.ssh import connect
+
+        recorded = self.recorded(target)
+        return connect(
+            target, self._dial(target, deadlines), deadlines=deadlines,
+            key_types=algorithms_of(recorded),
+            judge=lambda key, address: judge(key, recorded, host=target.name, label=target.label),
+            identities=lambda: self._key_ring().identities(target),
+        )
+
+    def _connect_openssh(self, target: SshTarget, deadlines: Deadlines) -> Connection:
+        from ascendrun.head.openssh import connect
+
+        recorded = self.recorded(target)
+        return connect(target, deadlines=deadlines, config=self._config_path,
+                       known_hosts=self._files_for_openssh(target, recorded),
+                       host_key_alias=self._alias(target, recorded))
+
+    def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> Tuple[str, ...]:
+        """Our own file alone when it settles the host, lest a key that was replaced there is still taken elsewhere."""
+        settles = recorded.in_own_file and not recorded.revoked
+        return (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
+
+    def _alias(self, target: SshTarget, recorded: Recorded) -> Optional[str]:
+        """The name under which the host is on record, when it is not the one that ssh would look up."""
+        names = known_names(target)
+        usual = known_name(target.key_alias or target.address, 22 if target.key_alias else target.port)
+        for name in names:
+            one = look_up([name], own=self._own, others=[self._known_files[path] for path in target.known_hosts_files])
+            if one.keys or one.authorities:
+                return None if name == usual else name
+        return None
+
+    def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], Tuple[Any, Optional[str]]]:
+        if target.jump is None:
+            from ascendrun.head.ssh_socket import dial
+
+            return lambda: dial(target.address, target.port, label=target.label, family=target.family,
+                                tcp_s=deadlines.tcp_s)
+        jump = self._jump(target.jump)
+        return lambda: (jump.dial(target, deadlines), None)
+
+    def _jump(self, text: str) -> "_Jump":
+        with self._lock:
+            if text not in self._jumps:
+                target = self._config.resolve(parse_jump(text))
+                self._jumps[text] = _Jump(target, self._make_connection)
+            return self._jumps[text]
+
+    def _jump_reason(self, target: SshTarget) -> Optional[str]:
+        if target.jump is None:
+            return None
+        jump = self._config.resolve(parse_jump(target.jump))
+        if jump.jump is not None:
+            return f"several jumps in a row ({target.jump}, then {jump.jump})"
+        return jump.why_openssh or self._key_reason(jump)
+
+    def _key_reason(self, target: SshTarget) -> Optional[str]:
+        from ascendrun.head.ssh_keys import needs_openssh
+
+        return needs_openssh(target)
+
+    def _key_ring(self) -> "KeyRing":
+        with self._lock:
+            if self._keys is None:
+                from ascendrun.head.ssh_keys import KeyRing
+
+                self._keys = KeyRing(self._ask)
+            return self._keys
+
+    def _raise_recent_refusal(self, target: SshTarget) -> None:
+        with self._lock:
+            until, error = self._refused.get(_login(target), (0.0, None))
+        left_s = until - time.monotonic()
+        if error is not None and left_s > 0:
+            raise AuthFailed(f"{error.message}; not tried again for {left_s:.0f} s", hint=error.hint)
+
+
+class _Jump:
+    """One jump host: a single login serves every host behind it."""
+
+    def __init__(self, target: SshTarget,
+                 make: Callable[[SshTarget, Deadlines], "ParamikoConnection"]) -> None:
+        self._target = target
+        self._make = make
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(HANDSHAKES_PER_JUMP)
+        self._connection: Optional["ParamikoConnection"] = None
+        self._failure: Optional[CannotConnect] = None
+        self._failed_at = 0.0
+
+    def dial(self, target: SshTarget, deadlines: Deadlines) -> Any:
+        """A channel to `target` through the jump host. Raises CannotConnect or its children, about either host."""
+        patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
+        if not self._slots.acquire(timeout=patience_s):
+            raise CannotConnect(f"{target.label}: the jump host {self._target.label} was busy for {patience_s:.0f} s",
+                                hint="it answers too slowly; see its load")
+        try:
+            return self._open(target, deadlines)
+        finally:
+            self._slots.release()
+
+    def _open(self, target: SshTarget, deadlines: Deadlines) -> Any:
+        from ascendrun.head.paramiko_door import paramiko
+
+        link = self._alive(deadlines).link
+        try:
+            return link.open_channel("direct-tcpip", (target.address, target.port), ("127.0.0.1", 0),
+                                     timeout=deadlines.tcp_s)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise CannotConnect(f"{target.label}: not reached through the jump host {self._target.label} ({error})",
+                                hint=f"try: ssh -J {self._target.address}:{self._target.port} "
+                                     f"-p {target.port} {target.address}") from error
+
+    def _alive(self, deadlines: Deadlines) -> "ParamikoConnection":
+        asked_at = time.monotonic()
+        with self._lock:
+            if self._connection is not None and self._connection.link.active:
+                return self._connection
+            if self._failure is not None and self._failed_at > asked_at:
+                raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while we waited
+            try:
+                self._connection = self._make(self._target, deadlines)
+            except CannotConnect as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
+            return self._connection
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+
+def known_names(target: SshTarget) -> List[str]:
+    """Under which names a host may be on record; new keys are recorded under the first."""
+    if target.key_alias:
+        return [target.key_alias.lower()]
+    names = [known_name(target.address, target.port), known_name(target.name, target.port)]
+    return list(dict.fromkeys(names))
+
+
+def algorithms_of(recorded: Recorded) -> Sequence[str]:
+    """Host key algorithms for the recorded keys; RSA keys sign by two of them."""
+    found: List[str] = []
+    for entry in recorded.keys:
+        found += ["rsa-sha2-512", "rsa-sha2-256"] if entry.key.type == "ssh-rsa" else [entry.key.type]
+    return found
+
+
+def _login(target: SshTarget) -> Tuple[str, int, str]:
+    return target.address, target.port, target.user
+
+

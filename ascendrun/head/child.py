@@ -1,0 +1,173 @@
+"""A command as a child process of this machine, behind the same Stream that a command on a host has."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import DeadlineExceeded
+from ascendrun.head.transport import Data, Receiver, StreamClosed
+
+READ_BYTES = 256 * 1024
+PIECE_BYTES = 32 * 1024
+ASK_TO_END_S = 1.0
+"""After its pipes were closed a child may end by itself for this long; then SIGTERM, and as long again, SIGKILL."""
+
+_POLL_S = 0.2
+"""How often a child is looked at where the kernel has no pidfd."""
+
+
+class ChildStream:
+    """One child process with three pipes; implements `transport.Stream`. A thread of its own feeds the receiver.
+
+    `say_end(exit code, receiver's reason)`: turns how it ended into (reason, status); negative codes are signals.
+    """
+
+    def __init__(self, argv: Sequence[str], receiver: Receiver, *, env: Optional[Mapping[str, str]] = None,
+                 cwd: Optional[str] = None,
+                 say_end: Optional[Callable[[int], Tuple[str, Optional[int]]]] = None) -> None:
+        self._receiver = receiver
+        self._say_end = say_end or say_plain_end
+        self._send_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._process = subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=subprocess.PIPE, env=dict(env) if env is not None else None, cwd=cwd,
+                                         start_new_session=True, bufsize=0)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._input_fd: Optional[int] = self._process.stdin.fileno()
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name=f"child-{self._process.pid}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, data: Data, *, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        view = memoryview(data).cast("B")
+        with self._send_lock:
+            while view:
+                if self._input_fd is None or self._closing.is_set():
+                    raise StreamClosed("the stream is closed")
+                try:
+                    view = view[os.write(self._input_fd, view[:PIECE_BYTES]):]
+                    continue
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    raise StreamClosed("the command takes no more input") from error
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded(f"the command took no more input within {deadline_s:g} s",
+                                           hint="it does not read its standard input")
+                _wait_writable(self._input_fd, min(left_s, _POLL_S))
+
+    def close_input(self) -> None:
+        with self._send_lock:
+            if self._input_fd is not None and self._process.stdin:
+                self._input_fd = None
+                self._process.stdin.close()
+
+    def close(self) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            try:
+                os.write(self._wake_write, b"!")
+            except OSError:
+                pass  # the thread has ended, and told so
+
+    def _run(self) -> None:
+        """Feeds the receiver until the child has ended and its pipes are empty; grandchildren may hold the pipes on."""
+        try:
+            self._pump()
+            if self._closing.is_set():
+                self._close_pipes()
+                self._make_end()
+            reason, status = self._say_end(self._process.wait())
+        finally:
+            self._close_pipes()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        self._receiver.on_closed("closed by this side" if self._closing.is_set() else reason, status)
+
+    def _pump(self) -> None:
+        assert self._process.stdout and self._process.stderr
+        sinks: Dict[int, Callable[[bytes], None]] = {
+            self._process.stdout.fileno(): self._receiver.on_data,
+            self._process.stderr.fileno(): self._receiver.on_error_data,
+        }
+        end_fd = _open_pidfd(self._process.pid)
+        with selectors.DefaultSelector() as selector:
+            for fd in (*sinks, self._wake_read, *([end_fd] if end_fd is not None else [])):
+                selector.register(fd, selectors.EVENT_READ)
+            try:
+                while not self._closing.is_set():
+                    has_ended = self._process.poll() is not None
+                    ready = selector.select(0 if has_ended else None if end_fd is not None else _POLL_S)
+                    fds = [key.fd for key, _ in ready if key.fd in sinks]
+                    for fd in fds:
+                        if not _move(fd, sinks[fd]):
+                            selector.unregister(fd)
+                            del sinks[fd]
+                    if has_ended and not fds:
+                        return
+            finally:
+                if end_fd is not None:
+                    os.close(end_fd)
+
+    def _make_end(self) -> None:
+        """Ends this one process, whose input ended; what it detached into other sessions is not ours to end."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self._process.wait(ASK_TO_END_S)
+                return
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+
+    def _close_pipes(self) -> None:
+        self.close_input()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def say_plain_end(code: int) -> Tuple[str, Optional[int]]:
+    """A shell's way to tell a death by signal: 128 + signal, as sshd's users know it."""
+    return "the command ended", code if code >= 0 else 128 - code
+
+
+def _move(fd: int, sink: Callable[[bytes], None]) -> bool:
+    """Hands over what is there. False at the end of the pipe."""
+    try:
+        data = os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return True
+    if data:
+        sink(data)
+    return bool(data)
+
+
+def _wait_writable(fd: int, timeout_s: float) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT | select.POLLERR | select.POLLHUP)
+    poller.poll(timeout_s * 1000)
+
+
+def _open_pidfd(pid: int) -> Optional[int]:
+    opener: Optional[Callable[[int], int]] = getattr(os, "pidfd_open", None)
+    if opener is None:
+        return None
+    try:
+        return opener(pid)
+    except OSError:
+        return None

@@ -1,0 +1,263 @@
+"""Which keys hosts are known by: reads known_hosts files, judges a shown key, records new ones in our own."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import fnmatch
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import CannotConnect, HostKeyChanged, HostKeyUnknown
+
+OWN_FILE = "known_hosts"
+SYSTEM_FILES = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+DEFAULT_PORT = 22
+_MARKERS = {"@revoked": "revoked", "@cert-authority": "authority"}
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A public host key: its SSH type ("ssh-ed25519") and the key itself in base64."""
+
+    type: str
+    base64: str
+
+    @property
+    def fingerprint(self) -> str:
+        """"SHA256:…" as `ssh-keygen -lf` prints it."""
+        digest = hashlib.sha256(base64.b64decode(self.base64)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
+
+    @property
+    def short_type(self) -> str:
+        """"ED25519", "RSA", "ECDSA": what people call it."""
+        return self.type.replace("ssh-", "").split("-")[0].upper()
+
+    def __str__(self) -> str:
+        return f"{self.short_type} {self.fingerprint}"
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One line of a known_hosts file. `marker`: "", "revoked" or "authority". `names` as written, hashed or plain."""
+
+    marker: str
+    names: str
+    key: HostKey
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is on record for one host. `keys` come from ascendrun's own file when it names the host, else from the rest.
+
+    `in_own_file`: whether ascendrun's own file settled it.
+    """
+
+    keys: Tuple[KnownKey, ...] = ()
+    revoked: Tuple[KnownKey, ...] = ()
+    authorities: Tuple[KnownKey, ...] = ()
+    in_own_file: bool = False
+
+
+def known_name(host: str, port: int) -> str:
+    """How known_hosts spells a host: "name", or "[name]:port" for a port other than 22."""
+    return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
+
+
+def parse_known_hosts(text: str, file: str) -> Tuple[KnownKey, ...]:
+    """Every readable line; lines that no tool of today could use (comments, SSH-1 keys, broken base64) are skipped."""
+    parsed = (_parse_line(line, file, number) for number, line in enumerate(text.splitlines(), 1))
+    return tuple(entry for entry in parsed if entry is not None)
+
+
+def _parse_line(line: str, file: str, number: int) -> Optional[KnownKey]:
+    fields = line.split()
+    marker = ""
+    if fields and fields[0].startswith("@"):
+        marker = _MARKERS.get(fields.pop(0), "unknown")
+    if len(fields) < 3 or fields[0].startswith("#") or marker == "unknown":
+        return None
+    try:
+        blob = base64.b64decode(fields[2], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not blob[4:].startswith(fields[1].encode("utf-8", "replace")):
+        return None  # the type written beside the key is not the key's own
+    return KnownKey(marker=marker, names=fields[0], key=HostKey(fields[1], fields[2]), file=file, line=number)
+
+
+class KnownHostsFile:
+    """One known_hosts file, indexed by name, read again only when it has changed on disk."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stamp: Optional[Tuple[int, int, int]] = None
+        self._exact: Dict[str, List[KnownKey]] = {}
+        self._other: List[KnownKey] = []
+
+    def find(self, name: str) -> Tuple[KnownKey, ...]:
+        """The lines that speak of `name` (spelt by `known_name`); empty also when there is no such file."""
+        self._refresh()
+        exact = self._exact.get(name, [])
+        return tuple(exact + [entry for entry in self._other if names_match(entry.names, name)])
+
+    def _refresh(self) -> None:
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            self._stamp, self._exact, self._other = None, {}, []
+            return
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if stamp == self._stamp:
+            return
+        try:
+            text = Path(self.path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise CannotConnect(f"{self.path}: cannot be read ({error.strerror}), so no host key can be judged",
+                                hint=f"mend its permissions: ls -l {self.path}") from error
+        exact: Dict[str, List[KnownKey]] = {}
+        other: List[KnownKey] = []
+        for entry in parse_known_hosts(text, self.path):
+            if entry.names.startswith("|") or any(sign in entry.names for sign in "*?!"):
+                other.append(entry)
+                continue
+            for name in entry.names.lower().split(","):
+                exact.setdefault(name, []).append(entry)
+        self._exact, self._other, self._stamp = exact, other, stamp
+
+
+def names_match(names: str, name: str) -> bool:
+    """Whether the first field of a known_hosts line (hashed, patterns, negations) speaks of `name`."""
+    if names.startswith("|1|"):
+        return _hash_matches(names, name)
+    matched = False
+    for pattern in names.lower().split(","):
+        negated = pattern.startswith("!")
+        if _pattern_matches(pattern[1:] if negated else pattern, name):
+            if negated:
+                return False
+            matched = True
+    return matched
+
+
+def _pattern_matches(pattern: str, name: str) -> bool:
+    literal = pattern.replace("[", "[[]")  # ssh knows * and ? only; "[host]:22" is plain text
+    return fnmatch.fnmatchcase(name, literal)
+
+
+def _hash_matches(names: str, name: str) -> bool:
+    try:
+        salt, wanted = (base64.b64decode(part) for part in names[3:].split("|"))
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode("utf-8", "replace"), hashlib.sha1).digest(), wanted)
+
+
+def look_up(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:
+    """What is on record under any of `names`. A revocation counts wherever it stands; our own file settles the rest."""
+    in_own = _unique(entry for name in names for entry in own.find(name))
+    in_others = _unique(entry for file in others for name in names for entry in file.find(name))
+    own_keys = tuple(entry for entry in in_own if not entry.marker)
+    return Recorded(
+        keys=own_keys or tuple(entry for entry in in_others if not entry.marker),
+        revoked=tuple(entry for entry in in_own + in_others if entry.marker == "revoked"),
+        authorities=tuple(entry for entry in in_own + in_others if entry.marker == "authority"),
+        in_own_file=bool(own_keys),
+    )
+
+
+def _unique(entries: Iterable[KnownKey]) -> Tuple[KnownKey, ...]:
+    return tuple(dict.fromkeys(entries))
+
+
+def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
+    """Returns when `shown` is the recorded key; else raises HostKeyUnknown or HostKeyChanged with the way out.
+
+    `host`: the name for `ascendrun trust`; `label`: how messages call it, with its address.
+    """
+    for entry in recorded.revoked:
+        if entry.key == shown:
+            raise HostKeyChanged(f"{label}: its host key {shown} is revoked ({entry.file}:{entry.line}); "
+                                 "nothing was sent",
+                                 hint="this key is known to be stolen or retired: give the host new keys, "
+                                      "or reach the right host")
+    if any(entry.key == shown for entry in recorded.keys):
+        return
+    if recorded.keys:
+        raise _changed(shown, recorded.keys, host=host, label=label)
+    if recorded.authorities:
+        entry = recorded.authorities[0]
+        raise HostKeyUnknown(f"{label}: hosts of that name are vouched for by a certificate authority "
+                             f"({entry.file}:{entry.line}), which this transport cannot check",
+                             hint="use the OpenSSH transport for this host, or record its key: "
+                                  f"ascendrun trust {host}")
+    raise HostKeyUnknown(f"{label}: its host key {shown} was never recorded; nothing was sent",
+                         hint=f"ascendrun trust {host}")
+
+
+def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChanged:
+    alike = [entry for entry in keys if entry.key.type == shown.type] or list(keys)
+    was = "; ".join(f"{entry.key} ({entry.file}:{entry.line})" for entry in alike)
+    return HostKeyChanged(
+        f"{label}: shows the host key {shown}, but on record is {was}; nothing was sent",
+        hint="somebody may be in between. If the host was reinstalled, compare with "
+             f"`ssh-keygen -lf /etc/ssh/ssh_host_{shown.short_type.lower()}_key.pub` on its console, "
+             f"then: ascendrun trust --replace {host}",
+    )
+
+
+def record_host_keys(file: Path, entries: Sequence[Tuple[str, HostKey]], *, replace: bool = False) -> int:
+    """Adds (known name, key) pairs to our own known_hosts file; returns how many lines were new.
+
+    With `replace`, other keys of the same names go. Writers take turns; readers see the old file or the new one.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _lock(file):
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+        kept = _without(text, {name for name, _ in entries}) if replace else text
+        present = {(entry.names, entry.key) for entry in parse_known_hosts(kept, str(file))}
+        new = [(name, key) for name, key in dict.fromkeys(entries) if (name, key) not in present]
+        if new or kept != text:
+            _rewrite(file, kept, [f"{name} {key.type} {key.base64}" for name, key in new])
+    return len(new)
+
+
+def _without(text: str, names: Iterable[str]) -> str:
+    gone = set(names)
+    kept = []
+    for line in text.splitlines(keepends=True):
+        entry = _parse_line(line, "", 0)
+        if entry is None or entry.marker or entry.names not in gone:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _rewrite(file: Path, text: str, lines: Sequence[str]) -> None:
+    if text and not text.endswith("\n"):
+        text += "\n"
+    beside = file.with_name(file.name + ".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as out:
+        out.write(text + "".join(line + "\n" for line in lines))
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(beside, file)
+
+
+@contextlib.contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    descriptor = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""TCP to a host as SSH wants it: every address tried, every wait bounded, no stall from Nagle, dead peers noticed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any, Callable, List, Optional, Tuple
+
+from ascendrun.core.errors import CannotConnect
+
+RESOLVE_S = 5.0
+"""How long the name service may think."""
+
+USER_TIMEOUT_MS = 8_000
+"""Unacknowledged for this long and the kernel ends the connection; paramiko itself never notices a dead peer."""
+
+KEEPALIVE_S = 3
+"""The kernel probes an idle peer this often; costs neither end any user time, unlike SSH's own keepalive."""
+
+QUICK_READS = 40
+"""A handshake has fewer reads than this; acknowledging them at once saves 40 ms each time the peer's Nagle waits."""
+
+Address = Tuple[socket.AddressFamily, Tuple[Any, ...]]
+
+
+class QuickAckSocket:
+    """A socket that acknowledges its first reads at once: the kernel forgets TCP_QUICKACK, so each read re-arms it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._quick_reads = QUICK_READS if hasattr(socket, "TCP_QUICKACK") else 0
+        self.send = sock.send
+        self.settimeout = sock.settimeout
+
+    def recv(self, size: int) -> bytes:
+        if self._quick_reads:
+            self._quick_reads -= 1
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return self._sock.recv(size)
+
+    def wake(self) -> None:
+        """Ends the connection both ways, so that a thread waiting in `recv` returns at once (`close` would not)."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # not connected any more: nobody waits
+
+    def close(self) -> None:
+        self._sock.close()
+
+    @property
+    def _closed(self) -> bool:
+        """paramiko's Transport looks at this when it stops."""
+        return self._sock.fileno() < 0
+
+    def getpeername(self) -> Any:
+        return self._sock.getpeername()
+
+
+def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> Tuple[QuickAckSocket, str]:
+    """A connected socket and the numeric address it reached, after trying every address within `tcp_s` in all.
+
+    Raises CannotConnect: no such name, or what each address answered.
+    """
+    addresses = resolve(host, port, label=label, family=family)
+    until = time.monotonic() + tcp_s
+    refusals: List[str] = []
+    for position, address in enumerate(addresses):
+        left_s = until - time.monotonic()
+        share_s = left_s / (len(addresses) - position)
+        if share_s <= 0:
+            break
+        try:
+            return QuickAckSocket(_connect(address, share_s)), str(address[1][0])
+        except OSError as error:
+            refusals.append(f"{address[1][0]}: {_say(error, share_s)}")
+    raise CannotConnect(
+        f"{label}: no TCP connection to port {port} ({'; '.join(refusals)})",
+        hint="is the host up, sshd listening on that port, and no firewall between? "
+             f"try: ssh -p {port} {host}",
+    )
+
+
+def resolve(host: str, port: int, *, label: str, family: int) -> List[Address]:
+    """Every TCP address of `host`, in the resolver's order. Raises CannotConnect after RESOLVE_S at the latest."""
+    hint = f"check the spelling, /etc/hosts and DNS (getent hosts {host}), or give addr= in the hostfile"
+    try:
+        return _lookup(host, port, family, socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        pass  # a name, not a number: it may take long, so a helper thread asks
+    answer: List[Any] = []
+    helper = threading.Thread(target=_lookup_into, args=(answer, host, port, family), daemon=True)
+    helper.start()
+    helper.join(RESOLVE_S)
+    if not answer:
+        raise CannotConnect(f"{label}: the name {host} was not resolved within {RESOLVE_S:.0f} s", hint=hint)
+    if isinstance(answer[0], OSError):
+        raise CannotConnect(f"{label}: the name {host} has no address ({answer[0].strerror})", hint=hint) from answer[0]
+    if isinstance(answer[0], UnicodeError):
+        raise CannotConnect(f"{label}: {host!r} is no host name", hint=hint) from answer[0]
+    addresses: List[Address] = answer[0]
+    return addresses
+
+
+def _lookup_into(answer: List[Any], host: str, port: int, family: int) -> None:
+    try:
+        answer.append(_lookup(host, port, family, 0))
+    except (OSError, UnicodeError) as error:
+        answer.append(error)
+
+
+def _lookup(host: str, port: int, family: int, flags: int) -> List[Address]:
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
+    return [(entry[0], entry[4]) for entry in found]
+
+
+def _connect(address: Address, timeout_s: float) -> socket.socket:
+    sock = socket.socket(address[0], socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        _tune(sock)
+        sock.connect(address[1])
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", KEEPALIVE_S), ("TCP_KEEPCNT", 3),
+                        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
+        option: Optional[int] = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _say(error: OSError, waited_s: float) -> str:
+    if isinstance(error, socket.timeout):
+        return f"no answer within {waited_s:.1f} s"
+    return (error.strerror or str(error)).lower()
+
+
+Dial = Callable[[], Tuple[Any, Optional[str]]]
+"""Makes the byte stream that SSH runs on: a socket, or a channel through a jump host; with the address, if known."""

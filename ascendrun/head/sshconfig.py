@@ -1,0 +1,364 @@
+"""What ~/.ssh/config says about a host, read by ourselves, since asking `ssh -G` costs a process for each host."""
+
+from __future__ import annotations
+
+import fnmatch
+import getpass
+import glob
+import os
+import re
+import socket
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.hosts import Host
+
+SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+MAX_INCLUDE_DEPTH = 16
+_PROXIES = ("proxyjump", "proxycommand")
+_REPEATED = {"identityfile", "certificatefile"}
+_TAKES_REST_OF_LINE = {"proxycommand", "localcommand", "remotecommand", "knownhostscommand"}
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """One host as SSH shall reach it. `name`: the hostfile's; `address`: what to dial.
+
+    `identity_files`: configured ones, () when none are (then ssh's defaults). `identity_agent`: a socket path, "none",
+    or None for $SSH_AUTH_SOCK. `jump`: "[user@]host[:port]" of the one host in between, None: none.
+    `key_alias`: HostKeyAlias, None: the address. `algorithms`: the config's own lists by lower-case keyword.
+    `why_openssh`: what paramiko cannot do of this, None: it can do all.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    identity_files: Tuple[str, ...] = ()
+    identities_only: bool = False
+    identity_agent: Optional[str] = None
+    jump: Optional[str] = None
+    key_alias: Optional[str] = None
+    known_hosts_files: Tuple[str, ...] = ()
+    family: int = socket.AF_UNSPEC
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+    why_openssh: Optional[str] = None
+
+    @property
+    def label(self) -> str:
+        """"npu01 (10.0.0.3 port 22)": how messages call it."""
+        place = f"port {self.port}" if self.address == self.name else f"{self.address} port {self.port}"
+        return f"{self.name} ({place})"
+
+
+@dataclass(frozen=True)
+class _Line:
+    keyword: str
+    arguments: Tuple[str, ...]
+    place: str
+
+
+@dataclass
+class _Answer:
+    """What the walk through the files has found so far for one host; the first value of a keyword wins."""
+
+    original: str
+    values: Dict[str, Tuple[str, ...]]
+    places: Dict[str, str] = field(default_factory=dict)
+    repeated: Dict[str, List[str]] = field(default_factory=dict)
+    is_final: bool = False
+    wants_final: bool = False
+    obstacle: Optional[str] = None
+
+    def first(self, keyword: str) -> Optional[str]:
+        found = self.values.get(keyword)
+        return found[0] if found else None
+
+
+class SshConfig:
+    """The user's and the system's config files (or the one given), each read once."""
+
+    def __init__(self, path: Optional[Path] = None) -> None:
+        user = os.path.join(os.path.expanduser("~"), ".ssh", "config")
+        self._files: Tuple[str, ...] = (str(path),) if path is not None else (user, SYSTEM_CONFIG)
+        self._must_exist = path is not None
+        self._lines: Dict[str, Tuple[_Line, ...]] = {}
+        self._unreadable: Dict[str, str] = {}
+
+    def resolve(self, host: Host) -> SshTarget:
+        """How to reach `host`; the hostfile's addr, user and port win over the config."""
+        given = {"hostname": host.addr, "user": host.user, "port": str(host.port) if host.port else None}
+        answer = _Answer(host.name, {key: (value,) for key, value in given.items() if value})
+        self._walk_all(answer)
+        if answer.wants_final:
+            answer.is_final = True
+            self._walk_all(answer)
+        return self._target(host, answer)
+
+    def _walk_all(self, answer: _Answer) -> None:
+        for file in self._files:
+            self._walk(file, answer, depth=0, is_active=True, must_exist=self._must_exist)
+
+    def _walk(self, file: str, answer: _Answer, *, depth: int, is_active: bool, must_exist: bool = False) -> None:
+        if depth > MAX_INCLUDE_DEPTH:
+            answer.obstacle = answer.obstacle or f"Include nests deeper than {MAX_INCLUDE_DEPTH} ({file})"
+            return
+        applies = is_active
+        for line in self._read(file, must_exist=must_exist):
+            if line.keyword == "host":
+                applies = is_active and patterns_match(line.arguments, answer.original)
+            elif line.keyword == "match":
+                applies = is_active and _match_applies(line, answer)
+            elif line.keyword == "include" and applies:
+                for name in self._included(line):
+                    self._walk(name, answer, depth=depth + 1, is_active=True)
+            elif applies:
+                _take(line, answer)
+        if file in self._unreadable:
+            answer.obstacle = answer.obstacle or self._unreadable[file]
+
+    def _included(self, line: _Line) -> List[str]:
+        is_system = line.place.startswith("/etc/ssh/")
+        base = "/etc/ssh" if is_system else os.path.join(os.path.expanduser("~"), ".ssh")
+        names: List[str] = []
+        for pattern in line.arguments:
+            pattern = os.path.expanduser(pattern)
+            names += sorted(glob.glob(pattern if os.path.isabs(pattern) else os.path.join(base, pattern)))
+        return names
+
+    def _read(self, file: str, *, must_exist: bool) -> Tuple[_Line, ...]:
+        if file not in self._lines:
+            self._lines[file] = ()
+            try:
+                self._lines[file] = self._parse(file)
+            except FileNotFoundError:
+                if must_exist:
+                    self._unreadable[file] = f"{file}: there is no such file"
+            except (OSError, ValueError) as error:
+                self._unreadable[file] = str(error) if isinstance(error, ValueError) else f"{file}: {error.strerror}"
+        return self._lines[file]
+
+    def _parse(self, file: str) -> Tuple[_Line, ...]:
+        status = os.stat(file)
+        if not file.startswith("/etc/ssh/") and (status.st_uid not in (0, os.getuid())
+                                                 or stat.S_IMODE(status.st_mode) & 0o022):
+            raise ValueError(f"{file}: others may write to it, so ssh refuses it (chmod 600 {file})")
+        text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
+        return parse_config(text, file)
+
+    def _target(self, host: Host, answer: _Answer) -> SshTarget:
+        address = host.addr or _expand(answer.first("hostname") or host.name, {"h": host.name, "n": host.name})
+        port_text = answer.first("port") or "22"
+        user = answer.first("user") or _local_user()
+        port = int(port_text) if port_text.isdigit() and 0 < int(port_text) < 65536 else 0
+        if not port:
+            answer.obstacle = answer.obstacle or f"Port {port_text}: no port number ({answer.places.get('port', '')})"
+        tokens = _tokens(host.name, address, port, user)
+        known = [_expand(name, tokens) for key in ("userknownhostsfile", "globalknownhostsfile")
+                 for name in answer.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]]
+        return SshTarget(
+            name=host.name, address=address, port=port or 22, user=user,
+            identity_files=tuple(dict.fromkeys(_expand(name, tokens) for name in answer.repeated.get("identityfile", ())
+                                               if name.lower() != "none")),
+            identities_only=answer.first("identitiesonly") == "yes",
+            identity_agent=_agent_path(answer.first("identityagent"), tokens),
+            jump=_jump(answer, tokens),
+            key_alias=answer.first("hostkeyalias"),
+            known_hosts_files=tuple(name for name in known if name.lower() != "none"),
+            family=_FAMILIES.get((answer.first("addressfamily") or "any").lower(), socket.AF_UNSPEC),
+            algorithms={key: answer.values[key][0] for key in _ALGORITHMS if answer.values.get(key)},
+            why_openssh=_why_openssh(answer),
+        )
+
+
+_DEFAULT_KNOWN_HOSTS: Mapping[str, Tuple[str, ...]] = {
+    "userknownhostsfile": ("~/.ssh/known_hosts", "~/.ssh/known_hosts2"),
+    "globalknownhostsfile": ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
+}
+_FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_ALGORITHMS = ("kexalgorithms", "ciphers", "macs", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
+
+
+def parse_config(text: str, file: str) -> Tuple[_Line, ...]:
+    """The lines of a config file. Raises ValueError naming file and line where ssh would refuse it, too."""
+    lines = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        body = raw.strip()
+        if not body or body.startswith("#"):
+            continue
+        found = re.match(r"(\w+)(?:\s*=\s*|\s+)(.*)", body)
+        place = f"{file}:{number}"
+        if not found or not found.group(2):
+            raise ValueError(f"{place}: cannot be read: {body[:60]!r}")
+        keyword = found.group(1).lower()
+        rest = found.group(2)
+        arguments = (rest,) if keyword in _TAKES_REST_OF_LINE else split_arguments(rest, place)
+        lines.append(_Line(keyword, arguments, place))
+    return tuple(lines)
+
+
+_ARGUMENT = re.compile(r"""\s*(?:(#.*)|((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\["'\\ ]|[^\s"'])+))""")
+
+
+def split_arguments(text: str, place: str) -> Tuple[str, ...]:
+    """Words of a config line; quotes hold words together. Raises ValueError on a quote that never ends."""
+    words: List[str] = []
+    position = 0
+    while text[position:].strip():
+        found = _ARGUMENT.match(text, position)
+        if not found:
+            raise ValueError(f"{place}: a quote that does not end")
+        if found.group(1):
+            break
+        words.append(_unquote(found.group(2)))
+        position = found.end()
+    if not words:
+        raise ValueError(f"{place}: a keyword without a value")
+    return tuple(words)
+
+
+def _unquote(word: str) -> str:
+    parts = re.findall(r""""((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|(\\["'\\ ]|[^"'])""", word)
+    return "".join(re.sub(r"""\\(["'\\ ])""", r"\1", "".join(part)) for part in parts)
+
+
+def patterns_match(patterns: Sequence[str], name: str) -> bool:
+    """ssh's pattern list: any match counts, any match of a negated one (!pattern) rules it out."""
+    matched = False
+    for pattern in patterns:
+        is_negated = pattern.startswith("!")
+        literal = pattern.lstrip("!").lower().replace("[", "[[]")
+        if fnmatch.fnmatchcase(name.lower(), literal):
+            if is_negated:
+                return False
+            matched = True
+    return matched
+
+
+def _match_applies(line: _Line, answer: _Answer) -> bool:
+    """Whether a Match line holds; a criterion that needs ssh itself sets the answer's obstacle, and does not hold."""
+    words = list(line.arguments)
+    while words:
+        word = words.pop(0)
+        is_negated = word.startswith("!")
+        name, _, value = word.lstrip("!").partition("=")
+        name = name.lower()
+        if name in ("all", "canonical", "final"):
+            holds = _phase_holds(name, answer)
+        else:
+            if not value and not words:
+                answer.obstacle = answer.obstacle or f"Match {name} without a value ({line.place})"
+                return False
+            value = value or words.pop(0)
+            subject = _match_subject(name, answer)
+            if subject is None:
+                answer.obstacle = answer.obstacle or f"Match {name} ({line.place})"
+                return False
+            holds = patterns_match(value.split(","), subject)
+        if holds == is_negated:
+            return False
+    return True
+
+
+def _phase_holds(name: str, answer: _Answer) -> bool:
+    if name == "final":
+        answer.wants_final = True
+    return name == "all" or (name == "final" and answer.is_final)
+
+
+def _match_subject(name: str, answer: _Answer) -> Optional[str]:
+    if name == "host":
+        return _expand(answer.first("hostname") or answer.original, {"h": answer.original, "n": answer.original})
+    if name == "originalhost":
+        return answer.original
+    if name == "user":
+        return answer.first("user") or _local_user()
+    if name == "localuser":
+        return _local_user()
+    return None
+
+
+def _take(line: _Line, answer: _Answer) -> None:
+    if line.keyword in _REPEATED:
+        answer.repeated.setdefault(line.keyword, []).append(line.arguments[0])
+    is_proxy = line.keyword in _PROXIES
+    if is_proxy and any(keyword in answer.values for keyword in _PROXIES):
+        return  # the first of the two rules out the other
+    if line.keyword not in answer.values:
+        answer.values[line.keyword] = line.arguments
+        answer.places[line.keyword] = line.place
+
+
+_ONLY_OPENSSH: Mapping[str, Tuple[str, ...]] = {
+    # keyword: values that ask for nothing
+    "proxycommand": ("none",),
+    "certificatefile": ("none",),
+    "pkcs11provider": ("none",),
+    "knownhostscommand": ("none",),
+    "revokedhostkeys": ("none",),
+    "canonicalizehostname": ("no",),
+    "bindaddress": (),
+    "bindinterface": (),
+}
+
+
+def _why_openssh(answer: _Answer) -> Optional[str]:
+    if answer.obstacle:
+        return answer.obstacle
+    for keyword, harmless in _ONLY_OPENSSH.items():
+        value = answer.first(keyword)
+        if value is not None and value.lower() not in harmless:
+            return f"{keyword} {value} ({answer.places[keyword]})"
+    if "," in (answer.first("proxyjump") or ""):
+        return f"several jumps in a row ({answer.places['proxyjump']})"
+    asks_gssapi = answer.first("gssapiauthentication") == "yes"
+    if asks_gssapi and not answer.places["gssapiauthentication"].startswith(("/etc/ssh/", "/etc/crypto-policies/")):
+        return f"Kerberos login ({answer.places['gssapiauthentication']})"
+    methods = answer.first("preferredauthentications")
+    if methods is not None and "publickey" not in methods.split(","):
+        return f"preferredauthentications {methods} ({answer.places['preferredauthentications']})"
+    return None
+
+
+def _jump(answer: _Answer, tokens: Mapping[str, str]) -> Optional[str]:
+    value = answer.first("proxyjump")
+    if value is None or value.lower() == "none" or "," in value:
+        return None
+    return _expand(value, tokens)
+
+
+def parse_jump(text: str) -> Host:
+    """The host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host stands in brackets."""
+    found = re.fullmatch(r"(?:ssh://)?(?:([^@]+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", text)
+    if not found:
+        return Host(name=text)
+    user, name, port = found.groups()
+    return Host(name=name.strip("[]"), user=user, port=int(port) if port else None)
+
+
+def _agent_path(value: Optional[str], tokens: Mapping[str, str]) -> Optional[str]:
+    if value is None or value == "SSH_AUTH_SOCK":
+        return None
+    if value.startswith("$") and not value.startswith("${"):
+        return os.environ.get(value[1:])
+    return value if value == "none" else _expand(value, tokens)
+
+
+def _tokens(original: str, address: str, port: int, user: str) -> Dict[str, str]:
+    home = os.path.expanduser("~")
+    local = socket.gethostname()
+    return {"h": address, "n": original, "p": str(port), "r": user, "d": home, "u": _local_user(),
+            "i": str(os.getuid()), "l": local, "L": local.split(".")[0], "k": original, "%": "%"}
+
+
+def _expand(text: str, tokens: Mapping[str, str]) -> str:
+    """Replaces ~, %tokens and ${VARIABLES}; what is unknown stays as it stands."""
+    text = re.sub(r"%(.)", lambda found: tokens.get(found.group(1), found.group(0)), text)
+    text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found.group(1), found.group(0)), text)
+    return os.path.expanduser(text)
+
+
+def _local_user() -> str:
+    return getpass.getuser()

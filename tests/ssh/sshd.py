@@ -1,0 +1,146 @@
+"""A real sshd on a high port of 127.0.0.1, run as whoever runs the tests, with keys and files of its own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence
+
+from ascendrun.core.hosts import Host
+from ascendrun.head.hostkeys import HostKey, known_name, record_host_keys
+
+SSHD = "/usr/sbin/sshd"
+PATIENCE_S = 20.0
+
+
+def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = PATIENCE_S) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True)
+    return path
+
+
+def public_key(path: Path) -> HostKey:
+    kind, blob = Path(f"{path}.pub").read_text().split()[:2]
+    return HostKey(kind, blob)
+
+
+class Sshd:
+    """One sshd; `options` are lines of its config, which win over the defaults below."""
+
+    def __init__(self, folder: Path, client_key: Path, *, options: Sequence[str] = (), host_key: str = "ed25519") -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.host_key_file = make_key(folder / "host_key", kind=host_key)
+        (folder / "authorized_keys").write_text(Path(f"{client_key}.pub").read_text())
+        (folder / "authorized_keys").chmod(0o600)
+        self.options = list(options)
+        self.port = 0
+        self.process: Optional[subprocess.Popen[bytes]] = None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    @property
+    def host_key(self) -> HostKey:
+        return public_key(self.host_key_file)
+
+    def host(self, name: str = "node1", **fields: object) -> Host:
+        return Host(name=name, addr="127.0.0.1", port=self.port, user=getpass.getuser(), **fields)  # type: ignore[arg-type]
+
+    def start(self) -> "Sshd":
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        for _ in range(5):
+            self.port = self.port or _free_port()
+            self._write_config()
+            self.process = subprocess.Popen([SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")],
+                                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wait_until(lambda: self.process.poll() is not None or "Server listening" in self._log_so_far(),
+                       what="sshd listens")
+            if self.process.poll() is None:
+                return self
+            self.port = 0  # somebody took the port in between
+        raise AssertionError(f"sshd does not start: {self._log_so_far()}")
+
+    def _log_so_far(self) -> str:
+        return self.log if (self.folder / "log").exists() else ""
+
+    def _write_config(self) -> None:
+        lines = [
+            *self.options,
+            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key_file}",
+            f"PidFile {self.folder}/pid", f"AuthorizedKeysFile {self.folder}/authorized_keys",
+            "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
+            "PermitRootLogin yes", "LogLevel VERBOSE", "MaxStartups 100:30:200",
+        ]
+        (self.folder / "config").write_text("\n".join(lines) + "\n")
+
+    def session_pids(self) -> List[int]:
+        """Every process that this sshd forked and that still lives, deepest last."""
+        assert self.process is not None
+        return descendants(self.process.pid)
+
+    def kill_sessions(self) -> None:
+        for pid in reversed(self.session_pids()):
+            _kill(pid)
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        left = self.session_pids()
+        self.process.kill()
+        self.process.wait()
+        for pid in left:
+            _kill(pid)
+        wait_until(lambda: not any(_is_alive(pid) for pid in left), what=f"sessions of sshd end: {left}")
+        self.process = None
+
+
+def trust(file: Path, *servers: Sshd) -> None:
+    record_host_keys(file, [(known_name("127.0.0.1", server.port), server.host_key) for server in servers])
+
+
+def descendants(pid: int) -> List[int]:
+    found: List[int] = []
+    for child in _children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _children(pid: int) -> List[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
