@@ -105,7 +105,8 @@ def listed(parent: Path, kind: str) -> List[Tuple[int, Path]]:
     if not parent.is_dir():
         return []
     matches = [(NAME.match(path.name), path) for path in parent.iterdir()]
-    return sorted(((int(match["step"]), path) for match, path in matches if match and match["kind"] == kind), reverse=True)
+    ours = [(int(match["step"]), path) for match, path in matches if match and match["kind"] == kind]
+    return sorted(ours, reverse=True)
 
 
 def newest_complete(parent: Path) -> Optional[Path]:
@@ -128,7 +129,7 @@ def load(folder: Path) -> Dict[str, Any]:
 
 
 def prune(parent: Path, *, keep: int, best_steps: Collection[int]) -> None:
-    """Removes all but the `keep` newest checkpoints, and the best ones that none of `best_steps` nor a kept one names."""
+    """Removes all but the `keep` newest checkpoints, and best ones that neither `best_steps` nor a kept one names."""
     steps = listed(parent, "step")
     for _, folder in steps[keep:]:
         shutil.rmtree(folder, ignore_errors=True)

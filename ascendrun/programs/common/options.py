@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
@@ -127,7 +127,9 @@ def read_list(text: str) -> List[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-READERS = {"int": read_int, "float": read_float, "bool": read_bool, "str": str, "path": str, "list": read_list}
+READERS: Dict[str, Callable[[str], Any]] = {
+    "int": read_int, "float": read_float, "bool": read_bool, "str": str, "path": str, "list": read_list,
+}
 
 
 def parse_or_exit(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, TextIO, TypeVar
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, TextIO, Tuple, Type, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -141,8 +141,8 @@ def open_device(family: str, local_rank: int) -> torch.device:
         try:
             import torch_npu  # noqa: F401  # registers the device
         except ImportError as error:
-            raise RuntimeError(f"device family npu needs torch_npu, which cannot be imported ({error}); "
-                               "install the torch_npu that belongs to this torch, or use devices.family: cpu") from error
+            raise RuntimeError(f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
+                               "torch_npu that belongs to this torch, or use devices.family: cpu") from error
     device = torch.device(family, local_rank)
     getattr(torch, family).set_device(device)
     return device
@@ -172,14 +172,14 @@ def join(rank: int, world: int, family: str, timeout_s: float) -> dist.ProcessGr
     environ = os.environ
     timeout = timedelta(seconds=timeout_s)
     agent_has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world,
-                          rank == 0 and not agent_has_store, timeout=timeout)
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(BACKENDS[family], store=dist.PrefixStore(f"ascendrun-{attempt}", store),
-                            rank=rank, world_size=world, timeout=timeout)
-    if family == "cpu":
-        return dist.group.WORLD
-    return dist.new_group(backend="gloo", timeout=timeout)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world, rank == 0 and not agent_has_store, timeout=timeout)
+    prefix = f"ascendrun-{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    own = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    dist.init_process_group(BACKENDS[family], store=own, rank=rank, world_size=world, timeout=timeout)
+    group = dist.group.WORLD if family == "cpu" else dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def listen_for_stop(runtime: Runtime) -> None:
@@ -193,17 +193,22 @@ def listen_for_stop(runtime: Runtime) -> None:
         signal.signal(getattr(signal, "SIG" + name), note)
 
 
-def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0) -> NoReturn:
-    """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks."""
+def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0,
+        expected: Tuple[Type[Exception], ...] = ()) -> NoReturn:
+    """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks.
+
+    `expected`: errors whose message says all that a person needs; the others are shown with their traceback.
+    """
     try:
         runtime = start(family=family, timeout_s=timeout_s)
         body(runtime)
         leave(runtime)
     except BaseException as error:  # whatever it was, the process must end here and say why
-        if isinstance(error, SystemExit) and error.code in (0, None):
-            end_process(0)
         write_error_file(error)
-        traceback.print_exc()
+        if isinstance(error, expected):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         end_process(1)
     end_process(0)
 

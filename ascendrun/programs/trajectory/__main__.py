@@ -17,7 +17,8 @@ def main(argv: Sequence[str]) -> None:
     from ascendrun.programs.common import runtime
     from ascendrun.programs.trajectory import jobs
     body = jobs.train if options["mode"] == "train" else jobs.classify
-    runtime.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"])
+    runtime.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"],
+                expected=jobs.EXPECTED)
 
 
 if __name__ == "__main__":

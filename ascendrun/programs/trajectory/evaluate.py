@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ascendrun.programs.common.runtime import Runtime
 from ascendrun.programs.trajectory.model import Classifier, pad
 from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.tracks import Floats
 
 Matrix = NDArray[np.int64]
 
@@ -50,7 +51,8 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
         rows.append(ClassScore(name, hits / calls if calls else 0.0, hits / support if support else 0.0,
                                2 * hits / (calls + support) if calls + support else 0.0, support))
     present = [row.f1 for row in rows if row.support]
-    return Scores(float(np.trace(matrix) / max(1, matrix.sum())), float(np.mean(present)) if present else 0.0, tuple(rows),
+    accuracy = float(np.trace(matrix) / max(1, matrix.sum()))
+    return Scores(accuracy, float(np.mean(present)) if present else 0.0, tuple(rows),
                   tuple(tuple(int(count) for count in row) for row in matrix))
 
 
@@ -60,7 +62,7 @@ def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -
 
 
 def predict(model: Classifier, samples: Sequence[Encoded], runtime: Runtime, *, batch_size: int,
-            multiple: int) -> NDArray[np.float64]:
+            multiple: int) -> Floats:
     """Class probabilities, one row a sample, the same on every rank. All ranks must call it together.
 
     Each rank takes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
@@ -68,7 +70,7 @@ def predict(model: Classifier, samples: Sequence[Encoded], runtime: Runtime, *, 
     """
     order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
     mine = order[runtime.rank::runtime.world_size]
-    rows: List[NDArray[np.float64]] = []
+    rows: List[Floats] = []
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -80,7 +82,7 @@ def predict(model: Classifier, samples: Sequence[Encoded], runtime: Runtime, *, 
     return merge(runtime.gather((mine, rows)), len(samples), model.head.out_features)
 
 
-def merge(parts: Sequence[Tuple[List[int], List[NDArray[np.float64]]]], count: int, classes: int) -> NDArray[np.float64]:
+def merge(parts: Sequence[Tuple[List[int], List[Floats]]], count: int, classes: int) -> Floats:
     """All ranks' rows in sample order; every sample must be there exactly once."""
     numbers = [i for mine, _ in parts for i in mine]
     assert sorted(numbers) == list(range(count)), "samples lost or counted twice"

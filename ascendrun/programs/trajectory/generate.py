@@ -1,4 +1,4 @@
-"""The embedded data: plausible tracks of seven vessel types, each with its way of moving; the same for the same seed."""
+"""The embedded data: plausible tracks of seven vessel types, each with its own motion; same seed, same tracks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def fishing(rng: Rng, points: int) -> Motion:
 
 def tug(rng: Rng, points: int) -> Motion:
     """Short errands: speeds up and down, turns often."""
-    speed = 4.5 + 2.5 * np.sin(np.linspace(0, rng.uniform(3, 12), points) + rng.uniform(0, 6)) + rng.normal(0, 0.6, points)
+    phase = np.linspace(0, rng.uniform(3, 12), points) + rng.uniform(0, 6)
+    speed = 4.5 + 2.5 * np.sin(phase) + rng.normal(0, 0.6, points)
     return speed, rng.uniform(0, 360) + np.cumsum(rng.normal(0, 16, points))
 
 

@@ -17,7 +17,10 @@ from ascendrun.programs.trajectory.model import Classifier, make_model
 from ascendrun.programs.trajectory.predict import Trained, load_trained, save_trained, write_predictions
 from ascendrun.programs.trajectory.tokens import as_texts, encode
 from ascendrun.programs.trajectory.tracks import BadData
-from ascendrun.programs.trajectory.train import Trainer
+from ascendrun.programs.trajectory.train import CannotResume, Trainer
+
+EXPECTED = (BadData, CannotResume)
+"""Faults of what was given, not of this program: their message is the whole story."""
 
 
 def train(options: Options, runtime: Runtime) -> None:
@@ -34,7 +37,8 @@ def train(options: Options, runtime: Runtime) -> None:
     if options["resume"] == "auto":
         trainer.resume()
     if not trainer.run():
-        runtime.say(f"stopped after step {trainer.progress.step}/{trainer.steps}; the checkpoint in {folder} goes on from there")
+        runtime.say(f"stopped after step {trainer.progress.step}/{trainer.steps}; the same command goes on from there, "
+                    f"with the checkpoint in {folder}")
         return
     assert trainer.best_weights is not None
     model.load_state_dict(trainer.best_weights)
@@ -58,8 +62,8 @@ def introduce(options: Options, samples: Samples, runtime: Runtime) -> None:
     runtime.say(f"tracks: {counts} ({source}); no ship is in two splits")
     if samples.cleaning is not None:
         cleaning = samples.cleaning
-        runtime.say(f"read {cleaning.points} points: {cleaning.bad_points} unusable, {cleaning.repeated_points} repeated, "
-                    f"{cleaning.short_pieces} pieces too short")
+        runtime.say(f"read {cleaning.points} points: {cleaning.bad_points} unusable, "
+                    f"{cleaning.repeated_points} repeated; {cleaning.short_pieces} pieces too short")
     runtime.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, grammar {options['grammar']}")
     runtime.say(f"{runtime.world_size} rank(s) on {runtime.family}")
 
@@ -96,8 +100,9 @@ def write_report(output: Path, options: Options, samples: Samples, trainer: Trai
                  runtime: Runtime, seconds: float) -> None:
     report = {
         "test": scores.as_json(), "majority_baseline": baseline.as_json(),
-        "training": {"steps": trainer.progress.step, "best_step": trainer.progress.best_step, "seconds": round(seconds, 1),
-                     "world_size": runtime.world_size, "device": runtime.family, "validation": trainer.progress.history},
+        "training": {"steps": trainer.progress.step, "best_step": trainer.progress.best_step,
+                     "seconds": round(seconds, 1), "world_size": runtime.world_size, "device": runtime.family,
+                     "validation": trainer.progress.history},
         "data": {"tracks": {name: len(part) for name, part in samples.tracks.items()}, "digest": samples.digest,
                  "cleaning": None if samples.cleaning is None else asdict(samples.cleaning)},
         "options": dict(options),
@@ -130,6 +135,7 @@ def classify(options: Options, runtime: Runtime) -> None:
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
         scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), trained.names)
-        runtime.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} accuracy {scores.accuracy:.3f}")
+        runtime.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} "
+                    f"accuracy {scores.accuracy:.3f}")
     runtime.say(f"{len(tracks)} predictions: {path}")
     runtime.record(done=True)

@@ -54,7 +54,7 @@ def make_model(sizes: Dict[str, Any], *, seed: int) -> Classifier:
 
 
 def pad(rows: Sequence[Ids], *, multiple: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(ids, lengths) of a batch, padded to its longest row rounded up to `multiple`: few shapes for an NPU to compile."""
+    """(ids, lengths) of a batch, padded to its longest row rounded up to `multiple`: few shapes to compile on NPUs."""
     lengths: List[int] = [len(row) for row in rows]
     width = -(-max(lengths) // multiple) * multiple
     ids = np.zeros((len(rows), width), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Batch predictions: what the model says of each track, one JSON line a track; and the file that holds a trained model."""
+"""A trained model in a file, and what it says of each track, one JSON line a track."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def save_trained(trained: Trained, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path, fresh = folder / MODEL_FILE, folder / f".{MODEL_FILE}.{os.getpid()}.tmp"
     weights = {name: tensor.detach().cpu() for name, tensor in trained.model.state_dict().items()}
-    torch.save({"weights": weights, "sizes": trained.sizes, "vocabulary": trained.vocabulary, "names": list(trained.names),
-                "text": trained.text}, fresh)
+    torch.save({"weights": weights, "sizes": trained.sizes, "vocabulary": trained.vocabulary,
+                "names": list(trained.names), "text": trained.text}, fresh)
     os.replace(fresh, path)
     return path
 

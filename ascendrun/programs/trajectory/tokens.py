@@ -19,8 +19,8 @@ PAD, UNKNOWN = "[PAD]", "[UNK]"
 END = "POINT_END"
 COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
-SPEED_EDGES = (0.05, 0.15, 0.25, 0.4, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0,
-               10.0, 11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0, 30.0)
+SPEED_EDGES = (0.05, 0.15, 0.25, 0.4, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0,
+               9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0, 30.0)
 CHANGE_EDGES = (-3.0, -1.5, -0.7, -0.3, -0.1, 0.1, 0.3, 0.7, 1.5, 3.0)
 TURN_EDGES = (-120.0, -60.0, -30.0, -15.0, -8.0, -4.0, -1.5, -0.5, 0.5, 1.5, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 STEP_EDGES = (15.0, 30.0, 50.0, 58.0, 62.0, 66.0, 69.0, 71.0, 74.0, 80.0, 100.0, 130.0, 170.0, 185.0, 240.0, 400.0)
@@ -65,7 +65,8 @@ def cell_words(lat: float, lon: float, resolution: int) -> Tuple[str, ...]:
 def digits_of(cell: str) -> Tuple[str, ...]:
     """An H3 cell as its resolution, base cell (0-121) and one digit (0-6) for each resolution below it.
 
-    The index keeps the digit of resolution r in the three bits from 3 * (15 - r) up, so the seven children of a cell differ.
+    The index keeps the digit of resolution r in the three bits from 3 * (15 - r) up; the seven children of a cell
+    differ in it.
     """
     resolution, index = h3.get_resolution(cell), h3.str_to_int(cell)
     digits = (index >> 3 * (15 - level) & 7 for level in range(1, resolution + 1))
@@ -88,7 +89,7 @@ def compass(degrees: float) -> str:
 # --- the compact grammar: the region once, then how each point differs from the one before ---
 
 def compact_words(track: Track, *, resolution: int) -> Words:
-    """The track's region from coarse to fine, then five words a point: speed, its change, turn, metres moved, seconds passed."""
+    """The track's region from coarse to fine; then, a point: speed, its change, turn, metres moved, seconds passed."""
     region = h3.latlng_to_cell(float(np.median(track.lat)), float(np.median(track.lon)), resolution)
     head = tuple(f"R{level}_{h3.cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution)
     turn = (np.diff(track.cog, prepend=np.nan) + 180) % 360 - 180
@@ -166,7 +167,8 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     """
     classes = sorted(set(labels))
     vocabulary = {word for words in texts for word in words.text().split()}
-    named = sorted(word for word in vocabulary if any(plain(name) in plain(word) for name in classes if len(plain(name)) > 2))
+    class_words = [plain(name) for name in classes if len(plain(name)) > 2]
+    named = sorted(word for word in vocabulary if any(name in plain(word) for name in class_words))
     if named:
         raise LabelLeak(f"the text names the class: {', '.join(named[:5])}; class words must not be in the text")
     own = {name: own_words(texts, labels, name) for name in classes}

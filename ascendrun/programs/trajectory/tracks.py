@@ -67,7 +67,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Limits:
-    """How tracks are cut: at silences over `gap_s`, into pieces of `segment_points`; shorter than `min_points` is dropped."""
+    """How tracks are cut: at silences over `gap_s`, into pieces of `segment_points`; under `min_points`: dropped."""
 
     gap_s: int = 3600
     segment_points: int = 30
@@ -227,7 +227,8 @@ def read_time(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], key: str, count: int, default: str) -> List[str]:
+def texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], key: str, count: int,
+          default: str) -> List[str]:
     if key not in found:
         return [default] * count
     return ["" if value is None else str(value).strip() for value in table[found[key]]]

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ContextManager, Dict, List, Mapping, Optional, Sequence
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from ascendrun.programs.trajectory.batches import augment, epoch_batches, locate
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.evaluate import predict, score
 from ascendrun.programs.trajectory.model import Classifier, pad
-from ascendrun.programs.trajectory.tokens import UNKNOWN
+from ascendrun.programs.trajectory.tokens import UNKNOWN, Ids
 
-FREE_TO_CHANGE = ("mode", "model", "data", "output", "device", "resume", "log_every", "checkpoint_every", "keep_checkpoints",
-                  "timeout_s", "micro_batch")
-"""Options that may differ between a checkpoint and the run that goes on from it; the data's content is compared itself."""
+FREE_TO_CHANGE = ("mode", "model", "data", "output", "device", "resume", "log_every", "checkpoint_every",
+                  "keep_checkpoints", "timeout_s", "micro_batch")
+"""Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 
 
 class CannotResume(Exception):
@@ -124,7 +124,7 @@ class Trainer:
         meter.samples += len(batch)
         self.progress.step += 1
 
-    def backward(self, parallel: nn.Module, batch: Sequence[int], *, epoch: int) -> "tuple[torch.Tensor, int]":
+    def backward(self, parallel: nn.Module, batch: Sequence[int], *, epoch: int) -> Tuple[torch.Tensor, int]:
         """Adds this rank's gradients of the global batch; returns its summed weighted loss and its number of words.
 
         The sum is divided by the weight of the whole batch, which every rank knows, so that the
@@ -141,31 +141,34 @@ class Trainer:
             weights = [self.class_weights[label] if piece else 0.0 for label in labels]
             with quiet(parallel) if i + 1 < len(pieces) else contextlib.nullcontext():
                 loss = self.piece_loss(parallel, rows, labels, weights)
-                (loss * scale).backward()
+                (loss * scale).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             tokens += sum(len(row) for row in rows) if piece else 0
         return total, tokens
 
-    def piece_loss(self, parallel: nn.Module, rows: Sequence[Any], labels: List[int], weights: List[float]) -> torch.Tensor:
+    def piece_loss(self, parallel: nn.Module, rows: Sequence[Ids], labels: List[int],
+                   weights: List[float]) -> torch.Tensor:
         device = self.runtime.device
         ids, lengths = pad(rows, multiple=self.options["pad_multiple"])
         with torch.autocast(device.type, torch.bfloat16, enabled=self.options["dtype"] == "bfloat16"):
             logits = parallel(ids.to(device), lengths.to(device))
-        losses = self.loss(logits.float(), torch.tensor(labels, device=device))
+        losses: torch.Tensor = self.loss(logits.float(), torch.tensor(labels, device=device))
         return (losses * torch.tensor(weights, device=device)).sum()
 
-    def row(self, number: int, epoch: int) -> Any:
+    def row(self, number: int, epoch: int) -> Ids:
         options = self.options
-        return augment(self.train_set[number], min_points=options["min_points"], crop=options["crop"], hide=options["hide"],
-                       unknown=self.samples.vocabulary[UNKNOWN], key=(options["seed"], epoch, number))
+        return augment(self.train_set[number], min_points=options["min_points"], crop=options["crop"],
+                       hide=options["hide"], unknown=self.samples.vocabulary[UNKNOWN],
+                       key=(options["seed"], epoch, number))
 
     def batch_of(self, step: int) -> List[int]:
         """The global batch of a step: follows from the step alone, so a checkpoint needs no sampler."""
         epoch, place = locate(step, self.batches_per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._batches = epoch_batches([len(sample) for sample in self.train_set], batch_size=self.options["batch_size"],
-                                          window=self.options["window"], seed=self.options["seed"], epoch=epoch)
+            self._batches = epoch_batches(
+                [len(sample) for sample in self.train_set], batch_size=self.options["batch_size"],
+                window=self.options["window"], seed=self.options["seed"], epoch=epoch)
         return self._batches[place]
 
     def weight_of(self, batch: Sequence[int]) -> float:
@@ -189,8 +192,8 @@ class Trainer:
         seconds = max(time.monotonic() - meter.since_s, 1e-9)
         rate = self.optimizer.param_groups[0]["lr"]
         epoch = self.progress.step / self.batches_per_epoch
-        self.runtime.record(step=self.progress.step, steps=self.steps, epoch=round(epoch, 3), loss=loss / meter.weight, lr=rate,
-                            tokens_per_s=tokens / seconds, samples_per_s=meter.samples / seconds)
+        self.runtime.record(step=self.progress.step, steps=self.steps, epoch=round(epoch, 3), loss=loss / meter.weight,
+                            lr=rate, tokens_per_s=tokens / seconds, samples_per_s=meter.samples / seconds)
         self.runtime.say(f"step {self.progress.step}/{self.steps} epoch {epoch:.1f} loss {loss / meter.weight:.4f} "
                          f"lr {rate:.2e} tokens/s {tokens / seconds:,.0f}")
         meter.samples = 0
@@ -201,8 +204,8 @@ class Trainer:
     def evaluate(self) -> None:
         """Scores the validation split; keeps the weights when they are the best so far."""
         started_s = time.monotonic()
-        probabilities = predict(self.model, self.samples.encoded["val"], self.runtime, batch_size=self.options["batch_size"],
-                                multiple=self.options["pad_multiple"])
+        probabilities = predict(self.model, self.samples.encoded["val"], self.runtime,
+                                batch_size=self.options["batch_size"], multiple=self.options["pad_multiple"])
         scores = score(self.samples.labels("val"), probabilities.argmax(1).tolist(), self.samples.names)
         progress = self.progress
         better = scores.macro_f1 > progress.best_macro_f1
@@ -232,7 +235,8 @@ class Trainer:
             best = self.folder / checkpoint.folder_name("best", progress.best_step)
             if checkpoint.fault(best) is not None:
                 checkpoint.save(self.folder, "best", progress.best_step, {"model": self.best_weights}, facts=facts)
-        state = {"model": copy_weights(self.model), "optimizer": self.optimizer.state_dict(), "progress": asdict(progress)}
+        state = {"model": copy_weights(self.model), "optimizer": self.optimizer.state_dict(),
+                 "progress": asdict(progress)}
         path = checkpoint.save(self.folder, "step", progress.step, state, facts=facts)
         checkpoint.prune(self.folder, keep=self.options["keep_checkpoints"],
                          best_steps=[] if progress.best_step is None else [progress.best_step])
@@ -277,12 +281,12 @@ def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch
     """AdamW that decays matrices but neither biases nor norms."""
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     vectors = [weight for weight in model.parameters() if weight.ndim < 2]
-    return torch.optim.AdamW([{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-                             lr=lr, betas=(0.9, 0.98))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
-    """Rises in a line over the first `warmup` share of the steps, then falls along a cosine to a twentieth of the peak."""
+    """Rises in a line over the first `warmup` share of the steps, then falls along a cosine to 1/20 of the peak."""
     rise = max(1, round(steps * warmup))
     if step < rise:
         return peak * (step + 1) / rise
