@@ -1,0 +1,234 @@
+"""A job's life as stories: events in, records and actions out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import List, Sequence, Tuple
+
+import pytest
+
+from ascendrun.core import job as w
+from ascendrun.core.job import Event, Exit, Job, Phase, State
+from ascendrun.core.lifecycle import CONFIRM_S, MOVES, IllegalMove, Step, _Draft, advance, resume
+
+HOSTS = ("node1", "node2")
+
+
+def make_job(**changes: object) -> Job:
+    job = Job(id="j-0001", name="demo", run="head-j-0001", hosts=HOSTS, grace_s=30, start_s=60, created_at_s=0.0)
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+class Story:
+    """A job that lives through events at one second each."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.now_s = job, 0.0
+        self.actions: List[w.Action] = []
+        self.notes: List[str] = []
+        self.states: List[State] = [job.state]
+
+    def tell(self, *events: Event) -> "Story":
+        for event in events:
+            self.now_s += 1.0
+            self.take(advance(self.job, event, now_s=self.now_s))
+        return self
+
+    def take(self, step: Step) -> None:
+        self.job = step.job
+        self.actions = list(step.actions) or self.actions
+        self.notes += step.notes
+        self.states += [move.target for move in step.moves]
+
+
+def to_starting() -> Tuple[Event, ...]:
+    return (w.NodesFree(), w.NodeReported("node1", "b1", 0.0), w.NodeReported("node2", "b2", 0.0),
+            w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4), w.NodeStaged("node1"), w.NodeStaged("node2"))
+
+
+def to_running() -> Tuple[Event, ...]:
+    started = tuple(w.RankStarted("node1" if rank < 2 else "node2", rank, 100 + rank) for rank in range(4))
+    return (*to_starting(), w.NodeReady("node1", 29400), w.NodeReady("node2", None), *started)
+
+
+def ended(rank: int, code: int = 0, *, at_ns: int = 5, stopped: bool = False) -> w.RankExited:
+    return w.RankExited("node1" if rank < 2 else "node2", rank, Exit(code, None, at_ns, stopped))
+
+
+def test_nobody_is_told_go_while_one_node_is_not_ready() -> None:
+    story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400))
+    assert w.StartNodes() not in story.actions
+    assert story.job.told_at_s is None
+
+
+def test_one_refusal_and_nobody_starts() -> None:
+    story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400),
+                                   w.Refused("node2", "port 29500 is taken"))
+    assert story.job.state is State.FAILED
+    assert story.actions == [w.AbortNodes()]
+    assert "node2" in story.job.reason and "port 29500 is taken" in story.job.reason
+    assert "nothing was started" in story.job.reason
+
+
+def test_a_node_that_gets_ready_after_another_refused_is_told_to_forget_it() -> None:
+    story = Story(make_job()).tell(*to_starting(), w.Refused("node2", "no"), w.NodeReady("node1", 29400))
+    assert story.actions == [w.AbortNodes()]
+
+
+def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> None:
+    events = list(to_running())
+    events[2] = w.NodeReported("node2", "b2", 90.0)
+    story = Story(make_job()).tell(*events)
+    story.tell(ended(0, 1, at_ns=200_000_000_000), ended(2, 3, at_ns=289_000_000_000))
+    assert story.job.first_failure == "rank 2 on node2 exited with code 3"
+
+
+def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
+    story = Story(make_job()).tell(*to_running(), ended(2, 3))
+    assert story.job.state is State.STOPPING
+    assert isinstance(story.actions[-1], w.StopNodes) and story.actions[-1].hosts == HOSTS
+    story.tell(ended(0, 1, stopped=True), w.NodeEnded("node2"))
+    assert story.job.state is State.STOPPING
+    story.tell(w.NodeEnded("node1"))
+    assert story.job.state is State.FAILED
+    assert story.job.reason == "rank 2 on node2 exited with code 3"
+
+
+def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() -> None:
+    story = Story(make_job()).tell(*to_running(), w.StopRequested(now=False))
+    story.tell(*(w.RankExited(host, rank, Exit(None, 15, 1, stopped=True))
+                 for rank, host in enumerate(("node1", "node1", "node2", "node2"))))
+    story.tell(w.NodeEnded("node1"), w.NodeEnded("node2"))
+    assert story.job.state is State.STOPPED
+    assert story.job.first_failure is None
+
+
+def test_a_silent_node_does_not_end_a_running_job() -> None:
+    story = Story(make_job()).tell(*to_running())
+    for _ in range(5000):
+        story.tell(w.Tick(frozenset({"node1"})))
+    assert story.job.state is State.RUNNING
+
+
+def test_a_stop_names_the_node_that_could_not_confirm_and_clears_it_when_it_answers() -> None:
+    story = Story(make_job()).tell(*to_running(), w.StopRequested(now=False), w.NodeEnded("node1"))
+    story.now_s += 30 + CONFIRM_S
+    story.tell(w.Tick(frozenset({"node1"})))
+    assert story.job.state is State.STOPPED
+    assert story.job.unconfirmed == ("node2",)
+    assert isinstance(resume(story.job, now_s=0.0).actions[0], w.StopNodes)
+    story.tell(w.NodeEnded("node2"))
+    assert story.job.unconfirmed == ()
+    assert story.job.state is State.STOPPED
+
+
+def test_a_reachable_node_that_is_slow_to_end_keeps_the_job_stopping() -> None:
+    story = Story(make_job()).tell(*to_running(), w.StopRequested(now=False), w.NodeEnded("node1"))
+    story.now_s += 30 + CONFIRM_S
+    story.tell(w.Tick(frozenset(HOSTS)))
+    assert story.job.state is State.STOPPING
+
+
+def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:
+    story = Story(make_job()).tell(*to_running(), w.NodeRebooted("node2"), w.NodeEnded("node1"))
+    assert story.job.state is State.FAILED
+    assert "node2 was rebooted" in story.job.reason
+
+
+def test_ranks_not_alive_by_the_deadline_fail_the_start_and_are_named() -> None:
+    events = to_running()[:-2]
+    story = Story(make_job()).tell(*events)
+    story.now_s += 60
+    story.tell(w.Tick(frozenset(HOSTS)))
+    assert story.job.state is State.STOPPING
+    assert "node2" in story.job.reason and "node1" not in story.job.reason
+
+
+def test_a_stop_in_the_queue_touches_no_node() -> None:
+    story = Story(make_job()).tell(w.StopRequested(now=False))
+    assert story.job.state is State.STOPPED
+    assert story.actions == []
+
+
+def test_a_second_harsher_stop_is_passed_on_once() -> None:
+    story = Story(make_job()).tell(*to_running(), w.StopRequested(now=False), w.StopRequested(now=True))
+    assert isinstance(story.actions[-1], w.StopNodes) and story.actions[-1].now
+    assert advance(story.job, w.StopRequested(now=True), now_s=99.0).actions == ()
+
+
+def test_a_job_succeeds_only_when_every_node_is_empty() -> None:
+    story = Story(make_job()).tell(*to_running(), *(ended(rank) for rank in range(4)), w.NodeEnded("node1"))
+    assert story.job.state is State.RUNNING
+    story.tell(w.NodeEnded("node2"))
+    assert story.job.state is State.SUCCEEDED
+    assert story.states == [State.QUEUED, State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.SUCCEEDED]
+
+
+def test_ranks_so_short_that_they_end_before_all_nodes_started_still_succeed() -> None:
+    events = to_running()
+    story = Story(make_job()).tell(*events[:-2], ended(0), ended(1), w.NodeEnded("node1"))
+    assert story.job.state is State.STARTING
+    story.tell(*events[-2:], ended(2), ended(3), w.NodeEnded("node2"))
+    assert story.job.state is State.SUCCEEDED
+
+
+def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt() -> None:
+    story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400))
+    story.take(resume(story.job, now_s=50.0))
+    assert story.job.state is State.QUEUED
+    assert story.job.attempt == 2
+    assert story.job.tag == "head-j-0001.2"
+    assert State.BACKOFF in story.states
+
+
+def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
+    story = Story(make_job()).tell(*to_running()[:8])
+    assert story.job.told_at_s is not None and story.job.state is State.STARTING
+    assert resume(story.job, now_s=50.0).actions == (w.StartNodes(),)
+
+
+def test_an_event_told_twice_changes_nothing() -> None:
+    story = Story(make_job())
+    for event in (*to_running(), ended(0), w.NodeEnded("node1"), ended(2), ended(3), w.NodeEnded("node2")):
+        if isinstance(event, (w.RankStarted, w.RankExited, w.NodeEnded)):
+            story.tell(event)
+            again = advance(story.job, event, now_s=story.now_s)
+            assert (again.job, again.actions) == (story.job, ())
+        else:
+            story.tell(event)
+
+
+def test_an_illegal_move_raises_with_the_story() -> None:
+    draft = _Draft(make_job(state=State.SUCCEEDED), 1.0, ("state: SUCCEEDED: all 4 ranks exited 0",))
+    with pytest.raises(IllegalMove, match="SUCCEEDED -> RUNNING.*all 4 ranks exited 0"):
+        draft.move(State.RUNNING, "by mistake")
+
+
+def any_event(rng: random.Random) -> Event:
+    host, rank = rng.choice(HOSTS), rng.randrange(4)
+    host = "node1" if rank < 2 else "node2"
+    choices: Sequence[Event] = (
+        w.NodesFree(), w.HeldBy("held"), w.NodeReported(host, "b", 0.0), w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
+        w.NodeStaged(host), w.NodeReady(host, 29400), w.Refused(host, "no"), w.RankStarted(host, rank, 1),
+        ended(rank), ended(rank, 3), w.NodeEnded(host), w.NodeRebooted(host), w.SupervisorLost(host),
+        w.StopRequested(rng.random() < 0.5), w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
+        w.StartFailed(host, rank, "no such file"), w.LimitReached(host, "max_s"), w.RankLingers(host, rank, "idle"))
+    return rng.choice(choices)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_order_of_events_makes_an_illegal_move_or_wakes_an_ended_job(seed: int) -> None:
+    rng = random.Random(seed)
+    story = Story(make_job())
+    for _ in range(120):
+        before = story.job
+        event = any_event(rng)
+        if not before.nodes and not isinstance(event, (w.NodesFree, w.HeldBy, w.StopRequested, w.Tick)):
+            continue  # nothing on the nodes can speak of a job that was never looked at
+        story.tell(event)
+        if before.is_over:
+            assert story.job.state is before.state
+        if story.job.state is State.RUNNING:
+            assert all(node.phase in (Phase.STARTED, Phase.ENDED) for node in story.job.nodes)
+    assert all(target in MOVES[source] for source, target in zip(story.states, story.states[1:]))

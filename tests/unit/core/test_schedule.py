@@ -1,0 +1,67 @@
+"""Who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional, Tuple
+
+from ascendrun.core.job import HeldBy, Job, NodesFree, State
+from ascendrun.core.schedule import Claim, judge_queue
+
+
+def job(number: int, state: State, **changes: object) -> Job:
+    made = Job(id=f"j-{number:04d}", name=f"job{number}", run=f"h-j-{number:04d}", hosts=("a", "b"), grace_s=1,
+               start_s=1, created_at_s=0.0, state=state)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def whole(*hosts: str) -> Tuple[Claim, ...]:
+    return tuple(Claim(host, 8) for host in hosts)
+
+
+def part(host: str, count: int, capacity: int = 4) -> Tuple[Claim, ...]:
+    return (Claim(host, count, capacity=capacity),)
+
+
+def ids(host: str, *devices: int, capacity: Optional[int] = None) -> Tuple[Claim, ...]:
+    return (Claim(host, len(devices), capacity=capacity, ids=devices),)
+
+
+def test_a_job_waits_for_the_node_that_another_holds_and_says_whose() -> None:
+    verdict = judge_queue([(job(1, State.RUNNING), whole("a", "b")), (job(2, State.QUEUED), whole("b", "c"))])
+    assert verdict == {"j-0002": HeldBy("waits for b, held by j-0001 (job1)")}
+
+
+def test_a_younger_job_does_not_pass_an_older_one_that_waits() -> None:
+    verdict = judge_queue([(job(1, State.RUNNING), whole("a")), (job(2, State.QUEUED), whole("a", "b")),
+                           (job(3, State.QUEUED), whole("b"))])
+    assert verdict["j-0003"] == HeldBy("waits behind j-0002 (job2), which wants b too")
+
+
+def test_jobs_on_other_nodes_do_not_wait() -> None:
+    verdict = judge_queue([(job(1, State.RUNNING), whole("a")), (job(2, State.QUEUED), whole("b"))])
+    assert verdict == {"j-0002": NodesFree()}
+
+
+def test_slots_are_shared_until_they_are_full() -> None:
+    running = [(job(1, State.RUNNING), part("a", 2)), (job(2, State.RUNNING), part("a", 1))]
+    assert judge_queue([*running, (job(3, State.QUEUED), part("a", 1))])["j-0003"] == NodesFree()
+    assert isinstance(judge_queue([*running, (job(3, State.QUEUED), part("a", 2))])["j-0003"], HeldBy)
+
+
+def test_named_devices_clash_only_when_they_overlap() -> None:
+    running = (job(1, State.RUNNING), ids("a", 0, 1))
+    assert judge_queue([running, (job(2, State.QUEUED), ids("a", 2, 3))])["j-0002"] == NodesFree()
+    assert isinstance(judge_queue([running, (job(2, State.QUEUED), ids("a", 1, 2))])["j-0002"], HeldBy)
+
+
+def test_a_job_that_wants_the_whole_node_waits_for_named_devices_too() -> None:
+    verdict = judge_queue([(job(1, State.RUNNING), ids("a", 0)), (job(2, State.QUEUED), whole("a"))])
+    assert isinstance(verdict["j-0002"], HeldBy)
+
+
+def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
+    over = job(1, State.STOPPED, unconfirmed=("b",))
+    verdict = judge_queue([(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")), (job(3, State.QUEUED), whole("a"))])
+    assert verdict["j-0002"] == HeldBy("waits for b: not confirmed that j-0001 is gone there")
+    assert verdict["j-0003"] == NodesFree()

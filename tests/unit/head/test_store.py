@@ -1,0 +1,137 @@
+"""What the store promises when processes die, race and disagree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.head.store import LostLease, Store, StoreUnusable, filesystem_of
+
+
+def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
+    node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, {1: Exit(3, None, 12, False, "note")}, (0,))
+    return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=("a",), grace_s=1, start_s=1, created_at_s=1.0,
+               nodes=(node,), cause=Cause.FAILURE)
+
+
+def add(store: Store, key: str, name: str = "demo") -> Job:
+    return store.add_job(key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[], file=None,
+                         now_s=1.0)
+
+
+def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> None:
+    old = Store.open(tmp_path)
+    job = add(old, "k")
+    new = Store.open(tmp_path)
+    with pytest.raises(LostLease):
+        old.save(replace(job, state=State.RUNNING), [], now_s=2.0)
+    with pytest.raises(LostLease):
+        add(old, "other")
+    assert new.find("j-0001").job.state is State.QUEUED
+
+
+ACK_PROGRAM = """
+import sys, pathlib
+sys.path.insert(0, {root!r})
+from tests.unit.head.test_store import add
+from ascendrun.head.store import Store
+store = Store.open(pathlib.Path(sys.argv[1]))
+for number in range(10_000):
+    print(add(store, f"{{sys.argv[2]}}-{{number}}").id, flush=True)
+"""
+
+
+def test_no_acknowledged_job_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    root = str(Path(__file__).resolve().parents[3])
+    acknowledged = []
+    for round_ in range(5):
+        process = subprocess.Popen([sys.executable, "-c", ACK_PROGRAM.format(root=root), str(tmp_path), str(round_)],
+                                   stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        acknowledged += [process.stdout.readline().strip() for _ in range(7)]
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
+        process.wait()
+        process.stdout.close()
+    reader = Store.open_for_reading(tmp_path)
+    assert reader is not None
+    assert set(acknowledged) <= {stored.job.id for stored in reader.all_jobs()}
+    assert len(set(acknowledged)) == len(acknowledged) >= 35
+
+
+def test_a_repeated_submission_is_one_job(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    assert add(store, "same") == add(store, "same")
+    assert len(store.all_jobs()) == 1
+
+
+def test_a_record_survives_the_trip_to_disk_unchanged(tmp_path: Path) -> None:
+    job = add(Store.open(tmp_path), "k")
+    reader = Store.open_for_reading(tmp_path)
+    assert reader is not None
+    assert reader.find("j-0001").job == job
+
+
+def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    job = add(store, "k")
+    with pytest.raises(sqlite3.Error):
+        store.save(replace(job, state=State.RUNNING), [("state", "fine"), ("state", None)], now_s=2.0)  # type: ignore[list-item]
+    assert store.find("j-0001").job.state is State.QUEUED
+    assert [event.kind for event in store.events("j-0001")] == ["submitted"]
+
+
+def test_readers_work_before_anything_was_ever_submitted(tmp_path: Path) -> None:
+    assert Store.open_for_reading(tmp_path / "nothing here") is None
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    Store.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreUnusable, match="newer ascendrun") as caught:
+        Store.open(tmp_path)
+    assert "ASCENDRUN_STATE_DIR" in (caught.value.hint or "")
+
+
+def test_a_file_that_is_no_database_is_refused_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"this is a letter, not a database\n" * 100)
+    with pytest.raises(StoreUnusable):
+        Store.open(tmp_path)
+    assert path.read_bytes().startswith(b"this is a letter")
+
+
+def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    for number, name in enumerate(["one", "two", "two"]):
+        add(store, str(number), name)
+    assert store.find("two").job.id == "j-0003"
+    assert store.find("j-0001").job.name == "one"
+    with pytest.raises(Conflict, match="fits 3 jobs"):
+        store.find("j-")
+    with pytest.raises(NotFound):
+        store.find("three")
+
+
+def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    Store.open(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("path, kind", [("/home/me/x", "nfs4"), ("/var/x", "ext4"), ("/with space/x", "lustre")])
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
+    mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n/dev/x /hom xfs rw 0 0\n"
+    assert filesystem_of(Path(path), mounts) == kind
