@@ -31,10 +31,11 @@ class LocalConnection:
         if self._is_closed:
             raise StreamClosed("closed by this side")
         try:
-            stream = ChildStream(["/bin/sh", "-c", command], receiver, env=self._env, cwd=os.path.expanduser("~"))
+            stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:
             raise CannotConnect(f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
                                 hint="too many processes or open files? see ulimit -a") from error
+        stream.start(receiver)
         self._streams.append(stream)
         return stream
 

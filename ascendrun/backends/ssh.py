@@ -59,8 +59,8 @@ class SshBackend:
         try:
             reason = self.why_openssh(host)
             if reason is not None:
-                return self._connect_openssh(target, deadlines)
-            return self._connect_paramiko(target, deadlines)
+                return self._connect_openssh(host, target, deadlines)
+            return self._connect_paramiko(host, target, deadlines)
         except AuthFailed as error:
             with self._lock:
                 self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
@@ -92,7 +92,7 @@ class SshBackend:
         if self.why_openssh(host) is not None:
             from ascendrun.head.openssh import scan_host_key
 
-            return scan_host_key(target, deadlines=deadlines, config=self._config_path)
+            return scan_host_key(host, target, deadlines=deadlines, config=self._config_path)
         from ascendrun.head.ssh import shown_key, start_link
 
         link, _ = start_link(target, self._dial(target, deadlines), deadlines=deadlines)
@@ -122,7 +122,7 @@ class SshBackend:
         if keys is not None:
             keys.close()
 
-    def _connect_paramiko(self, target: SshTarget, deadlines: Deadlines) -> Connection:
+    def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
         from ascendrun.head.ssh import NoCommonAlgorithm
 
         try:
@@ -132,7 +132,7 @@ class SshBackend:
                 raise
             with self._lock:
                 self._reasons[target.name] = f"no algorithm in common ({error.message})"
-            return self._connect_openssh(target, deadlines)
+            return self._connect_openssh(host, target, deadlines)
 
     def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> "ParamikoConnection":
         from ascendrun.head.ssh import connect
@@ -145,11 +145,11 @@ class SshBackend:
             identities=lambda: self._key_ring().identities(target),
         )
 
-    def _connect_openssh(self, target: SshTarget, deadlines: Deadlines) -> Connection:
+    def _connect_openssh(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
         from ascendrun.head.openssh import connect
 
         recorded = self.recorded(target)
-        return connect(target, deadlines=deadlines, config=self._config_path,
+        return connect(host, target, deadlines=deadlines, config=self._config_path,
                        known_hosts=self._files_for_openssh(target, recorded),
                        host_key_alias=self._alias(target, recorded))
 

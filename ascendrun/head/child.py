@@ -24,15 +24,13 @@ _POLL_S = 0.2
 
 
 class ChildStream:
-    """One child process with three pipes; implements `transport.Stream`. A thread of its own feeds the receiver.
+    """One child process with three pipes; implements `transport.Stream` once `start` gave it a receiver.
 
-    `say_end(exit code, receiver's reason)`: turns how it ended into (reason, status); negative codes are signals.
+    `say_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
     """
 
-    def __init__(self, argv: Sequence[str], receiver: Receiver, *, env: Optional[Mapping[str, str]] = None,
-                 cwd: Optional[str] = None,
+    def __init__(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None, cwd: Optional[str] = None,
                  say_end: Optional[Callable[[int], Tuple[str, Optional[int]]]] = None) -> None:
-        self._receiver = receiver
         self._say_end = say_end or say_plain_end
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
@@ -45,12 +43,26 @@ class ChildStream:
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stderr.fileno(), False)
         self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=f"child-{self._process.pid}", daemon=True)
-        self._thread.start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def exit_code(self) -> Optional[int]:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def error_fd(self) -> int:
+        """Where its standard error can be read, without waiting, until `start`."""
+        assert self._process.stderr
+        return self._process.stderr.fileno()
+
+    def start(self, receiver: Receiver, *, error_backlog: bytes = b"") -> None:
+        """Feeds `receiver` from a thread of its own; `error_backlog`: what was read from `error_fd` before."""
+        threading.Thread(target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}",
+                         daemon=True).start()
 
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
@@ -86,10 +98,12 @@ class ChildStream:
             except OSError:
                 pass  # the thread has ended, and told so
 
-    def _run(self) -> None:
+    def _run(self, receiver: Receiver, error_backlog: bytes) -> None:
         """Feeds the receiver until the child has ended and its pipes are empty; grandchildren may hold the pipes on."""
         try:
-            self._pump()
+            if error_backlog:
+                receiver.on_error_data(error_backlog)
+            self._pump(receiver)
             if self._closing.is_set():
                 self._close_pipes()
                 self._make_end()
@@ -98,13 +112,13 @@ class ChildStream:
             self._close_pipes()
             os.close(self._wake_read)
             os.close(self._wake_write)
-        self._receiver.on_closed("closed by this side" if self._closing.is_set() else reason, status)
+        receiver.on_closed("closed by this side" if self._closing.is_set() else reason, status)
 
-    def _pump(self) -> None:
+    def _pump(self, receiver: Receiver) -> None:
         assert self._process.stdout and self._process.stderr
         sinks: Dict[int, Callable[[bytes], None]] = {
-            self._process.stdout.fileno(): self._receiver.on_data,
-            self._process.stderr.fileno(): self._receiver.on_error_data,
+            self._process.stdout.fileno(): receiver.on_data,
+            self._process.stderr.fileno(): receiver.on_error_data,
         }
         end_fd = _open_pidfd(self._process.pid)
         with selectors.DefaultSelector() as selector:
