@@ -1,0 +1,139 @@
+"""Runs of a program on forked ranks, as the launcher would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+
+TINY = ("--tracks=80", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=10", "--epochs=2", "--log_every=1")
+"""About 56 training tracks in 6 steps an epoch."""
+
+
+class Server:
+    """The forking process, asked over its pipes."""
+
+    def __init__(self) -> None:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("forkserver.py"))], env=environ,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+    def ask(self, request: Dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(DEADLINE_S)
+
+
+class Run:
+    """One start of the program on some ranks, in a folder of its own."""
+
+    def __init__(self, server: Server, folder: Path, options: Sequence[str], ranks: int,
+                 rank_env: Dict[int, Dict[str, str]], folders: Sequence[Path]) -> None:
+        self.server, self.folder = server, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.out = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+        self.metrics_files = [folder / f"rank-{rank}.metrics" for rank in range(ranks)]
+        self.error_files = [folder / f"rank-{rank}.error" for rank in range(ranks)]
+        self.pids: List[int] = []
+        for rank in range(ranks):
+            env = {"ASCENDRUN_METRICS": str(self.metrics_files[rank]), "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt"),
+                   "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank]), **rank_env.get(rank, {})}
+            if ranks > 1:
+                env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=port)
+            self.pids.append(server.ask({"argv": list(options), "env": env, "folder": str(folders[rank] if folders else folder),
+                                         "out": str(self.out[rank])}))
+
+    def wait(self) -> List[int]:
+        """The exit codes of all ranks; fails when one does not end in time."""
+        codes: List[Optional[int]] = []
+        until(lambda: self._all_ended(codes), lambda: f"ranks still run, {codes}:\n{self.text()}")
+        return [code for code in codes if code is not None]
+
+    def _all_ended(self, codes: List[Optional[int]]) -> bool:
+        codes[:] = [self.server.ask({"poll": pid}) for pid in self.pids]
+        return None not in codes
+
+    def succeed(self) -> "Run":
+        codes = self.wait()
+        assert codes == [0] * len(codes), self.text()
+        return self
+
+    def until_step(self, step: int) -> None:
+        """Waits until rank 0 has reported this step."""
+        until(lambda: any(line.get("step", 0) >= step for line in self.metrics()), self.text)
+
+    def signal(self, rank: int, number: int = signal.SIGTERM) -> None:
+        os.kill(self.pids[rank], number)
+
+    def text(self) -> str:
+        return "".join(f"--- {path.name}\n{path.read_text()}" for path in self.out if path.exists())
+
+    def metrics(self, rank: int = 0) -> List[Dict[str, Any]]:
+        if not self.metrics_files[rank].exists():
+            return []
+        whole = self.metrics_files[rank].read_text().split("\n")[:-1]
+        return [json.loads(line) for line in whole]
+
+    def losses(self) -> Dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
+
+    def report(self) -> Dict[str, Any]:
+        return dict(json.loads((self.folder / "out" / "report.json").read_text()))
+
+
+def until(condition: Callable[[], bool], story: Callable[[], str]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, story()
+        time.sleep(0.02)
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
+    """start(*options, ranks=1, name="run"): a tiny training; the same name goes on in the same folder.
+    `rank_env`: more variables by rank; `folders`: a working folder for each rank instead of a common one."""
+    runs: List[Run] = []
+
+    def begin(*options: str, ranks: int = 1, name: str = "run", rank_env: Optional[Dict[int, Dict[str, str]]] = None,
+              folders: Sequence[Path] = ()) -> Run:
+        runs.append(Run(fork_server, tmp_path / name, [*TINY, *options], ranks, rank_env or {}, folders))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        for pid in run.pids:
+            if fork_server.ask({"poll": pid}) is None:
+                os.kill(pid, signal.SIGKILL)
+        run.wait()

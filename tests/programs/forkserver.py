@@ -1,0 +1,66 @@
+"""Imports torch and transformers once, then forks one process for each rank asked for: 0.1 s instead of 4 s a rank.
+
+Reads JSON lines from standard input and answers each with one: {"argv", "env", "folder", "out"} starts a rank and
+gives its pid; {"poll": pid} gives its exit code, minus the signal, or null while it runs. At the end of input
+it kills what still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any, Dict, NoReturn
+
+import torch._dynamo  # noqa: F401  # AdamW would import it in every child
+import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+from ascendrun.programs.trajectory import __main__ as program
+from ascendrun.programs.trajectory import jobs  # noqa: F401
+
+
+def start(request: Dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        run(request)
+    return pid
+
+
+def run(request: Dict[str, Any]) -> NoReturn:
+    log = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(request["env"])
+    os.chdir(request["folder"])
+    try:
+        program.main(request["argv"])
+    except SystemExit as error:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.code if isinstance(error.code, int) else 1)
+    os._exit(99)  # the program must end its process itself
+
+
+def serve() -> None:
+    codes: Dict[int, Any] = {}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "argv" in request:
+            answer: Any = start(request)
+            codes[answer] = None
+        else:
+            answer = codes[request["poll"]]
+            if answer is None:
+                pid, status = os.waitpid(request["poll"], os.WNOHANG)
+                if pid:
+                    answer = codes[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        print(json.dumps(answer), flush=True)
+    for pid in [pid for pid, code in codes.items() if code is None]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,202 @@
+"""Whole runs of the trajectory program, tiny, on one to three ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+import torch
+
+from ascendrun.programs.common import checkpoint
+
+
+def last_state(folder: Path) -> Dict[str, Any]:
+    newest = checkpoint.newest_complete(folder / "ckpt")
+    assert newest is not None
+    return checkpoint.load(newest)
+
+
+def tensors(value: Any, path: str = "") -> List[Tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        return [(path, value)]
+    if isinstance(value, dict):
+        return [pair for key, item in value.items() for pair in tensors(item, f"{path}/{key}")]
+    return []
+
+
+def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
+    assert one["progress"] == other["progress"]
+    pairs, others = tensors(one), dict(tensors(other))
+    assert pairs and len(pairs) == len(others)
+    differing = [name for name, tensor in pairs if not torch.equal(tensor, others[name])]
+    assert not differing
+
+
+def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_rank: int) -> Any:
+    """Stops a run by a signal to one rank once it has done a few steps, then runs it to its end."""
+    first = start(*options, ranks=ranks, name=name)
+    first.until_step(3)
+    first.signal(stopped_rank)
+    first.succeed()
+    assert "stopped after step" in first.out[0].read_text()
+    assert not any("done" in line for line in first.metrics())
+    return start(*options, ranks=ranks, name=name).succeed()
+
+
+def test_a_rank_that_is_killed_ends_its_peers_with_an_error_instead_of_leaving_them_waiting(start):
+    run = start("--epochs=200", ranks=2)
+    run.until_step(2)
+    run.signal(1, signal.SIGKILL)
+    assert run.wait() == [1, -signal.SIGKILL]
+    assert "message" in json.loads(run.error_files[0].read_text())
+
+
+def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
+    run = start("--data=/nowhere/tracks.csv", ranks=2)
+    assert run.wait() == [1, 1]
+    for file in run.error_files:
+        message = json.loads(file.read_text())["message"]
+        assert "/nowhere/tracks.csv: no such file" in message["message"]
+        assert "extraInfo" in message
+
+
+def test_ranks_that_read_different_data_refuse_to_train(start, tmp_path):
+    header = "ship,time,lat,lon,sog,cog,class\n"
+    for rank in range(2):
+        rows = [f"{ship},2022-01-01T00:{minute:02d}:00,{30 + ship},{minute / 100},{ship + rank},10,{'AB'[ship % 2] * 3}\n"
+                for ship in range(40) for minute in range(12)]
+        (tmp_path / f"node{rank}").mkdir()
+        (tmp_path / f"node{rank}" / "data.csv").write_text(header + "".join(rows))
+    run = start("--data=data.csv", ranks=2, folders=[tmp_path / "node0", tmp_path / "node1"])
+    assert run.wait() == [1, 1]
+    assert "read other data than the rest" in run.text()
+
+
+def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start):
+    run = start("--batch_size=7", "--epochs=12", "--lr=0.01", "--dropout=0", "--hide=0", ranks=2).succeed()
+    losses = list(run.losses().values())
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert run.metrics(0)[-1] == {"done": True} and run.metrics(1)[-1] == {"done": True}
+
+
+def test_metrics_lines_carry_what_the_launcher_shows(start):
+    lines = start("--epochs=1", ranks=2).succeed().metrics()
+    step = next(line for line in lines if "loss" in line)
+    assert {"step", "steps", "epoch", "loss", "lr", "tokens_per_s", "samples_per_s"} <= set(step)
+    assert any("eval_macro_f1" in line and "eval_accuracy" in line for line in lines)
+
+
+def test_only_rank_0_prints(start):
+    run = start(ranks=2).succeed()
+    assert "macro F1" in run.out[0].read_text()
+    assert run.out[1].read_text() == ""
+
+
+def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baseline(start):
+    run = start("--epochs=1").succeed()
+    text = run.out[0].read_text()
+    assert "majority class" in text and str(run.folder / "out") in text
+    report = run.report()
+    assert report["test"]["confusion"] and report["majority_baseline"]["accuracy"] > 0
+    assert (run.folder / "out" / "report.txt").read_text().count("\n") > 10
+
+
+def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start):
+    options = ("--dropout=0", "--batch_size=9", "--epochs=3")
+    alone = start(*options, name="alone").succeed()
+    shared = start(*options, ranks=2, name="shared").succeed()
+    assert alone.losses() == pytest.approx(shared.losses(), rel=2e-4)
+    for (name, one), (_, other) in zip(tensors(last_state(alone.folder)["model"]),
+                                       tensors(last_state(shared.folder)["model"])):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4, msg=name)
+
+
+def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
+    options = ("--dropout=0", "--batch_size=10")
+    whole = start(*options, name="whole").succeed()
+    pieces = start(*options, "--micro_batch=2", ranks=2, name="pieces").succeed()
+    assert whole.losses() == pytest.approx(pieces.losses(), rel=2e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
+    options = ("--epochs=30", "--dropout=0.2", "--checkpoint_every=0")
+    straight = start(*options, ranks=ranks, name="straight").succeed()
+    broken = stop_and_go_on(start, *options, ranks=ranks, name="broken", stopped_rank=ranks - 1)
+    assert_same_bits(last_state(straight.folder), last_state(broken.folder))
+    assert straight.report()["test"] == broken.report()["test"]
+
+
+def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(start):
+    options = ("--epochs=30", "--checkpoint_every=4", "--keep_checkpoints=3")
+    straight = start(*options, ranks=2, name="straight").succeed()
+    first = start(*options, ranks=2, name="torn")
+    first.until_step(20)
+    first.signal(0)
+    first.succeed()
+    newest = checkpoint.newest_complete(first.folder / "ckpt")
+    assert newest is not None
+    state = newest / checkpoint.STATE
+    os.truncate(state, state.stat().st_size // 2)
+    second = start(*options, ranks=2, name="torn").succeed()
+    assert f"{newest} is skipped" in second.text()
+    assert_same_bits(last_state(straight.folder), last_state(second.folder))
+
+
+def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
+    """Node-local folders: only rank 0's holds anything."""
+    options = ("--epochs=30", "--checkpoint_every=0")
+    straight = start(*options, ranks=2, name="straight").succeed()
+    first = start(*options, ranks=2, name="local")
+    first.until_step(3)
+    first.signal(1)
+    first.succeed()
+    empty = first.folder / "empty"
+    second = start(*options, ranks=2, name="local", rank_env={1: {"ASCENDRUN_CHECKPOINT_DIR": str(empty)}}).succeed()
+    assert not empty.exists()
+    assert_same_bits(last_state(straight.folder), last_state(second.folder))
+
+
+def test_a_checkpoint_of_another_training_is_refused_with_what_differs(start):
+    start("--epochs=1", name="one").succeed()
+    run = start("--epochs=1", "--lr=0.5", name="one")
+    assert run.wait() == [1]
+    assert "lr was 0.002, is 0.5" in run.text()
+
+
+def test_a_finished_training_that_is_started_again_only_reports(start):
+    first = start(name="again").succeed()
+    second = start(name="again").succeed()
+    assert second.report()["test"] == first.report()["test"]
+    steps = [line["step"] for line in second.metrics() if "loss" in line]
+    assert len(steps) == len(set(steps)), "no step was trained twice"
+
+
+def test_training_ends_early_when_the_score_no_longer_improves(start):
+    run = start("--lr=0", "--epochs=50", "--patience=2", ranks=2).succeed()
+    assert run.report()["training"]["steps"] < 50 * 6
+    assert run.report()["training"]["best_step"] == 6
+
+
+def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_says_the_same(start, tmp_path):
+    trained = start(ranks=3, name="trained").succeed()
+    lines = [json.loads(line) for line in (trained.folder / "out" / "predictions.jsonl").read_text().splitlines()]
+    assert len({line["track"] for line in lines}) == len(lines) == trained.report()["data"]["tracks"]["test"]
+    assert {"class_name", "confidence", "truth"} <= set(lines[0])
+    assert sum(row["support"] for row in trained.report()["test"]["classes"]) == len(lines)
+    again = start("--mode=predict", f"--model={trained.folder / 'out' / 'best'}", ranks=2, name="predicted").succeed()
+    said = {line["track"]: line for line in map(json.loads, (again.folder / "out" / "predictions.jsonl").open())}
+    assert len(said) == 80
+    for line in lines:
+        assert said[line["track"]]["class_name"] == line["class_name"]
+        assert said[line["track"]]["confidence"] == pytest.approx(line["confidence"], abs=2e-4)
+
+
+@pytest.mark.skipif("AIS_DATA" not in os.environ, reason="AIS_DATA names no file of real AIS tracks")
+def test_real_tracks_beat_the_majority_class_within_an_epoch_or_two(start):
+    run = start(f"--data={os.environ['AIS_DATA']}", "--hidden=32", "--epochs=2", "--batch_size=64", ranks=2).succeed()
+    assert run.report()["test"]["macro_f1"] > run.report()["majority_baseline"]["macro_f1"]
