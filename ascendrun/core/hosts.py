@@ -145,7 +145,7 @@ def _parse_line(line: str, number: int, file: str, problems: List[Problem]) -> S
         values.setdefault("slots", limit)
         if values["slots"] > limit:
             problems.append(Problem(file, number, words[0].column,
-                                    f"slots={values['slots']} is above max_slots={limit}", "make slots the smaller one"))
+                                    f"slots={values['slots']} is above max_slots={limit}", "lower slots"))
     return [replace(Host(name=name, line=number), **values) for name in names]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobtree import key_place, place_of
 from ascendrun.core.options import Option, ProgramOptions, WrongValue, check_value
-from ascendrun.core.rankenv import OWN_PREFIXES, OWN_VARIABLES, VISIBLE_DEVICES
+from ascendrun.core.rankenv import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.wording import shown, suggestion
 from ascendrun.core.yamlsource import MappingNode, Place, ScalarNode, Source, find
 
@@ -175,7 +175,7 @@ def _env(draft: Draft) -> Iterator[Problem]:
         place = draft.key("env", name)
         if not _VARIABLE.fullmatch(name):
             yield place.problem(f"{shown(name)} is no name of a variable", "letters, digits, _; no digit first")
-        elif name in OWN_VARIABLES or name.startswith(OWN_PREFIXES):
+        elif is_own_variable(name):
             yield place.problem(f"{name} is set by ascendrun for each rank", OWN_VARIABLES.get(name, "delete it"))
         elif name == visible:
             yield place.problem(f"{name} is set by ascendrun", "devices: {ids: [0, 1]} chooses devices")

@@ -35,7 +35,7 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
         read = read_value(value, place)
         source.problems.extend(read.problems)
         source.spoilt.update(read.spoilt)
-        if read.root is not None:
+        if read.root is not None and read.is_whole:
             problem = _put(source, path, read.root, place)
             source.problems.extend([problem] if problem else [])
 

@@ -108,7 +108,7 @@ def _check_scalar(option: Option, value: Argument, text: Optional[str]) -> Scala
     if option.type == "int" and is_number and float(value) == int(value):  # type: ignore[arg-type]
         return int(value)  # type: ignore[arg-type]
     if option.type in ("str", "path"):
-        if isinstance(value, str) and (value or option.type == "str"):
+        if isinstance(value, str) and (value or option.type == "str" or option.default == ""):
             return value
         if is_number and text is not None:
             return text

@@ -71,7 +71,7 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
     known = programs.get(spec.program or "")
     if known is not None:
         changes["args"] = {
-            name: _absolute(value, folder) if isinstance(value, str) and known.options[name].type == "path" else value
+            name: _absolute(value, folder) if value and isinstance(value, str) and _is_path(known, name) else value
             for name, value in spec.args.items()
         }
     return spec.model_copy(update=changes)
@@ -83,6 +83,10 @@ def require_hostfile(spec: JobSpec, file: str) -> str:
         raise InvalidInput([Problem(file, 1, 1, "names no hostfile",
                                     "hostfile: my.hosts; a line `here addr=local` in it is this machine")])
     return spec.hostfile
+
+
+def _is_path(known: ProgramOptions, name: str) -> bool:
+    return name in known.options and known.options[name].type == "path"
 
 
 def _absolute(path: str, folder: str) -> str:
@@ -97,6 +101,8 @@ def _validate(data: Mapping[str, Any], draft: Draft, problems: List[Problem]) ->
         for each in error.errors(include_url=False):
             problem = _translate(each, draft.root, draft.source)
             problems.extend([problem] if problem else [])
+        if not problems and not draft.source.problems:
+            raise
         return None
 
 
@@ -161,7 +167,8 @@ def _key_hint(path: Path) -> Optional[str]:
 def _explain(kind: str, context: Mapping[str, Any], value: Any) -> Tuple[str, Optional[str]]:
     if kind == "literal_error":
         choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "")
-        near = closest(str(value).upper().replace("SIG", "") if choices.isupper() else str(value), choices.split(", "))
+        word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
+        near = _SLIPS.get(word) or closest(word, choices.split(", "))
         return f"wants one of {choices}, not {_told(value)}", f"did you mean {near}?" if near else None
     if kind in _WANTS:
         hint = f'put it in quotes: "{value}"' if kind == "string_type" and type(value) in (int, float) else None
@@ -189,6 +196,7 @@ _WANTS = {
     "string_type": "a text", "bool_type": "true or false", "tuple_type": "a list", "dict_type": "a mapping",
     "mapping_type": "a mapping", "model_type": "a mapping", "finite_number": "a finite number",
 }
+_SLIPS = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "910b": "npu", "none": "cpu"}
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _OTHERS = {"too_short": "must not be empty", "string_too_short": "must not be empty", "too_long": "has too many items"}
 _HINTS = {

@@ -1,0 +1,97 @@
+"""Which address the ranks meet at and which interface each node uses: read from the routes between the hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.names import fold_names
+from ascendrun.core.reports import NodeReport, Route
+
+LOOPBACK = Route(interface="lo", source="127.0.0.1")
+
+_FIRST_PORT, _LAST_PORT = 20000, 29999
+_CANDIDATES = 100
+_TAKEN_BY_HABIT = frozenset((29400, 29500))
+"""torchrun's own defaults: a job that somebody started by hand sits there."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """`interfaces` by host name."""
+
+    master_address: str
+    interfaces: Mapping[str, str]
+
+
+def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: List[str]) -> Network:
+    """The source address that the first host uses towards most others, and each host's interface towards the first.
+
+    Hosts that are all this one machine meet on the loopback. What does not fit is added to `faults`.
+    """
+    first = hosts[0]
+    away = [host for host in hosts[1:] if not (_is_here(host) and _is_here(first))]
+    if not away:
+        return Network(LOOPBACK.source, {host.name: LOOPBACK.interface for host in hosts})
+    routes = [route for route in (_route(reports, first, host) for host in away) if route is not None]
+    if not routes:
+        faults.append(f"{first.name} has no route to {fold_names(host.name for host in away)}; "
+                      f"{first.name} is node 0, where all ranks meet: check its network and name resolution")
+        return Network("", {host.name: "" for host in hosts})
+    majority = _majority(routes)
+    interfaces: Dict[str, str] = {host.name: majority.interface for host in hosts}
+    for host in away:
+        route = _route(reports, host, first)
+        if route is None:
+            faults.append(_no_route(reports, host, first))
+        else:
+            interfaces[host.name] = route.interface
+    return Network(majority.source, interfaces)
+
+
+def candidate_ports(tag: str, wanted: Optional[str]) -> Tuple[int, ...]:
+    """The ports to try for MASTER_PORT, in order: the user's only, or a hundred that follow from the tag.
+
+    Below Linux's range for outgoing connections (from 32768) and away from HCCL's 60000-60031.
+    """
+    if wanted is not None:
+        return (int(wanted),)
+    start = zlib.crc32(tag.encode("utf-8"))
+    span = _LAST_PORT - _FIRST_PORT + 1
+    ports = (_FIRST_PORT + (start + step) % span for step in range(_CANDIDATES + len(_TAKEN_BY_HABIT)))
+    return tuple(port for port in ports if port not in _TAKEN_BY_HABIT)[:_CANDIDATES]
+
+
+def _majority(routes: Sequence[Route]) -> Route:
+    return Counter(routes).most_common(1)[0][0]
+
+
+def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Optional[Route]:
+    """How `host` reaches `peer`; None: not at all, or only by taking itself for the peer."""
+    route = reports[host.name].routes.get(peer.name)
+    return None if route is None or _is_loopback(route.source) else route
+
+
+def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> str:
+    if peer.name in reports[host.name].routes:
+        return (f"{host.name} takes {peer.name} for itself: the name leads to its own loopback; "
+                f"mend /etc/hosts there, or give {peer.name} an addr= in the hostfile")
+    return f"{host.name} has no route to {peer.name}, where all ranks meet: check name resolution, cable, firewall"
+
+
+def _is_here(host: Host) -> bool:
+    """Whether the hostfile itself says that the host is this very machine."""
+    return host.is_local or _is_loopback(host.addr or host.name)
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
