@@ -65,7 +65,7 @@ def _add_life(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     up.add_argument("count", type=int, metavar="HOSTS")
     up.add_argument("--disk", default=DISK, help="size of each host's disk")
     up.add_argument("--sshd-option", action="append", default=[], help="a line of sshd_config")
-    up.add_argument("--share", action="append", default=[], metavar="FOLDER[:WHERE]", help="a folder that all hosts see")
+    up.add_argument("--share", action="append", default=[], metavar="FOLDER[:WHERE]", help="all hosts see it")
     up.add_argument("--user", action="append", default=[], metavar="NAME[:SHELL]", help="an account on every host")
     run = _add(verbs, "exec", _exec, "run a command as the head, or on a host's console")
     run.add_argument("host")

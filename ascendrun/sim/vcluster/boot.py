@@ -137,7 +137,7 @@ def _host_init(host: HostPlan, common: Common, ready: int, go: int) -> None:
     if os.fork() == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _redirect("/var/log/console.log")
-        os.execve("/usr/sbin/sshd", ["/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-f", provision.SSHD_CONFIG_PATH], environ)
+        os.execve(provision.SSHD_ARGV[0], provision.SSHD_ARGV, environ)
     _become_init("/var/log/console.log", environ)
 
 
@@ -169,7 +169,7 @@ def _await_sshd(pids: Dict[str, int]) -> None:
     while waiting:
         waiting = [name for name in waiting if not network.listens(pids[name])]
         if waiting and time.monotonic() > deadline:
-            raise OSError(f"sshd does not listen on {', '.join(waiting)} after {SSHD_DEADLINE_S:.0f} s; see its sshd.log")
+            raise OSError(f"sshd does not listen on {', '.join(waiting)} after {SSHD_DEADLINE_S:.0f} s")
         if waiting:
             time.sleep(_POLL_S)
 

@@ -20,7 +20,7 @@ DISK = "64M"
 class VirtualCluster(Faults):
     """Hosts node1, node2, … and a head, each in namespaces of its own; the machine's own network is not touched.
 
-    `VirtualCluster.up(2)` makes one (a context manager: it is down at the end), `VirtualCluster(folder)` finds it again.
+    `VirtualCluster.up(2)` makes one (a context manager: it is down at the end), `VirtualCluster(folder)` finds it.
     """
 
     @classmethod
@@ -86,7 +86,9 @@ class VirtualCluster(Faults):
         self._groups.remove()
         states.forget(self.folder)
 
-    def hostfile(self, *, slots: Optional[int] = None, names: Optional[Sequence[str]] = None, user: Optional[str] = None) -> str:
+    def hostfile(
+        self, *, slots: Optional[int] = None, names: Optional[Sequence[str]] = None, user: Optional[str] = None
+    ) -> str:
         """The text of a hostfile of these hosts (None: all)."""
         extras = "".join((f" slots={slots}" if slots is not None else "", f" user={user}" if user else ""))
         return "".join(f"{name}{extras}\n" for name in (names if names is not None else self.hosts))

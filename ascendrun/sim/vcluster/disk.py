@@ -11,7 +11,7 @@ from ascendrun.sim.vcluster.plan import Common, HostPlan
 
 PRIVATE_TO_HOST = ("/tmp", "/run", "/var/log", "/usr/local/Ascend")
 PRIVATE_TO_HOME = (".ssh", ".ascendrun", ".local/state", ".config")
-NOT_OF_A_DISK = ("proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "overlay-private")
+NOT_OF_A_DISK = ("proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue")
 
 
 def submounts(mountinfo: str) -> Sequence[str]:
@@ -71,7 +71,8 @@ def _kernel_folders(root: Path) -> None:
     ns.mount("proc", root / "proc", "proc", safe)
     ns.bind("/dev", root / "dev")
     (root / "dev/pts").mkdir(exist_ok=True)
-    ns.mount("devpts", root / "dev/pts", "devpts", ns.MS_NOSUID | ns.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
+    options = "newinstance,ptmxmode=0666,mode=620,gid=5"
+    ns.mount("devpts", root / "dev/pts", "devpts", ns.MS_NOSUID | ns.MS_NOEXEC, options)
     ns.bind(root / "dev/pts/ptmx", root / "dev/ptmx")
     (root / "dev/shm").mkdir(exist_ok=True)
     ns.mount("vcluster-shm", root / "dev/shm", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=1777")

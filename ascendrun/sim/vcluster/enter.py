@@ -15,7 +15,7 @@ import sys
 from typing import List, NoReturn
 
 KINDS = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+FORWARDED = tuple(getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "CONT"))
 PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
 

@@ -14,7 +14,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.vcluster import network, provision
 from ascendrun.sim.vcluster.machines import HEAD, Machines
 from ascendrun.sim.vcluster.network import ip_in
-from ascendrun.sim.vcluster.processes import Process, await_true
+from ascendrun.sim.vcluster.processes import Process, await_true, is_of_the_system
 from ascendrun.sim.vcluster.requirements import find_faketime
 from ascendrun.sim.vcluster.state import name_process
 
@@ -64,7 +64,7 @@ class Faults(Machines):
     def heal(self, name: str) -> None:
         """Plugs the cable in again (of a host that is off: nothing to do)."""
         if self._cable(name) in network.interfaces(self.init_pid(HEAD)):
-            self._in_head(f"link set {self._cable(name)} up")
+            self._in_head(f"link set {self._cable(name)} up\n{self._ask_again(name)}")
         self._forget(name, "cut")
 
     def loss(self, name: str, percent: float) -> None:
@@ -87,8 +87,8 @@ class Faults(Machines):
     def block(self, source: str, target: str) -> None:
         """What `source` sends to `target` vanishes; the other way is open. Either may be the "head"."""
         self._note(source, "blocked")
-        commands = f"neigh replace {self.address(target)} lladdr {network.NOWHERE} nud permanent dev {_device(source)}\n"
-        ip_in(self.init_pid(source), commands)
+        wrong = f"neigh replace {self.address(target)} lladdr {network.NOWHERE} nud permanent dev {_device(source)}\n"
+        ip_in(self.init_pid(source), wrong)
 
     def unblock(self, source: str) -> None:
         """Undoes every `block` and `isolate` on the side of `source`."""
@@ -138,8 +138,7 @@ class Faults(Machines):
 
     def sshd_start(self, name: str) -> None:
         if not self._sshd_listeners(name):
-            argv = ["/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-f", provision.SSHD_CONFIG_PATH]
-            done = self.host_run(name, argv, text=True, capture_output=True)
+            done = self.host_run(name, provision.SSHD_ARGV, text=True, capture_output=True)
             if done.returncode:
                 raise AscendrunError(f"{name}: sshd does not start: {done.stderr.strip()}")
         if not await_true(lambda: network.listens(self.init_pid(name)), deadline_s=_DEADLINE_S):
@@ -156,11 +155,7 @@ class Faults(Machines):
         self.sshd_restart(name)
 
     def _sshd_listeners(self, name: str) -> List[Process]:
-        return [
-            process
-            for process in self.processes(name)
-            if process.inner_pid != 1 and " ".join(process.argv).startswith(("sshd: /usr/sbin/sshd", "/usr/sbin/sshd"))
-        ]
+        return [process for process in self.processes(name) if is_of_the_system(process) and process.inner_pid != 1]
 
     # -- undoing
 
@@ -210,6 +205,10 @@ class Faults(Machines):
     def _cable(self, name: str) -> str:
         return network.cable(self._spec.index(name))
 
+    def _ask_again(self, name: str) -> str:
+        """The head forgets that it asked for the host's hardware address in vain; else it says "no route" for 3 s."""
+        return f"neigh flush to {self.address(name)} dev {network.BRIDGE}"
+
     def _in_head(self, command: str) -> None:
         ip_in(self.init_pid(HEAD), f"{command}\n")
 
@@ -231,8 +230,9 @@ class Faults(Machines):
                 ip_in(head, relay_commands(index))
             self._start_relay(name, index, quality)
             self._state.cables[name] = quality
+            self._in_head(self._ask_again(name))
         else:
-            commands = f"link del vr{index}\nlink set {cable} master {network.BRIDGE}\n"
+            commands = f"link del vr{index}\nlink set {cable} master {network.BRIDGE}\n{self._ask_again(name)}\n"
             ip_in(head, commands, force=True)  # the host may be off, its cable gone with it
             self._state.cables.pop(name, None)
         self._save()

@@ -9,6 +9,7 @@ Where only version 1 may be written, its freezer and cpuacct stand in; where nei
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
@@ -52,19 +53,7 @@ class Groups:
 
     def freeze(self, host: str, *, frozen: bool) -> bool:
         """Stop or go on with every process of the host; False when no group can do that here."""
-        for tree in self._trees():
-            folder = tree / "hosts" / host
-            if (folder / "cgroup.freeze").exists():
-                (folder / "cgroup.freeze").write_text("1" if frozen else "0")
-                wanted = f"frozen {int(frozen)}"
-                return await_true(lambda: wanted in (folder / "cgroup.events").read_text(), deadline_s=_DEADLINE_S)
-            if (folder / "freezer.state").exists():
-                state = "FROZEN" if frozen else "THAWED"
-                (folder / "freezer.state").write_text(state)
-                return await_true(
-                    lambda: (folder / "freezer.state").read_text().strip() == state, deadline_s=_DEADLINE_S
-                )
-        return False
+        return any(_set_frozen(tree / "hosts" / host, frozen=frozen) for tree in self._trees())
 
     def cpu_seconds(self, which: str) -> Optional[float]:
         """CPU time of "head" or of all "hosts" so far; None where no group counts it."""
@@ -77,7 +66,7 @@ class Groups:
         return None
 
     def kill_all(self) -> None:
-        """SIGKILL to everything of the cluster, frozen hosts included; version 1 cannot, there the inits' death does it."""
+        """SIGKILL to all of the cluster, frozen hosts included; version 1 cannot, there the inits' death does it."""
         for tree in self._trees():
             if (tree / "cgroup.kill").exists():
                 (tree / "cgroup.kill").write_text("1")
@@ -85,8 +74,24 @@ class Groups:
     def remove(self) -> None:
         """After the last process has gone; raises OSError when a group is still in use after 10 s."""
         for tree in self._trees():
-            if not await_true(lambda: _remove_tree(tree), deadline_s=_DEADLINE_S):
+            if not await_true(partial(_remove_tree, tree), deadline_s=_DEADLINE_S):
                 raise OSError(f"{tree} is still in use; see its cgroup.procs")
+
+
+def _set_frozen(folder: Path, *, frozen: bool) -> bool:
+    """Whether this group can freeze and has done so."""
+    for control, value, report, wanted in (
+        ("cgroup.freeze", str(int(frozen)), "cgroup.events", f"frozen {int(frozen)}"),
+        ("freezer.state", ("THAWED", "FROZEN")[frozen], "freezer.state", ("THAWED", "FROZEN")[frozen]),
+    ):
+        if (folder / control).exists():
+            (folder / control).write_text(value)
+            return _await_text(folder / report, wanted)
+    return False
+
+
+def _await_text(path: Path, wanted: str) -> bool:
+    return await_true(lambda: wanted in path.read_text(), deadline_s=_DEADLINE_S)
 
 
 def _remove_tree(tree: Path) -> bool:

@@ -25,6 +25,8 @@ from ascendrun.sim.vcluster.spec import (
     root_home,
 )
 
+Completed = subprocess.CompletedProcess  # of str or bytes, as `text=` says
+
 HEAD = "head"
 RUN_DEADLINE_S = 120.0
 BOOT_DEADLINE_S = 120.0
@@ -92,7 +94,7 @@ class Machines:
         groups = ":".join(self._groups.join_files(name)) or "-"
         return [sys.executable, "-I", "-S", _ENTER, str(self.init_pid(name)), cwd, groups, "--", *argv]
 
-    def head_run(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> subprocess.CompletedProcess[Any]:
+    def head_run(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> Completed[Any]:
         """`subprocess.run` in the head's namespaces; a deadline of 120 s unless `timeout` says otherwise."""
         options.setdefault("timeout", RUN_DEADLINE_S)
         return subprocess.run(self.head_argv(argv, cwd=cwd), **options)
@@ -101,7 +103,7 @@ class Machines:
         """`subprocess.Popen` in the head's namespaces. Signals to it reach the command, SIGKILL too."""
         return subprocess.Popen(self.head_argv(argv, cwd=cwd), **options)
 
-    def host_run(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> subprocess.CompletedProcess[Any]:
+    def host_run(self, name: str, argv: Sequence[str], *, cwd: str = "/", **options: Any) -> Completed[Any]:
         """`subprocess.run` on a host's console, with a login's plain environment unless `env` is given."""
         options.setdefault("timeout", RUN_DEADLINE_S)
         options.setdefault("env", self.host_environ())
@@ -156,11 +158,11 @@ class Machines:
             folder = self.folder / name
             folder.mkdir(exist_ok=True)
             plans.append(make_host_plan(self._spec, name, folder=folder, groups=self._groups.join_files(name)))
-        head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD)) if with_head else None
+        head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD))
         return BootPlan(
             common=make_common(self._spec, Path("/proc/self/mountinfo").read_text()),
             hosts=tuple(plans),
-            head=head,
+            head=head if with_head else None,
             head_pid=None if with_head else self.init_pid(HEAD),
         )
 
@@ -178,4 +180,3 @@ class Machines:
 
     def _save(self) -> None:
         states.save(self.folder, self._state)
-

@@ -30,7 +30,7 @@ class Process:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Clock ticks from the machine's boot to the start of `pid`; with the pid it names a process. None: gone or a zombie."""
+    """Clock ticks from the machine's boot to the start of `pid`: both name a process. None: gone, or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 

@@ -14,6 +14,7 @@ from ascendrun.sim.vcluster.plan import Common, HostPlan
 
 SSHD_CONFIG_PATH = "/etc/ssh/vcluster_sshd_config"
 HOST_KEY_PATH = "/etc/ssh/vcluster_host_key"
+SSHD_ARGV = ("/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-f", SSHD_CONFIG_PATH)
 SSHD_PID_PATH = "/run/sshd.pid"
 FIRST_USER_ID = 2000
 

@@ -1,0 +1,214 @@
+"""Fixtures of the cluster scenarios.
+
+cluster       two hosts and a head, booted once per module; every fault is undone after each test
+cluster_of    cluster_of(4, sshd_options=["MaxSessions 1"]): one of its own, down after the test
+ascendrun     ascendrun("ps"): the command on the head, with a state dir under tmp_path;
+              .popen(...), .pty(...), and .on(other_cluster)(...)
+no_leftovers  after every test: no process of it on any host or the head; after all tests: no trace on the machine
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set
+
+import pytest
+
+from ascendrun.head.settings import STATE_VARIABLE
+from ascendrun.node.layout import ROOT_VARIABLE
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.machines import HEAD
+from ascendrun.sim.vcluster.processes import await_true
+from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.spec import root_home
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import leftovers
+
+CODE = Path(__file__).resolve().parents[2]
+CONTROLLER_DEADLINE_S = 15.0
+FOREIGN = ("ASCENDRUN_", "SSH_", "XDG_")
+
+_ids: List[str] = []
+_namespaces: Set[str] = set()
+_failed = pytest.StashKey[bool]()
+
+
+def start_cluster(count: int, **options: Any) -> VirtualCluster:
+    """A cluster, or a skip with the reason; in CI a machine that cannot carry one is a failure."""
+    try:
+        cluster = VirtualCluster.up(count, **options)
+    except NotSupported as refused:
+        reason = f"{refused.message}; {refused.hint}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    _ids.append(cluster.cluster_id)
+    _namespaces.update(leftovers.namespaces_of(cluster))
+    return cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    report = yield
+    if report.when == "call":
+        item.stash[_failed] = report.failed
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_left_as_found() -> Iterator[None]:
+    yield
+    if not await_true(lambda: not leftovers.traces(_ids, _namespaces), deadline_s=leftovers.SETTLE_S):
+        pytest.fail(f"the machine is not as it was: {leftovers.traces(_ids, _namespaces)}", pytrace=False)
+
+
+class Watch:
+    """Which state dirs a test's ascendrun used, for the check that its controllers have ended."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self.state_dirs: List[Path] = []
+
+    def check(self, cluster: VirtualCluster) -> None:
+        """Undo the faults, ask controllers to end, and require that nothing is left.
+
+        A test that failed has told its story: what it left is killed without a second one.
+        """
+        if not cluster.is_up(HEAD):
+            return  # the test took it down itself
+        cluster.clean()
+        for state_dir in self.state_dirs:
+            end_controller(cluster, state_dir)
+        has_failed = self._item.stash.get(_failed, False)
+        try:
+            leftovers.require_none(cluster, deadline_s=1.0 if has_failed else leftovers.SETTLE_S)
+        except leftovers.Leftovers:
+            if not has_failed:
+                raise
+
+
+def end_controller(cluster: VirtualCluster, state_dir: Path) -> None:
+    """Politely: by its own command, else by SIGTERM. One that ends by neither is found by the check for leftovers."""
+    if not leftovers.controllers(cluster, state_dir):
+        return
+    argv = [sys.executable, "-m", "ascendrun", "controller", "stop"]
+    done = cluster.head_run(argv, env=head_environ(state_dir), capture_output=True, cwd=str(state_dir.parent))
+    if done.returncode:
+        leftovers.kill(leftovers.controllers(cluster, state_dir), signal.SIGTERM)
+    await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S)
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(request: pytest.FixtureRequest) -> Watch:
+    """The fixtures below run its check when they end; it knows the state dirs that the test used."""
+    return Watch(request.node)
+
+
+@pytest.fixture(scope="module")
+def module_cluster() -> Iterator[VirtualCluster]:
+    with start_cluster(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(module_cluster: VirtualCluster, no_leftovers: Watch) -> Iterator[VirtualCluster]:
+    yield module_cluster
+    no_leftovers.check(module_cluster)
+
+
+@pytest.fixture
+def cluster_of(no_leftovers: Watch) -> Iterator[Callable[..., VirtualCluster]]:
+    started: List[VirtualCluster] = []
+
+    def start(count: int, **options: Any) -> VirtualCluster:
+        started.append(start_cluster(count, **options))
+        return started[-1]
+
+    yield start
+    try:
+        for one in started:
+            no_leftovers.check(one)
+    finally:
+        for one in started:
+            one.down()
+
+
+def head_environ(state_dir: Path) -> Dict[str, str]:
+    """The environment of an ascendrun on the head: this checkout, a state dir and a node root of its own.
+
+    $HOME is root's, where the head's ~/.ssh lies; the mark of the test session stays, for the look at its end.
+    """
+    kept = [name for name in os.environ if name == "ASCENDRUN_TEST_SESSION" or not name.startswith(FOREIGN)]
+    ours = {name: os.environ[name] for name in kept}
+    ours["HOME"] = root_home()
+    ours["PYTHONPATH"] = str(CODE)
+    ours[STATE_VARIABLE] = str(state_dir)
+    ours[ROOT_VARIABLE] = str(state_dir.parent / "local-node")
+    return ours
+
+
+class Ascendrun:
+    """`python -m ascendrun` on the head of a cluster; called, it returns the completed process with text output."""
+
+    def __init__(self, cluster: Callable[[], VirtualCluster], folder: Path, watch: Watch) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self.folder = folder
+        self.state_dir = folder / "state"
+        watch.state_dirs.append(self.state_dir)
+
+    def on(self, cluster: VirtualCluster) -> Ascendrun:
+        """The same user (state dir, files) on the head of another cluster."""
+        return Ascendrun(lambda: cluster, self.folder, self._watch)
+
+    def argv(self, *arguments: object) -> List[str]:
+        """The whole command line, from outside the head's namespaces."""
+        command = [sys.executable, "-m", "ascendrun", *map(str, arguments)]
+        return self._cluster().head_argv(command, cwd=str(self.folder))
+
+    def __call__(
+        self,
+        *arguments: object,
+        env: Optional[Mapping[str, str]] = None,
+        stdin: str = "",
+        timeout: float = 120.0,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*arguments), env=self.environ(env), input=stdin, capture_output=True, text=True, timeout=timeout
+        )
+
+    def popen(
+        self, *arguments: object, env: Optional[Mapping[str, str]] = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        return subprocess.Popen(self.argv(*arguments), env=self.environ(env), **options)
+
+    def pty(self, *arguments: object, env: Optional[Mapping[str, str]] = None, timeout: float = 60.0) -> Any:
+        """A pexpect child: the command with a terminal of 100 columns and 30 lines; text is UTF-8."""
+        import pexpect
+
+        argv = self.argv(*arguments)
+        return pexpect.spawn(
+            argv[0], argv[1:], env=self.environ(env), timeout=timeout, encoding="utf-8", dimensions=(30, 100)
+        )
+
+    def environ(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+        return {**head_environ(self.state_dir), **(more or {})}
+
+
+@pytest.fixture
+def ascendrun(request: pytest.FixtureRequest, no_leftovers: Watch, tmp_path: Path) -> Ascendrun:
+    """On the head of `cluster`, unless the test asks for `cluster_of` and says `.on(its own)`."""
+    cluster: List[VirtualCluster] = []
+    if "cluster" in request.fixturenames or "cluster_of" not in request.fixturenames:
+        cluster.append(request.getfixturevalue("cluster"))
+
+    def chosen() -> VirtualCluster:
+        assert cluster, "the test has no `cluster`: say ascendrun.on(cluster_of(…))(…)"
+        return cluster[0]
+
+    return Ascendrun(chosen, tmp_path, no_leftovers)

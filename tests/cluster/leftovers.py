@@ -1,0 +1,85 @@
+"""The oracle run after every scenario: nothing that it started is left on any host, on the head, or on the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Dict, List, Sequence, Set
+
+from ascendrun.head.settings import STATE_VARIABLE
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.groups import groups_present
+from ascendrun.sim.vcluster.machines import HEAD
+from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_of_the_system
+
+SETTLE_S = 10.0
+"""How long after a test its processes may take to end: an sshd session outlives its connection by a moment."""
+
+
+class Leftovers(AssertionError):
+    """Processes that a test left behind, named with host, parent and command line."""
+
+
+def strangers(cluster: VirtualCluster) -> Dict[str, List[Process]]:
+    """Processes that a resting cluster does not have, by machine; machines without any are left out."""
+    everything = cluster.all_processes()
+    found = {name: [one for one in everything[name] if not is_of_the_system(one)] for name in cluster.hosts}
+    found[HEAD] = [one for one in everything[HEAD] if one.inner_pid != 1]
+    return {name: processes for name, processes in found.items() if processes}
+
+
+def require_none(cluster: VirtualCluster, *, deadline_s: float = SETTLE_S) -> None:
+    """Raises Leftovers when processes are still there after `deadline_s`, and kills them: the next test is safe."""
+    if await_true(lambda: not strangers(cluster), deadline_s=deadline_s):
+        return
+    left = strangers(cluster)
+    if not left:
+        return
+    for processes in left.values():
+        kill(processes)
+    text = "\n".join(f"{name}:\n{describe(processes)}" for name, processes in sorted(left.items()))
+    raise Leftovers(f"{sum(map(len, left.values()))} processes are left {deadline_s:.0f} s after the test:\n{text}")
+
+
+def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) -> None:
+    for process in processes:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def controllers(cluster: VirtualCluster, state_dir: Path) -> List[Process]:
+    """Processes on the head that were started with this state dir."""
+    return [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
+
+
+def namespaces_of(cluster: VirtualCluster) -> Set[str]:
+    """The network and pid namespaces of head and hosts, by the kernel's names."""
+    inits = [cluster.init_pid(name) for name in (HEAD, *cluster.hosts)]
+    return {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in inits for kind in ("net", "pid")}
+
+
+def traces(cluster_ids: Sequence[str], namespaces: Set[str]) -> List[str]:
+    """What clusters that are down left on the machine itself: mounts, control groups, cables, processes."""
+    mounts = [
+        f"mount {line.split()[4]}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if any(cluster_id in line for cluster_id in cluster_ids)
+    ]
+    groups = [f"control group {path}" for cluster_id in cluster_ids for path in groups_present(cluster_id)]
+    cables = [f"interface {name}" for name in os.listdir("/sys/class/net") if name.startswith(("vc", "vr", "vs"))]
+    return mounts + groups + cables + _inside(namespaces)
+
+
+def _inside(namespaces: Set[str]) -> List[str]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            own = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "pid")}
+        except OSError:
+            continue
+        if own & namespaces:
+            found.append(f"process {pid}")
+    return found
