@@ -1,0 +1,149 @@
+"""Runs one command to its end or its deadline: no shell, own session, bounded output, nothing left at a timeout."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+
+from ascendrun.node import procs, reap
+from ascendrun.node.ranks import explain_start_failure, to_bytes
+from ascendrun.node.refusal import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple
+
+MARK = "ASCENDRUN_EXEC"
+MAX_BYTES = 3 << 20
+DRAIN_S = 0.2
+"""A background child may hold the pipes open; what comes this long after the command's own end still counts."""
+
+
+class Commands:
+    """The commands that run now, so that all can be ended with the agent."""
+
+    def __init__(self, login: Dict[bytes, bytes], umask: int) -> None:
+        self._login = login
+        self._umask = umask
+        self._running: Dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def run(self, request: Dict[str, Any], stdin: bytes) -> Tuple[Dict[str, Any], bytes]:
+        """The reply's fields and its body (standard output, then standard error). Raises Refusal("cannot-start")."""
+        argv = [to_bytes(part) for part in request["argv"]]
+        limit = max(0, min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES))
+        began = time.monotonic()
+        mark = os.urandom(8).hex()
+        env = dict(self._login)
+        env[MARK.encode("ascii")] = mark.encode("ascii")
+        try:
+            child = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+                                     stderr=subprocess.PIPE, start_new_session=True, **self._umask_option())
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), ".")
+            raise Refusal(refusal.code, refusal.message, refusal.hint) from error
+        with self._lock:
+            self._running[mark] = child.pid
+        try:
+            gathered = _gather(child, stdin, deadline=began + float(request.get("timeout_s") or 60), limit=limit)
+            if gathered.timed_out:
+                end_marked(mark)
+            code = child.wait()
+        finally:
+            with self._lock:
+                self._running.pop(mark, None)
+        fields = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None,
+                  "timed_out": gathered.timed_out, "out_bytes": len(gathered.out), "err_bytes": len(gathered.err),
+                  "truncated": gathered.truncated, "wall_s": round(time.monotonic() - began, 6)}
+        return fields, bytes(gathered.out + gathered.err)
+
+    def end_all(self) -> None:
+        with self._lock:
+            marks = list(self._running)
+        for mark in marks:
+            end_marked(mark)
+
+    def _umask_option(self) -> Dict[str, Any]:
+        # Code of ours between fork and exec is risky in a process with threads; before 3.9 there is no other way.
+        if sys.version_info >= (3, 9):
+            return {"umask": self._umask}
+        return {"preexec_fn": lambda: os.umask(self._umask)}
+
+
+def end_marked(mark: str) -> None:
+    """KILL to the command and everything it started, until nobody is left or 2 s have passed."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        found = reap.find_marked(MARK, mark)
+        if not found:
+            return
+        for pid, start in found:
+            procs.send_signal(pid, start, 9)
+        time.sleep(0.01)
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self.out = bytearray()
+        self.err = bytearray()
+        self.truncated = False
+        self.timed_out = False
+
+    def take(self, sink: bytearray, chunk: bytes, limit: int) -> None:
+        room = max(0, limit - len(self.out) - len(self.err))
+        sink += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+
+
+def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, limit: int) -> _Gathered:
+    """Feeds and reads until the command has ended and its pipes are silent, or the deadline."""
+    result = _Gathered()
+    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+    sinks = {child.stdout.fileno(): result.out, child.stderr.fileno(): result.err}
+    feed: List[int] = []
+    if stdin:
+        os.set_blocking(child.stdin.fileno(), False)
+        feed = [child.stdin.fileno()]
+    else:
+        child.stdin.close()
+    left = memoryview(stdin)
+    ended_s = None
+    with child.stdout, child.stderr, child.stdin:
+        while sinks or child.poll() is None:
+            now = time.monotonic()
+            if now >= deadline and child.poll() is None:
+                result.timed_out = True
+                return result
+            if child.poll() is not None:
+                ended_s = ended_s or now
+                if now - ended_s > DRAIN_S:
+                    return result
+            wait_s = 0.02 if ended_s or not sinks else min(0.05, deadline - now)
+            readable, writable, _ = select.select(list(sinks), feed, [], max(0.0, wait_s))
+            for fd in readable:
+                chunk = os.read(fd, 1 << 16)
+                if chunk:
+                    result.take(sinks[fd], chunk, limit)
+                else:
+                    del sinks[fd]
+            if writable:
+                left, feed = _feed(child, left, feed)
+    return result
+
+
+def _feed(child: subprocess.Popen[bytes], left: memoryview, feed: List[int]) -> Tuple[memoryview, List[int]]:
+    assert child.stdin is not None
+    try:
+        left = left[os.write(feed[0], left[:1 << 16]):]
+    except BlockingIOError:
+        return left, feed
+    except BrokenPipeError:
+        left = left[:0]
+    if left:
+        return left, feed
+    child.stdin.close()
+    return left, []

@@ -1,0 +1,49 @@
+"""Crash here, on request: named places where tests kill, stop or break the agent.
+
+ASCENDRUN_FAILPOINT="name=kill" or "name:3=pause" (the third time it is reached). Actions: kill (SIGKILL to itself),
+exit (status 70), raise, pause (SIGSTOP to itself). Without the variable a failpoint costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+VARIABLE = "ASCENDRUN_FAILPOINT"
+
+
+class FailpointHit(RuntimeError):
+    """Raised by the action `raise`."""
+
+
+def parse(text: str) -> dict[str, list[object]]:
+    """{name: [hits left, action]}. Raises ValueError on text that is no failpoint: a typo must not test nothing."""
+    armed: dict[str, list[object]] = {}
+    for part in text.split(","):
+        place, _, action = part.strip().partition("=")
+        name, _, count = place.partition(":")
+        if not name or action not in ("kill", "exit", "raise", "pause"):
+            raise ValueError("not a failpoint: %r (name[:n]=kill|exit|raise|pause)" % part)
+        armed[name] = [int(count or 1), action]
+    return armed
+
+
+_ARMED = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else {}
+
+
+def failpoint(name: str) -> None:
+    """Does nothing unless this name is armed and its count is reached."""
+    entry = _ARMED.get(name)
+    if entry is None:
+        return
+    entry[0] = int(str(entry[0])) - 1
+    if entry[0] != 0:
+        return
+    if entry[1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif entry[1] == "exit":
+        os._exit(70)
+    elif entry[1] == "pause":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        raise FailpointHit(name)

@@ -1,0 +1,124 @@
+"""Small files written so that a crash leaves the old one or the new one, in folders that only we can enter."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+
+from ascendrun.node.refusal import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def make_private_dir(path: str) -> None:
+    """Makes `path` and its missing parents (0700). Raises Refusal when it belongs to somebody else, OSError."""
+    try:
+        os.makedirs(path, 0o700)
+    except FileExistsError:
+        pass
+    found = os.stat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise Refusal("bad-folder", "%s is no folder" % path, "remove what stands there")
+    if found.st_uid != os.geteuid():
+        raise Refusal("bad-folder", "%s belongs to user %d, not to %d" % (path, found.st_uid, os.geteuid()),
+                      "remove it, or set ASCENDRUN_NODE_ROOT to a folder of your own")
+    if found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """All of `data`, however the kernel cuts it. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+
+
+def write_json(path: str, value: Any) -> None:
+    """Replaces the file at once: temp file (0600), fsync, rename. Raises OSError; then the old file still stands."""
+    temp = _write_temp(path, value)
+    try:
+        os.replace(temp, path)
+    except OSError:
+        os.unlink(temp)
+        raise
+    sync_dir(os.path.dirname(path))
+
+
+def claim_json(path: str, value: Any) -> bool:
+    """Makes the file, complete, unless it exists. True for the one caller, of all processes, who made it."""
+    temp = _write_temp(path, value)
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        return _claim_without_links(path, value)
+    finally:
+        os.unlink(temp)
+    sync_dir(os.path.dirname(path))
+    return True
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """The object in the file; None when there is no such file or it holds no whole JSON object."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read().decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sync_dir(path: str) -> None:
+    """Makes a rename in `path` durable; file systems that cannot sync folders are taken as they are."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def free_bytes(path: str) -> int:
+    """What this user may still write on the file system of `path`."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def _write_temp(path: str, value: Any) -> str:
+    temp = "%s.tmp-%d-%s" % (path, os.getpid(), os.urandom(4).hex())
+    fd = os.open(temp, _NEW, 0o600)
+    try:
+        write_all(fd, json.dumps(value).encode("utf-8"))
+        os.fsync(fd)
+    except OSError:
+        os.unlink(temp)
+        raise
+    finally:
+        os.close(fd)
+    return temp
+
+
+def _claim_without_links(path: str, value: Any) -> bool:
+    # Some network and FUSE file systems have no hard links; a crash between open and write leaves an empty claim,
+    # which still keeps everybody else out.
+    try:
+        fd = os.open(path, _NEW, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        write_all(fd, json.dumps(value).encode("utf-8"))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,161 @@
+"""Sends what grows in the attempts' files: every byte once, from where the head stands, gathered into few packets."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from ascendrun.node import layout
+from ascendrun.node.failpoint import failpoint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Set, Tuple
+
+    Offsets = Dict[Tuple[str, int], int]
+
+CHUNK_BYTES = 1 << 16
+ROUND_CHUNKS = 4
+"""What one file may send before the others have their turn."""
+BATCH_S = 0.1
+LOOK_S = 0.025
+QUIET_LOOK_S = 0.1
+QUIET_AFTER_S = 5.0
+LOST_CHECK_S = 1.0
+
+
+class Follow:
+    """One attempt that is followed. Pure of threads: `look` does one round."""
+
+    def __init__(self, root: str, tag: str, offsets: Dict[str, Dict[str, int]],
+                 send: Callable[[Dict[str, Any], bytes], None]) -> None:
+        self._root = root
+        self._tag = tag
+        self._send = send
+        self._folder = layout.attempt_dir(root, tag)
+        self._sent: Offsets = {(file, int(generation)): int(offset) for file, generations in offsets.items()
+                               for generation, offset in generations.items()}
+        self._told_truncated: Set[Tuple[str, int, int]] = set()
+        self._last_batch_s = 0.0
+        self.moved_s = time.monotonic()
+
+    def look(self, now_s: float) -> bool:
+        """Sends what is due; True when there is more to send at once."""
+        found = self._grown()
+        full = any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
+        if found and (full or now_s - self._last_batch_s >= BATCH_S):
+            self._last_batch_s = now_s
+        else:
+            found = [(key, size) for key, size in found if key[0] == "events"]
+        more = False
+        for key, size in found:
+            more = self._send_file(key, size) or more
+        if found:
+            self.moved_s = now_s
+        return more
+
+    def _grown(self) -> List[Tuple[Tuple[str, int], int]]:
+        """Files that have something new, events first, then by name and generation."""
+        found = []
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    match = layout.PULLED_FILE.match(entry.name)
+                    if not match or not entry.is_file(follow_symlinks=False):
+                        continue
+                    key = (match.group(1), int(match.group(2)))
+                    size = entry.stat(follow_symlinks=False).st_size
+                    if size < self._sent.get(key, 0):
+                        self._tell_truncated(key, size)
+                    if size > self._sent.get(key, 0):
+                        found.append((key, size))
+        except FileNotFoundError:
+            return []
+        found.sort(key=lambda item: (item[0][0] != "events", item[0]))
+        return found
+
+    def _tell_truncated(self, key: Tuple[str, int], size: int) -> None:
+        """Somebody cut the file: what we sent is no longer there; go on from its new end."""
+        self._send({"event": "truncated", "tag": self._tag, "file": key[0], "generation": key[1], "size": size,
+                    "sent": self._sent[key]}, b"")
+        self._sent[key] = size
+
+    def _send_file(self, key: Tuple[str, int], size: int) -> bool:
+        path = os.path.join(self._folder, "%s.%d" % key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            for _ in range(ROUND_CHUNKS):
+                offset = self._sent.get(key, 0)
+                chunk = os.pread(fd, CHUNK_BYTES, offset)
+                if not chunk:
+                    return False
+                self._send({"event": "data", "tag": self._tag, "file": key[0], "generation": key[1],
+                            "offset": offset}, chunk)
+                self._sent[key] = offset + len(chunk)
+                failpoint("run.after_data")
+        finally:
+            os.close(fd)
+        return self._sent[key] < size
+
+
+class Follower:
+    """The thread that looks at all followed attempts. `note_lost(tag)` is asked once a second per attempt."""
+
+    def __init__(self, root: str, *, send: Callable[[Dict[str, Any], bytes], None],
+                 note_lost: Callable[[str], Any]) -> None:
+        self._root = root
+        self._send = send
+        self._note_lost = note_lost
+        self._follows: Dict[str, Follow] = {}
+        self._lost_check_s: Dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._thread: List[threading.Thread] = []
+
+    def follow(self, tag: str, offsets: Dict[str, Dict[str, int]]) -> None:
+        """Replaces an earlier follow of the tag. Raises ValueError on a tag that is none."""
+        entry = Follow(self._root, tag, offsets, self._send)
+        with self._lock:
+            self._follows[tag] = entry
+            self._lost_check_s[tag] = 0.0
+            if not self._thread:
+                self._thread.append(threading.Thread(target=self._run, daemon=True, name="follower"))
+                self._thread[0].start()
+        self._changed.set()
+
+    def unfollow(self, tag: str) -> None:
+        with self._lock:
+            self._follows.pop(tag, None)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                follows = list(self._follows.items())
+            if not follows:
+                self._changed.wait()
+                self._changed.clear()
+                continue
+            now = time.monotonic()
+            more = False
+            for tag, follow in follows:
+                more = self._look(tag, follow, now) or more
+            if not more:
+                quiet = all(now - follow.moved_s > QUIET_AFTER_S for _, follow in follows)
+                self._changed.wait(QUIET_LOOK_S if quiet else LOOK_S)
+                self._changed.clear()
+
+    def _look(self, tag: str, follow: Follow, now: float) -> bool:
+        try:
+            if now - self._lost_check_s.get(tag, now) >= LOST_CHECK_S:
+                self._lost_check_s[tag] = now
+                self._note_lost(tag)
+            return follow.look(now)
+        except OSError as error:
+            # One attempt's files may be unreadable (a dead disk); the others are followed on, and the head is told.
+            self._send({"event": "follow_failed", "tag": tag, "message": str(error)}, b"")
+            self.unfollow(tag)
+            return False

@@ -1,0 +1,70 @@
+"""Notices a rank that has finished its work and does not exit (gloo's threads can wait for each other at the end).
+
+Pure: takes what was seen of the rank, says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+EXIT_S = 10.0
+"""How long a rank may live after it wrote that it is done."""
+LINGER_S = 60.0
+"""How long after another rank's end a rank that does nothing is worth a word."""
+IDLE_CPU_S = 0.1
+
+FINISHED = "finished"
+"""It wrote "done": true into its metrics and lives on: it is killed, and its exit counts as 0."""
+IDLE = "idle"
+"""Another rank ended well and this one does nothing since: said, not killed."""
+
+
+def says_done(line: bytes) -> bool:
+    """Whether a line of the metrics file tells that the program has finished."""
+    if b'"done"' not in line:
+        return False
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("done") is True
+
+
+class LingerWatch:
+    """One rank's signs. `exit_s`, `linger_s`: the waits, in seconds."""
+
+    def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:
+        self._exit_s = exit_s
+        self._linger_s = linger_s
+        self._done_s: Optional[float] = None
+        self._idle_s: Optional[float] = None
+        self._idle_cpu_s = 0.0
+        self._idle_bytes = 0
+        self._said: Optional[str] = None
+
+    def see_done(self, now_s: float) -> None:
+        if self._done_s is None:
+            self._done_s = now_s
+
+    def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: Optional[float]) -> Optional[str]:
+        """FINISHED or IDLE, each once; None: nothing to say. `other_exited_s`: when another rank first exited 0."""
+        if self._done_s is not None and now_s - self._done_s >= self._exit_s:
+            return self._say(FINISHED)
+        if other_exited_s is None:
+            return None
+        moved = cpu_s - self._idle_cpu_s >= IDLE_CPU_S or written_bytes != self._idle_bytes
+        if self._idle_s is None or moved:
+            self._idle_s, self._idle_cpu_s, self._idle_bytes = now_s, cpu_s, written_bytes
+        if now_s - self._idle_s >= self._linger_s and self._said is None:
+            return self._say(IDLE)
+        return None
+
+    def _say(self, why: str) -> Optional[str]:
+        if self._said == why:
+            return None
+        self._said = why
+        return why

@@ -1,0 +1,60 @@
+"""Builds the agent: this package's own files as one .pyz, the same bytes for the same sources. Used by the head."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import zipfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Tuple
+
+LEFT_OUT = ("pack.py", "loader.py")
+"""The head's side of the matter."""
+
+MAIN = b"""import sys
+
+if sys.argv[1:2] == ["serve"]:
+    from ascendrun.node.serve import main
+    sys.exit(main())
+elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
+    from ascendrun.node.supervise import main
+    sys.exit(main(sys.argv[2]))
+else:
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER")
+"""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=1)
+def agent_pyz() -> Tuple[bytes, str]:
+    """(the archive, its SHA-256 in hex)."""
+    data = pack_files(_sources())
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def pack_files(files: Dict[str, bytes]) -> bytes:
+    """A zip archive that depends on names and contents only."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in sorted(files):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.create_system = 3
+            member.external_attr = 0o100644 << 16
+            archive.writestr(member, files[name])
+    return out.getvalue()
+
+
+def _sources() -> Dict[str, bytes]:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    files = {"__main__.py": MAIN, "ascendrun/__init__.py": b""}
+    for name in os.listdir(folder):
+        if name.endswith(".py") and name not in LEFT_OUT:
+            with open(os.path.join(folder, name), "rb") as file:
+                files["ascendrun/node/" + name] = file.read()
+    return files

@@ -1,0 +1,53 @@
+"""Finds a free port and keeps others from it until the ranks start."""
+
+from __future__ import annotations
+
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, List, Optional
+
+
+class HeldPort:
+    """A port bound on every address and not listened on: nobody else can have it until `release`."""
+
+    def __init__(self, number: int, sockets: List[socket.socket]) -> None:
+        self.number = number
+        self._sockets = sockets
+
+    def release(self) -> None:
+        for bound in self._sockets:
+            bound.close()
+        self._sockets = []
+
+
+def hold_port(number: int) -> Optional[HeldPort]:
+    """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it."""
+    sockets: List[socket.socket] = []
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            bound = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue
+        sockets.append(bound)
+        try:
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((address, number))
+        except (OSError, OverflowError) as error:
+            if family == socket.AF_INET6 and getattr(error, "errno", 0) in (97, 99):
+                continue
+            for other in sockets:
+                other.close()
+            return None
+    return HeldPort(number, sockets)
+
+
+def hold_first(numbers: Iterable[int]) -> Optional[HeldPort]:
+    """The first free one of `numbers`, in their order; None: all are taken."""
+    for number in numbers:
+        held = hold_port(number)
+        if held is not None:
+            return held
+    return None

@@ -1,0 +1,161 @@
+"""Processes as the kernel tells of them: who one is beyond its reusable number, its kin, and signals that cannot miss.
+
+A process is known by pid and start time (clock ticks since boot) within one boot.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
+"""System call numbers, the same on every architecture; Python offers them from 3.9 on only."""
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Stat:
+    """One line of /proc/PID/stat; `cpu_ticks` is user and system time of the process itself."""
+
+    __slots__ = ("pid", "state", "ppid", "session", "cpu_ticks", "start")
+
+    def __init__(self, pid: int, state: str, ppid: int, session: int, cpu_ticks: int, start: int) -> None:
+        self.pid = pid
+        self.state = state
+        self.ppid = ppid
+        self.session = session
+        self.cpu_ticks = cpu_ticks
+        self.start = start
+
+    @property
+    def is_dead(self) -> bool:
+        """A zombie holds no memory, device or port any more: it only waits to be asked for its status."""
+        return self.state in "ZXx"
+
+
+def parse_stat(text: bytes) -> Stat:
+    """The name in the second field may hold anything, brackets and spaces too: count from its last bracket."""
+    fields = text[text.rindex(b")") + 2:].split()
+    return Stat(int(text[:text.index(b" ")]), fields[0].decode("ascii"), int(fields[1]), int(fields[3]),
+                int(fields[11]) + int(fields[12]), int(fields[19]))
+
+
+def read_stat(pid: int) -> Optional[Stat]:
+    """None when there is no such process."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return parse_stat(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def snapshot() -> Dict[int, Stat]:
+    """Every process that this user may see, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        stat = read_stat(int(name)) if name.isdigit() else None
+        if stat is not None:
+            found[stat.pid] = stat
+    return found
+
+
+def read_environ(pid: int) -> bytes:
+    """The environment the process was started with, NUL-separated; b"" when it is not ours to read or gone."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def boot_id() -> str:
+    """Changes at every boot; "" where the kernel tells none."""
+    return read_line("/proc/sys/kernel/random/boot_id")
+
+
+def read_line(path: str) -> str:
+    """The first line of a small file, stripped; "" when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.readline().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def identify(pid: int) -> Dict[str, Any]:
+    """What names this process for good: {pid, start, boot_id}; start is -1 for a process that is gone."""
+    stat = read_stat(pid)
+    return {"pid": pid, "start": stat.start if stat else -1, "boot_id": boot_id()}
+
+
+def is_alive(identity: Dict[str, Any]) -> bool:
+    """Whether the very process of `identify` still runs: not a later one with its number, not its zombie."""
+    if identity.get("boot_id") != boot_id():
+        return False
+    stat = read_stat(int(identity.get("pid", -1)))
+    return stat is not None and stat.start == identity.get("start") and not stat.is_dead
+
+
+def send_signal(pid: int, start: int, signum: int) -> bool:
+    """Signals the process that has this number and start time, and no other. False when it is gone.
+
+    Where the kernel has no pidfd (before 5.3) a gap of microseconds remains between look and signal.
+    """
+    try:
+        handle = _pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        stat = read_stat(pid)
+        if stat is None or stat.start != start:
+            return False
+        if handle is None:
+            os.kill(pid, signum)
+        else:
+            _pidfd_send_signal(handle, signum)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _pidfd_open(pid: int) -> Optional[int]:
+    """None where the kernel cannot. Raises ProcessLookupError."""
+    try:
+        if hasattr(os, "pidfd_open"):
+            return int(os.pidfd_open(pid))
+        return _syscall(_PIDFD_OPEN, pid, 0)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+            return None
+        raise
+
+
+def _pidfd_send_signal(handle: int, signum: int) -> None:
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(handle, signum)
+    else:
+        _syscall(_PIDFD_SEND_SIGNAL, handle, signum, None, 0)
+
+
+def _syscall(number: int, *arguments: Any) -> int:
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(result)
+
+
+def become_subreaper() -> bool:
+    """Orphans below this process become its own children from now on. False where the kernel refuses."""
+    import ctypes
+    return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)

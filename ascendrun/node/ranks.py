@@ -1,0 +1,146 @@
+"""Starts one rank: its own session, the user's environment and umask, both outputs on pipes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+
+from ascendrun.node import layout
+from ascendrun.node.refusal import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Mapping, Optional
+
+PORT_TOKEN = "\0MASTER_PORT\0"
+"""The same as core/plan.PORT_TOKEN; a test holds them together."""
+
+OURS = (layout.ROOT_VARIABLE, layout.TAG_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
+"""Variables of the agent that no rank inherits."""
+
+PIPE_BYTES = 1 << 20
+
+# Positional parameters are emptied before the user's text runs: vendors' set_env.sh read "$@" of whoever sources
+# them. What the descriptor is told: "s" the set-up failed (also when nothing comes), "m" no such command, "o" fine.
+SETUP_SCRIPT = """
+__ascendrun_fd=$1; __ascendrun_setup=$2; shift 2; __ascendrun_argv=("$@"); set --
+eval "$__ascendrun_setup"
+__ascendrun_status=$?
+if [ "$__ascendrun_status" -ne 0 ]; then
+    printf s >&"$__ascendrun_fd"; exit "$__ascendrun_status"
+fi
+if ! command -v -- "${__ascendrun_argv[0]}" >/dev/null 2>&1; then
+    printf m >&"$__ascendrun_fd"; exit 127
+fi
+printf o >&"$__ascendrun_fd"
+eval "exec $__ascendrun_fd>&-"
+exec -- "${__ascendrun_argv[@]}"
+"""
+
+
+def to_bytes(text: str) -> bytes:
+    """Arguments and variables travel as UTF-8 whatever the node's locale; what was no UTF-8 comes out as it was."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master_port: Optional[int],
+                 secret: Mapping[str, str], tag: str) -> Dict[bytes, bytes]:
+    """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, the tag."""
+    env = dict(login)
+    for name in OURS:
+        env.pop(to_bytes(name), None)
+    for name, value in own.items():
+        env[to_bytes(name)] = to_bytes(put_port(value, master_port))
+    if master_port is not None:
+        env[b"MASTER_PORT"] = b"%d" % master_port
+    env.update((to_bytes(name), to_bytes(value)) for name, value in secret.items())
+    env[to_bytes(layout.TAG_VARIABLE)] = to_bytes(tag)
+    return env
+
+
+def put_port(text: str, master_port: Optional[int]) -> str:
+    return text if master_port is None else text.replace(PORT_TOKEN, str(master_port))
+
+
+class Started:
+    """A rank that runs: its process and our ends of its pipes. `status_fd`: where a set-up reports, None: no set-up."""
+
+    def __init__(self, process: subprocess.Popen[bytes], status_fd: Optional[int]) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        self.process = process
+        self.pid = process.pid
+        self.out_fd = process.stdout.fileno()
+        self.err_fd = process.stderr.fileno()
+        self.status_fd = status_fd
+
+
+def start_rank(argv: List[str], env: Dict[bytes, bytes], *, cwd: str, setup: Optional[str], umask: int,
+               enter: Callable[[], None]) -> Started:
+    """Starts the command, through bash when there is a set-up. `enter` runs in the child before the command.
+
+    Raises Refusal("cannot-start") saying what the system said: no such command, not executable, too long.
+    """
+    inner = [to_bytes(part) for part in argv]
+    if setup is None:
+        return Started(_popen(inner, env, cwd=cwd, umask=umask, enter=enter, keep=()), None)
+    ours, theirs = os.pipe()
+    try:
+        outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs, to_bytes(setup)]
+        return Started(_popen(outer + inner, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs,)), ours)
+    except Refusal:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+
+
+def _popen(argv: List[bytes], env: Dict[bytes, bytes], *, cwd: str, umask: int, enter: Callable[[], None],
+           keep: Any) -> subprocess.Popen[bytes]:
+    def prepare() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        enter()
+        os.umask(umask)
+
+    try:
+        process = subprocess.Popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, start_new_session=True, preexec_fn=prepare,
+                                   pass_fds=keep, bufsize=0)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd) from error
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        _widen(pipe.fileno())
+    return process
+
+
+def explain_start_failure(error: Exception, command: str, cwd: str) -> Refusal:
+    """The system's word, with the thing and the way out. Pure."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOENT and getattr(error, "filename", None) in (cwd, os.fsencode(cwd)):
+        return Refusal("cannot-start", "the working folder %s does not exist" % cwd, "create it or change it")
+    hints = {
+        errno.ENOENT: ("no such command: %s" % command, "give its full path, or set PATH in the job's env or setup"),
+        errno.EACCES: ("%s is not executable" % command, "chmod +x it, or start it through its interpreter"),
+        errno.ENOEXEC: ("%s is no program for this machine" % command,
+                        "check its first line (#!) and that it was built for this architecture"),
+        errno.E2BIG: ("the arguments and environment of %s are too long for the kernel" % command,
+                      "pass large values in a file"),
+        errno.EAGAIN: ("the process limit is reached; %s was not started" % command, "see: ulimit -u"),
+        errno.ENOMEM: ("there is not enough memory to start %s" % command, None),
+    }
+    message, hint = hints.get(number or 0, ("cannot start %s: %s" % (command, error), None))
+    return Refusal("cannot-start", message, hint)
+
+
+def _widen(fd: int) -> None:
+    """A bigger pipe lets a flood run on while we write; the kernel may refuse, and that is fine."""
+    import fcntl
+    try:
+        fcntl.fcntl(fd, 1031, PIPE_BYTES)
+    except OSError:
+        pass

@@ -1,0 +1,65 @@
+"""Finds every process of an attempt, also those that hide, and never one of anybody else.
+
+Three traces, each enough: the attempt's tag in the environment, descent from the supervisor or from a found process
+(the supervisor is a subreaper: who double-forks becomes its child), and the session of a rank that still leads it.
+A name or a command line is no trace.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ascendrun.node import layout, procs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Mapping, Set, Tuple
+
+    Who = Tuple[int, int]
+
+
+def find_attempt(tag: str, *, supervisor: int = 0, ranks: Mapping[int, int] = {},
+                 extra: Iterable[int] = ()) -> List[Who]:
+    """(pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
+
+    `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
+    `extra`: pids known from elsewhere (a cgroup).
+    """
+    return find_marked(layout.TAG_VARIABLE, tag, supervisor=supervisor, ranks=ranks, extra=extra)
+
+
+def find_marked(variable: str, value: str, *, supervisor: int = 0, ranks: Mapping[int, int] = {},
+                extra: Iterable[int] = ()) -> List[Who]:
+    """The same for any mark in the environment."""
+    table = procs.snapshot()
+    mark = b"\0" + ("%s=%s" % (variable, value)).encode("utf-8") + b"\0"
+    marked = {pid for pid in table if mark in b"\0" + procs.read_environ(pid) + b"\0"}
+    spared = {os.getpid(), supervisor}
+    seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
+    kin = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
+    return [(pid, table[pid].start) for pid in sorted(kin, key=lambda pid: table[pid].start)
+            if not table[pid].is_dead]
+
+
+def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> Set[int]:
+    """The members of the sessions whose leader is still the recorded process.
+
+    A session without its leader is not trusted: its number could have been given to a stranger since.
+    """
+    mine = {pid for pid, start in leaders.items() if pid in table and table[pid].start == start}
+    return {stat.pid for stat in table.values() if stat.session in mine}
+
+
+def descendants(table: Mapping[int, procs.Stat], roots: Iterable[int]) -> Set[int]:
+    """The roots that live and all below them."""
+    children: Dict[int, List[int]] = {}
+    for stat in table.values():
+        children.setdefault(stat.ppid, []).append(stat.pid)
+    found: Set[int] = set()
+    todo = [pid for pid in roots if pid in table]
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo.extend(children.get(pid, ()))
+    return found

@@ -1,0 +1,82 @@
+"""Which interface and which own address lead to another host: asked of the kernel, nothing is sent to the host."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Sequence, Tuple
+
+_RTM_GETROUTE, _NLM_F_REQUEST, _NLMSG_ERROR = 26, 1, 2
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
+_HEADER = struct.Struct("=IHHII")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_ATTRIBUTE = struct.Struct("=HH")
+
+
+def pack_question(family: int, address: bytes) -> bytes:
+    """The netlink request for the route to one address."""
+    attribute = _ATTRIBUTE.pack(4 + len(address), _RTA_DST) + address
+    body = _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute
+    return _HEADER.pack(_HEADER.size + len(body), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + body
+
+
+def parse_answer(data: bytes) -> Tuple[Optional[int], Optional[bytes]]:
+    """(interface index, own address) from the kernel's reply; None where it names none (no route)."""
+    length, kind = _HEADER.unpack_from(data)[:2]
+    if kind == _NLMSG_ERROR:
+        return None, None
+    index, source = None, None
+    at = _HEADER.size + _ROUTE.size
+    while at + 4 <= min(length, len(data)):
+        size, name = _ATTRIBUTE.unpack_from(data, at)
+        value = data[at + 4:at + size]
+        if name == _RTA_OIF:
+            index = struct.unpack("=I", value)[0]
+        elif name == _RTA_PREFSRC:
+            source = value
+        at += max(4, (size + 3) & ~3)
+    return index, source
+
+
+def route_to(address: str) -> Tuple[Optional[str], Optional[str]]:
+    """(interface, own address) for a numeric address; (None, None): there is no route. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address.split("%")[0])
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
+        kernel.settimeout(2.0)
+        kernel.sendto(pack_question(family, packed), (0, 0))
+        index, source = parse_answer(kernel.recv(65536))
+    interface = socket.if_indextoname(index) if index else None
+    return interface, socket.inet_ntop(family, source) if source else None
+
+
+def resolve(name: str) -> List[str]:
+    """Numeric addresses of a name, IPv4 first, each once. Raises OSError; may wait long for a silent DNS server."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda answer: answer[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(answer[4][0]) for answer in found))
+
+
+def find_route(names: Sequence[str]) -> Dict[str, Optional[str]]:
+    """{interface, source, error} by the first of `names` that resolves and has a route."""
+    error = "no address was given"
+    for name in names:
+        try:
+            addresses = resolve(name)
+        except (OSError, UnicodeError) as problem:
+            error = "%s: %s" % (name, getattr(problem, "strerror", None) or problem)
+            continue
+        for address in addresses:
+            try:
+                interface, source = route_to(address)
+            except OSError as problem:
+                error = "%s: %s" % (address, problem.strerror or os.strerror(problem.errno or 0))
+                continue
+            if interface is not None:
+                return {"interface": interface, "source": source, "error": None}
+            error = "%s: no route" % address
+    return {"interface": None, "source": None, "error": error}

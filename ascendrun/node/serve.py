@@ -1,0 +1,229 @@
+"""The serving agent: answers the head's frames on standard input and output, and dies with its input."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+
+from ascendrun.node import layout, wire
+from ascendrun.node.attempts import Attempts, own_command
+from ascendrun.node.execute import Commands
+from ascendrun.node.files import make_private_dir
+from ascendrun.node.follow import Follower
+from ascendrun.node.lanes import Lanes
+from ascendrun.node.outbox import Outbox, private_copy
+from ascendrun.node.ranks import OURS
+from ascendrun.node.refusal import Refusal
+from ascendrun.node.trees import Trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+    class Operation(NamedTuple):
+        """`run(request, body)` gives (fields, body). `lane`: "" runs in the loop itself, at once; "tag" and "sha256"
+        keep order per attempt or tree; "own" runs beside everything. `deadline_s`: when the head gets an answer
+        whether the work is done or not; None: the request's own time-out decides."""
+
+        run: Callable[[Dict[str, Any], bytes], Tuple[Dict[str, Any], bytes]]
+        lane: str
+        deadline_s: Optional[float]
+else:
+    from collections import namedtuple
+    Operation = namedtuple("Operation", "run lane deadline_s")
+
+READ_BYTES = 1 << 18
+LAST_WORK_S = 5.0
+"""How long orders that were taken may go on after the input ended."""
+
+
+class Pending:
+    """One request that is being worked on: answered exactly once, by the work or by its deadline."""
+
+    def __init__(self, number: Any, op: str, deadline: Optional[float]) -> None:
+        self.number = number
+        self.op = op
+        self.deadline = deadline
+        self._answered = False
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """True for the first caller only: the one who answers."""
+        with self._lock:
+            first, self._answered = not self._answered, True
+            return first
+
+    @property
+    def is_answered(self) -> bool:
+        return self._answered
+
+
+class Agent:
+    """The loop. Fast operations run in it; the others beside it, so that a beat is never late."""
+
+    def __init__(self, root: str, *, agent: List[str], umask: int, in_fd: int, out_fd: int) -> None:
+        login = dict(os.environb)
+        clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in OURS}
+        self._root = root
+        self._agent_path = agent[-1]
+        self._in_fd = in_fd
+        self.outbox = Outbox(out_fd, lambda: self.close(0))
+        self._lanes = Lanes()
+        self._trees = Trees(root)
+        self._commands = Commands(clean, umask)
+        self._attempts = Attempts(root, agent=agent, login=login, umask=umask, verify_tree=self._trees.verify)
+        self._follower = Follower(root, send=self.outbox.send, note_lost=self._attempts.note_lost)
+        self._pending: List[Pending] = []
+        self._own_lanes = 0
+        self._operations = self._make_operations()
+
+    def _make_operations(self) -> Dict[str, Operation]:
+        attempts, trees = self._attempts, self._trees
+
+        def simple(call: Callable[[Dict[str, Any]], Optional[Dict[str, Any]]]) -> Any:
+            return lambda request, body: (call(request) or {}, b"")
+
+        return {
+            "ping": Operation(simple(lambda r: {"at_ns": time.time_ns()}), "", None),
+            "bye": Operation(simple(lambda r: None), "", None),
+            "follow": Operation(simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {})), "", None),
+            "unfollow": Operation(simple(lambda r: self._follower.unfollow(r["tag"])), "", None),
+            "tree_have": Operation(simple(lambda r: {"have": trees.have(r["sha256"])}), "sha256", 30),
+            "tree_put": Operation(lambda r, body: (trees.put(r["sha256"], r["offset"], r["total"], body), b""),
+                                  "sha256", 600),
+            "prepare": Operation(simple(attempts.prepare), "tag", 300),
+            "go": Operation(simple(attempts.go), "tag", 30),
+            "abort": Operation(simple(lambda r: attempts.abort(r["tag"])), "tag", 30),
+            "stop": Operation(simple(attempts.stop), "tag", 60),
+            "forget": Operation(simple(lambda r: attempts.forget(r["tag"])), "tag", 120),
+            "processes": Operation(simple(lambda r: attempts.processes(r["tag"])), "own", 30),
+            "attempts": Operation(simple(lambda r: attempts.listing()), "own", 30),
+            "probe": Operation(simple(self._probe), "own", 30),
+            "exec": Operation(self._commands.run, "own", None),
+        }
+
+    def _probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        from ascendrun.node.probe import probe
+        return probe(self._root, request.get("peers") or {})
+
+    def run(self) -> int:
+        """Until the input ends, `bye`, or nonsense arrives."""
+        from ascendrun.node.probe import hello
+        self.outbox.send(hello(self._root, self._agent_path))
+        reader = wire.FrameReader()
+        while True:
+            readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
+            self._expire(time.monotonic())
+            if not readable:
+                continue
+            data = os.read(self._in_fd, READ_BYTES)
+            if not data:
+                return 0
+            try:
+                frames = reader.feed(data)
+            except wire.FrameError as error:
+                sys.stderr.write("ascendrun agent: %s\n" % error)
+                return 2
+            for header, body in frames:
+                self._take(header, body)
+                if header.get("op") == "bye":
+                    return 0
+
+    def close(self, status: int) -> None:
+        """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
+        self._commands.end_all()
+        self._lanes.wait_idle(LAST_WORK_S)
+        self.outbox.flush(1.0)
+        os._exit(status)
+
+    # --- requests ---
+
+    def _take(self, header: Dict[str, Any], body: bytes) -> None:
+        name = str(header.get("op"))
+        operation = self._operations.get(name)
+        if operation is None:
+            self._refuse(header.get("id"), Refusal("unknown-op", "this agent knows no operation %r" % name,
+                                                   "use the agent that came with this head"))
+            return
+        deadline_s = header.get("deadline_s") or operation.deadline_s
+        pending = Pending(header.get("id"), name, time.monotonic() + deadline_s if deadline_s else None)
+
+        def job() -> None:
+            self._work(pending, operation, header, body)
+
+        if not operation.lane:
+            job()
+            return
+        if pending.deadline is not None:
+            self._pending.append(pending)
+        if not self._lanes.add(self._lane(operation.lane, header), job):
+            pending.take()
+            self._refuse(pending.number, Refusal("busy", "this agent is doing too much at once", "try again"))
+
+    def _lane(self, kind: str, header: Dict[str, Any]) -> str:
+        if kind == "own":
+            self._own_lanes += 1
+            return "own-%d" % self._own_lanes
+        return "%s-%s" % (kind, header.get(kind))
+
+    def _work(self, pending: Pending, operation: Operation, header: Dict[str, Any], body: bytes) -> None:
+        try:
+            fields, reply_body = operation.run(header, body)
+            refusal = None
+        except Exception as error:
+            # The agent serves other orders too: whatever goes wrong in one is told to the head, and printed.
+            refusal = explain(error, pending.op)
+        if not pending.take():
+            return
+        if refusal is not None:
+            self._refuse(pending.number, refusal)
+        else:
+            self.outbox.send(dict(fields, re=pending.number, ok=True), reply_body)
+
+    def _refuse(self, number: Any, refusal: Refusal) -> None:
+        self.outbox.send({"re": number, "ok": False, "error": refusal.as_json()})
+
+    # --- deadlines ---
+
+    def _wait_s(self) -> Optional[float]:
+        self._pending = [pending for pending in self._pending if not pending.is_answered]
+        deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _expire(self, now: float) -> None:
+        for pending in self._pending:
+            if pending.deadline is not None and pending.deadline <= now and pending.take():
+                self._refuse(pending.number, Refusal("deadline", "%s did not end in time on this node" % pending.op,
+                                                     "see what the node is busy with: a slow disk or name service?"))
+
+
+def explain(error: Exception, op: str) -> Refusal:
+    """What an operation raised, as a refusal."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
+        sys.stderr.write(traceback.format_exc())
+        return Refusal("bad-request", "%s: %s: %s" % (op, type(error).__name__, error), None)
+    sys.stderr.write(traceback.format_exc())
+    return Refusal("internal", "%s: %s: %s" % (op, type(error).__name__, error), "see the agent's standard error")
+
+
+def main() -> int:
+    """`serve`: the command that the loader starts."""
+    umask = os.umask(0o077)
+    root = layout.node_root(os.environ)
+    try:
+        make_private_dir(root)
+    except (Refusal, OSError) as error:
+        sys.stderr.write("ascendrun agent: cannot use %s: %s\n" % (root, error))
+        return 96
+    null = os.open(os.devnull, os.O_RDONLY)
+    in_fd, out_fd = private_copy(0, null), private_copy(1, 2)
+    os.write(out_fd, wire.MAGIC)
+    agent = Agent(root, agent=own_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
+    agent.close(agent.run())
+    return 0

@@ -1,0 +1,239 @@
+"""The name of a folder's content: what counts, in which order, as which bytes. Head and node use this same file.
+
+A tree is folders, plain files (content and the owner's exec bit) and symbolic links that stay inside. Times, owners
+and other modes do not count. Paths are bytes, "/"-separated, relative.
+
+Exclude patterns are a small part of .gitignore's: "data/" leaves out folders of that name, "*.pt" files, folders and
+links whose name matches (fnmatch, case matters), "/build" or "a/b" what lies at that path from the top.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+    class Entry(NamedTuple):
+        """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
+        link's target; empty for folders. `size`: bytes of a file, else 0; not part of the name."""
+
+        path: bytes
+        kind: str
+        digest: bytes
+        size: int
+else:
+    from collections import namedtuple
+    Entry = namedtuple("Entry", "path kind digest size")
+
+NAME_BYTES = 255
+PATH_BYTES = 4000
+MAX_ENTRIES = 200000
+MAX_BYTES = 16 << 30
+LINK_DEPTH = 40
+CHUNK = 1 << 20
+
+
+class BadTree(ValueError):
+    """The folder (or the archive) cannot be a tree; the text names the entry and the rule."""
+
+
+def list_tree(folder: str, exclude: Sequence[str] = ()) -> List[Entry]:
+    """Everything in `folder` that is not excluded, in canonical order, with its hash.
+
+    Raises BadTree for what no tree may hold (a socket, a link that leads out), OSError for what cannot be read.
+    """
+    root = os.fsencode(folder)
+    entries = [_entry(root, path, found) for path, found in _walk(root, b"", exclude)]
+    entries.sort(key=lambda entry: entry.path)
+    check_entries(entries)
+    return entries
+
+
+def canonical(entries: Sequence[Entry]) -> bytes:
+    """The listing as bytes: kind, digest, path of each, NUL-separated, which no path can hold."""
+    return b"".join(b"%s\0%s\0%s\0\n" % (entry.kind.encode("ascii"), entry.digest, entry.path) for entry in entries)
+
+
+def hash_listing(entries: Sequence[Entry]) -> str:
+    """The tree's name: 64 hex digits."""
+    return hashlib.sha256(canonical(entries)).hexdigest()
+
+
+def tree_hash(folder: str, exclude: Sequence[str] = ()) -> str:
+    return hash_listing(list_tree(folder, exclude))
+
+
+def parse_canonical(data: bytes) -> List[Entry]:
+    """The inverse of `canonical` (sizes are 0). Raises BadTree."""
+    parts = data.split(b"\0")
+    if len(parts) % 3 != 1:
+        raise BadTree("the listing is damaged")
+    return [Entry(parts[at + 2], parts[at].lstrip(b"\n").decode("ascii", "replace"), parts[at + 1], 0)
+            for at in range(0, len(parts) - 1, 3)]
+
+
+def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
+    """The listed entries as an uncompressed tar. Raises BadTree when a file changed since it was listed."""
+    import tarfile
+    root = os.fsencode(folder)
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.GNU_FORMAT, encoding="utf-8",
+                      errors="surrogateescape") as tar:
+        for entry in entries:
+            member = tarfile.TarInfo(entry.path.decode("utf-8", "surrogateescape"))
+            member.mode = 0o444 if entry.kind == "f" else 0o555
+            if entry.kind == "d":
+                member.type = tarfile.DIRTYPE
+            elif entry.kind == "l":
+                member.type = tarfile.SYMTYPE
+                member.linkname = entry.digest.decode("utf-8", "surrogateescape")
+            if entry.kind not in "fx":
+                tar.addfile(member)
+                continue
+            with open(os.path.join(root, entry.path), "rb") as file:
+                member.size = entry.size
+                if os.fstat(file.fileno()).st_size != entry.size:
+                    raise BadTree("%s changed while it was being staged" % show(entry.path))
+                tar.addfile(member, file)
+            tar.members = []
+
+
+def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Optional[str]:
+    """One sentence about the first entry that differs; None: they are the same. Python's own caches do not count."""
+    mine = {entry.path: entry for entry in wanted}
+    theirs = {entry.path: entry for entry in found}
+    for path in sorted(set(mine) | set(theirs)):
+        if path not in theirs:
+            return "%s is missing" % show(path)
+        if path not in mine:
+            if is_python_cache(path):
+                continue
+            return "%s does not belong to it" % show(path)
+        if (mine[path].kind, mine[path].digest) != (theirs[path].kind, theirs[path].digest):
+            return "%s was changed" % show(path)
+    return None
+
+
+def is_python_cache(path: bytes) -> bool:
+    """Root may write into read-only folders, and Python does: __pycache__ beside the code it imports."""
+    return b"__pycache__" in path.split(b"/")
+
+
+def show(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
+# --- rules ---
+
+def check_entries(entries: Sequence[Entry]) -> None:
+    """Raises BadTree unless every path, link and number is one that a tree may have."""
+    if len(entries) > MAX_ENTRIES:
+        raise BadTree("%d entries are more than the limit of %d: exclude data folders" % (len(entries), MAX_ENTRIES))
+    total = sum(entry.size for entry in entries)
+    if total > MAX_BYTES:
+        raise BadTree("%d GB are more than the limit of %d GB: exclude data folders" % (total >> 30, MAX_BYTES >> 30))
+    links = {entry.path: entry.digest for entry in entries if entry.kind == "l"}
+    for entry in entries:
+        check_path(entry.path)
+        if entry.kind == "l":
+            check_link(entry.path, links)
+
+
+def check_path(path: bytes) -> None:
+    """Raises BadTree for a path that could lead elsewhere or does not fit a file system."""
+    parts = path.split(b"/")
+    if not path or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
+        raise BadTree("not a path within a tree: %r" % path)
+    if len(path) > PATH_BYTES or any(len(part) > NAME_BYTES for part in parts):
+        raise BadTree("the name is too long: %r..." % path[:80])
+
+
+def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
+    """Raises BadTree unless the link, followed through all other links of the tree, stays inside."""
+    todo = path.split(b"/")
+    here: List[bytes] = []
+    depth = 0
+    while todo:
+        part = todo.pop(0)
+        if part in (b"", b"."):
+            continue
+        if part == b"..":
+            if not here:
+                raise BadTree("the link %s leads out of the tree" % show(path))
+            here.pop()
+            continue
+        here.append(part)
+        target = links.get(b"/".join(here))
+        if target is None:
+            continue
+        depth += 1
+        if depth > LINK_DEPTH:
+            raise BadTree("the link %s goes round in circles" % show(path))
+        if not target or target.startswith(b"/") or b"\0" in target:
+            raise BadTree("the link %s leads out of the tree: %s" % (show(path), show(target)))
+        here.pop()
+        todo = target.split(b"/") + todo
+
+
+def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
+    """Whether one of the patterns leaves this entry out (what is below an excluded folder is never asked)."""
+    text = path.decode("utf-8", "surrogateescape")
+    name = text.rsplit("/", 1)[-1]
+    for pattern in patterns:
+        if pattern.endswith("/") and not is_dir:
+            continue
+        bare = pattern.rstrip("/")
+        if "/" in bare:
+            if fnmatch.fnmatchcase(text, bare.lstrip("/")):
+                return True
+        elif fnmatch.fnmatchcase(name, bare):
+            return True
+    return False
+
+
+# --- reading ---
+
+def hash_file(path: bytes, dir_fd: Optional[int] = None) -> Tuple[bytes, int]:
+    """(SHA-256 in hex, size)."""
+    digest = hashlib.sha256()
+    size = 0
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    with io.open(fd, "rb", buffering=0) as file:
+        while True:
+            chunk = file.read(CHUNK)
+            if not chunk:
+                return digest.hexdigest().encode("ascii"), size
+            digest.update(chunk)
+            size += len(chunk)
+
+
+def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[Tuple[bytes, os.stat_result]]:
+    with os.scandir(os.path.join(root, below) if below else root) as found:
+        names = sorted(entry.name for entry in found)
+    for name in names:
+        path = below + b"/" + name if below else name
+        facts = os.lstat(os.path.join(root, path))
+        is_dir = stat.S_ISDIR(facts.st_mode)
+        if is_excluded(path, exclude, is_dir=is_dir):
+            continue
+        yield path, facts
+        if is_dir:
+            for deeper in _walk(root, path, exclude):
+                yield deeper
+
+
+def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
+    full = os.path.join(root, path)
+    if stat.S_ISDIR(facts.st_mode):
+        return Entry(path, "d", b"", 0)
+    if stat.S_ISLNK(facts.st_mode):
+        return Entry(path, "l", os.readlink(full), 0)
+    if stat.S_ISREG(facts.st_mode):
+        digest, size = hash_file(full)
+        return Entry(path, "x" if facts.st_mode & 0o100 else "f", digest, size)
+    raise BadTree("%s is neither file, folder nor link: exclude it" % show(path))
