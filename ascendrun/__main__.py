@@ -13,7 +13,7 @@ def main() -> int:
         print("ascendrun: needs Python 3.9 or newer, this is %s" % sys.version.split()[0], file=sys.stderr)
         return 3
     if sys.argv[1:] == ["--version"]:
-        print(f"ascendrun {__version__} (Python {sys.version.split()[0]})")
+        print(f"ascendrun {__version__}")
         return 0
     from ascendrun.cli import main as command_line
 

@@ -4,7 +4,7 @@ The environment holds, beside what `venv` puts there:
 
     ready-GROUP      the stamp of setup.cfg and constraints.txt that the group was installed for; written last
     setup.begun      there while packages change: found at the start, the last setup was killed
-    setup.lock       flock: one setup at a time; the installing child holds it too, so a killed parent's child is waited for
+    setup.lock       flock: one setup at a time; the child that installs holds it too, so it outlives a killed parent
     bootstrap.log    everything that venv and pip said
 
 The checkout is put on the environment's path by a relative .pth, so that both can be moved together.
@@ -54,7 +54,7 @@ class SetupFailed(Exception):
 
 
 class Progress:
-    """One line a step on stderr; on a terminal the seconds count while it runs."""
+    """One line a step on stderr, at its start; on a terminal the seconds count while it runs."""
 
     def __init__(self) -> None:
         self.is_live = sys.stderr.isatty()
@@ -63,17 +63,17 @@ class Progress:
         print(f"ascendrun: {text}", file=sys.stderr, flush=True)
 
     def start(self, text: str) -> None:
-        self.text = f"  {text} ... "
+        self.text = f"ascendrun:   {text} ... "
         self.started_s = time.monotonic()
-        print(self.text, end="", file=sys.stderr, flush=True)
+        print(self.text, end="" if self.is_live else "\n", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         if self.is_live:
             print(f"\r{self.text}{time.monotonic() - self.started_s:.0f} s", end="", file=sys.stderr, flush=True)
 
-    def end(self, word: Optional[str] = None) -> None:
-        line = word or f"{time.monotonic() - self.started_s:.0f} s"
-        print(f"\r{self.text}{line}" if self.is_live else line, file=sys.stderr, flush=True)
+    def end(self, word: str) -> None:
+        if self.is_live:
+            print(f"\r{self.text}{time.monotonic() - self.started_s:.0f} s, {word}", file=sys.stderr, flush=True)
 
 
 class Environment:
@@ -128,9 +128,10 @@ class Environment:
                 raise
         if code != 0:
             self.progress.end("failed")
-            tail = log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+            tail = lines[-LOG_TAIL_LINES:]
             raise SetupFailed(f"{step}: exit code {code}", *(f"  | {line}" for line in tail), f"  log: {log_path}")
-        self.progress.end()
+        self.progress.end("done")
 
     def wait(self, child: "subprocess.Popen[bytes]") -> int:
         while True:
@@ -149,7 +150,7 @@ class Environment:
     def fault(self) -> Optional[str]:
         """Why the environment must be made anew; None: it can be used. A killed setup is checked file by file."""
         if not (self.folder / "pyvenv.cfg").exists():
-            return "is not there"
+            return "is not there yet"
         site = self.site_packages()
         if site is None or not site.is_dir():
             return "has lost its Python"
@@ -248,7 +249,7 @@ def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, 
         begun.unlink(missing_ok=True)
         return
     why = f"{environment.folder} {fault}" if fault else f"{environment.folder} is not in step with setup.cfg"
-    environment.progress.say(f"{why}; installing {', '.join(missing)} there (log: bootstrap.log)")
+    environment.progress.say(f"{why}; installing {', '.join(missing)} there, and nowhere else (log: bootstrap.log)")
     write_atomically(begun, " ".join(missing))
     if fault:
         environment.create()

@@ -1,0 +1,54 @@
+"""What every test gets: a home of its own, none of the developer's settings, and a look for processes left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import List
+
+import pytest
+
+SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
+LEFTOVER_GRACE_S = 5.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    real_home = Path.home()
+    if (real_home / ".pyenv").is_dir():
+        os.environ.setdefault("PYENV_ROOT", str(real_home / ".pyenv"))
+    for name in [name for name in os.environ if name.startswith(("ASCENDRUN_", "XDG_"))]:
+        del os.environ[name]
+    home = Path(tempfile.mkdtemp(prefix="ascendrun-home-"))
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    os.environ["HOME"] = str(home)
+    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+        return  # the workers started the tests' processes, and look for themselves
+    deadline_s = time.monotonic() + LEFTOVER_GRACE_S
+    while left := processes_of_this_session():
+        if time.monotonic() > deadline_s:
+            print("\nprocesses that tests left behind:", *left, sep="\n  ")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return
+        time.sleep(0.05)
+
+
+def processes_of_this_session() -> List[str]:
+    """Every process, however detached, that inherited this session's mark; ours to read only, so also as non-root."""
+    mark = f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{folder.name} {command}")
+        except OSError:  # gone by now, or another user's
+            continue
+    return found

@@ -1,0 +1,58 @@
+"""Skeletons: each is a valid job with its hostfile, and copying never writes over anything."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ascendrun.cli.skeletons import copy_skeleton, list_skeletons
+from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.hosts import parse_hostfile
+from ascendrun.core.spec import parse_job
+from ascendrun.head.programs import load_programs
+
+NAMES = [skeleton.name for skeleton in list_skeletons()]
+
+
+def test_the_skeletons_are_there_and_say_what_they_are() -> None:
+    assert {"quickstart", "script", "trajectory"} <= set(NAMES)
+    assert all(skeleton.says.endswith(".") for skeleton in list_skeletons())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copied_skeleton_is_a_valid_job_beside_its_hostfile(name: str, tmp_path: Path) -> None:
+    written = copy_skeleton(name, tmp_path / "new folder")
+    job_file = written[0]
+    assert job_file.suffix == ".yaml"
+    job = parse_job(job_file.read_text(), str(job_file), programs=load_programs())
+    assert job.hostfile is not None
+    hostfile = job_file.parent / job.hostfile
+    assert len(parse_hostfile(hostfile.read_text(), str(hostfile))) >= 2
+    for path in written:
+        if path.suffix == ".py":
+            ast.parse(path.read_text(), feature_version=(3, 7))
+
+
+def test_nothing_is_written_when_one_file_is_there_already(tmp_path: Path) -> None:
+    (tmp_path / "cluster.hosts").write_text("mine\n")
+    with pytest.raises(Conflict, match=r"cluster\.hosts: there already; nothing was copied"):
+        copy_skeleton("script", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.hosts"]
+    assert (tmp_path / "cluster.hosts").read_text() == "mine\n"
+
+
+def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Conflict):
+        copy_skeleton("script", tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_unknown_skeleton_is_told_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        copy_skeleton("scrpt", tmp_path)
+    assert "'scrpt'" in caught.value.message
+    assert caught.value.hint == f"there are: {', '.join(NAMES)}"
+    assert not any(tmp_path.iterdir())

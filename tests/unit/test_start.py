@@ -1,0 +1,53 @@
+"""Help and version come at once: nothing heavy is imported for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import List
+
+import pytest
+
+from ascendrun import __version__
+from ascendrun.cli.app import VERBS
+
+HEAVY = {"paramiko", "cryptography", "pydantic", "rich", "torch", "numpy", "asyncio", "textual", "ClusterShell",
+         "psutil", "yaml", "sqlite3"}
+
+
+def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-X", "importtime", "-m", "ascendrun", *arguments], text=True,
+                          capture_output=True, timeout=60)
+
+
+def imported(log: str) -> List[str]:
+    return [line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")]
+
+
+def test_the_import_log_is_read_right() -> None:
+    run = subprocess.run([sys.executable, "-X", "importtime", "-c", "import sqlite3"], text=True, capture_output=True)
+    assert "sqlite3" in imported(run.stderr)
+
+
+def test_version_is_answered_without_the_command_line() -> None:
+    run = start("--version")
+    assert (run.returncode, run.stdout) == (0, f"ascendrun {__version__}\n")
+    assert not {name.split(".")[0] for name in imported(run.stderr)} & {"click", *HEAVY}
+    assert "ascendrun.cli" not in imported(run.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb.name, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
+    run = start(*arguments)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.startswith("Usage: ascendrun")
+    assert {name.split(".")[0] for name in imported(run.stderr)} & HEAVY == set()
+
+
+def test_a_python_that_is_too_old_is_told_so(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from ascendrun import __main__
+
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+    assert __main__.main() == 3
+    assert "needs Python 3.9 or newer" in capsys.readouterr().err
