@@ -243,13 +243,12 @@ class Folder:
 def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
     """Lines in order of time, folded where ranks say the same within the window. `unfold` gives every line back."""
     folder = Folder(window_s=window_s)
-    now_s = float("-inf")
+    now_s = 0.0
     for line in lines:
         if line.at_s is not None and line.at_s > now_s:
             now_s = line.at_s
-        if now_s > float("-inf"):
-            yield from folder.take(now_s=now_s)
-        folder.add(line, now_s=now_s if now_s > float("-inf") else 0.0)
+        yield from folder.take(now_s=now_s)
+        folder.add(line, now_s=now_s)
     yield from folder.finish()
 
 

@@ -20,7 +20,7 @@ FILE_LIMIT_BYTES = 64 * 1024
 class Settings:
     """`state_dir`: everything the head keeps (0700, on a local disk).
     `hostfile`: for verbs that were given none, None: they say so.
-    `color`: auto, always or never. `timeout_s`: how long `exec` and `nodes` wait for a host.
+    `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
     `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
     """
 
@@ -73,7 +73,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
     Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
     Setting("color", "auto, always or never", _parse_color),
-    Setting("timeout_s", "how long exec and nodes wait for a host, in seconds", _parse_seconds),
+    Setting("timeout_s", "how long exec lets a command run on a host, in seconds", _parse_seconds),
 )
 
 

@@ -1,0 +1,25 @@
+"""completion: the text that teaches a shell our verbs and options."""
+
+from __future__ import annotations
+
+import click
+
+from ascendrun.cli.options import verb
+
+
+@verb("completion", examples="""
+    source <(ascendrun completion bash)                                   # in ~/.bashrc
+    ascendrun completion fish > ~/.config/fish/completions/ascendrun.fish
+""")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> int:
+    """Print shell completion."""
+    from click.shell_completion import get_completion_class
+
+    from ascendrun.cli import COMPLETE_VARIABLE, PROGRAM
+    from ascendrun.cli.app import cli
+
+    maker = get_completion_class(shell)
+    assert maker is not None
+    click.echo(maker(cli, {}, PROGRAM, COMPLETE_VARIABLE).source())
+    return 0

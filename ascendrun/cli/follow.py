@@ -1,0 +1,199 @@
+"""Follows a job: its lines as they come, its changes of state, its attempts, until it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Optional
+
+from ascendrun.cli.logview import FOLD_WINDOW_S, LogView
+from ascendrun.cli.output import describe_progress, describe_seconds
+from ascendrun.cli.screen import Screen
+from ascendrun.cluster import Cluster, JobDetail, JobView
+from ascendrun.core.job import TERMINAL
+from ascendrun.core.loglines import FoldedLine, Folder, LogLine, fold, merge
+from ascendrun.core.names import fold_names
+from ascendrun.head.logreader import StreamReader, find_streams, is_complete
+from ascendrun.head.settings import spool_dir
+
+POLL_S = 0.1
+JOB_POLL_S = 0.25
+NEW_STREAMS_POLL_S = 0.5
+COMPLETE_DEADLINE_S = 15.0
+"""How long after the end of an attempt the last bytes of its logs may take to arrive."""
+BATCH_LINES = 2000
+
+ENDED = frozenset(state.value for state in TERMINAL)
+
+
+def has_ended(job: JobView) -> bool:
+    return job.state in ENDED
+
+
+def follow_job(cluster: Cluster, job_id: str, *, screen: Screen, view: LogView, shows_lines: bool = True) -> JobDetail:
+    """Returns the job once it has ended and every line is shown. KeyboardInterrupt passes through."""
+    try:
+        return _Following(cluster, job_id, screen, view, shows_lines).run()
+    finally:
+        screen.close()
+
+
+class _Following:
+    def __init__(self, cluster: Cluster, job_id: str, screen: Screen, view: LogView, shows_lines: bool) -> None:
+        self._cluster = cluster
+        self._job_id = job_id
+        self._screen = screen
+        self._view = view
+        self._shows_lines = shows_lines
+        self._state: Optional[str] = None
+        self._logs: Optional[AttemptLogs] = None
+        self._attempt = 0
+
+    def run(self) -> JobDetail:
+        detail = self._look()
+        looked_s = time.monotonic()
+        while not has_ended(detail.job):
+            is_quiet = self._show_new_lines() == 0
+            if time.monotonic() - looked_s >= JOB_POLL_S:
+                detail = self._look()
+                looked_s = time.monotonic()
+            elif is_quiet:
+                time.sleep(POLL_S)
+        self._drain()
+        return detail
+
+    def _look(self) -> JobDetail:
+        """Reads the job and tells what is new about it."""
+        detail = self._cluster.job(self._job_id)
+        job = detail.job
+        if job.attempt != self._attempt and job.attempt > 0:
+            self._begin(job)
+        if job.state != self._state:
+            self._state = job.state
+            if not has_ended(job):
+                self._screen.say(describe_state(job))
+        self._screen.progress("" if has_ended(job) else describe_bottom(job, time.time()))
+        return detail
+
+    def _begin(self, job: JobView) -> None:
+        """A later attempt takes over only when the one before is shown to its end."""
+        if self._attempt:
+            self._drain()
+            self._screen.say(f"attempt {job.attempt} started")
+        tail = self._view.tail if self._attempt == 0 else None
+        self._attempt = job.attempt
+        if self._shows_lines:
+            folder = spool_dir(self._cluster.settings.state_dir, job.id, job.attempt)
+            self._logs = AttemptLogs(folder, job.attempt, self._view, tail=tail)
+
+    def _show_new_lines(self, *, final: bool = False) -> int:
+        if self._logs is None:
+            return 0
+        count = 0
+        batch: list[str] = []
+        for line in self._logs.new_lines(final=final):
+            batch.append(self._view.format(line, self._screen))
+            count += 1
+            if len(batch) >= BATCH_LINES:
+                self._screen.lines(batch)
+                batch.clear()
+        self._screen.lines(batch)
+        return count
+
+    def _drain(self) -> None:
+        """Shows the attempt to its last byte, waiting for the bytes that are still on their way."""
+        if self._logs is None:
+            return
+        deadline_s = time.monotonic() + COMPLETE_DEADLINE_S
+        while self._logs.folder.is_dir() and not is_complete(self._logs.folder):
+            if time.monotonic() > deadline_s:
+                self._screen.say("the last lines may be missing: not every node's log has arrived")
+                break
+            if self._show_new_lines() == 0:
+                time.sleep(POLL_S)
+        self._show_new_lines(final=True)
+        self._logs = None
+
+
+class AttemptLogs:
+    """All chosen streams of one attempt, merged and folded as they grow."""
+
+    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None) -> None:
+        self.folder = folder
+        self._attempt = attempt
+        self._view = view
+        self._tail = tail
+        self._readers: dict[tuple[str, int, str], StreamReader] = {}
+        self._looked_s = float("-inf")
+        self._folder = Folder(window_s=FOLD_WINDOW_S)
+        self._clock_offset_s = time.time() - time.monotonic()
+        self._is_first = True
+
+    def new_lines(self, *, final: bool = False) -> Iterator[FoldedLine]:
+        """What came since the last call. What was there at the first call folds by arrival times; what comes later by
+        our own clock, so that nodes whose clocks differ still fold. `final`: everything that is left."""
+        self._find_streams(final=final)
+        lines = self._view.choose(merge(_read(reader, final=final) for reader in self._readers.values()))
+        if self._is_first and self._readers:
+            self._is_first = False
+            if self._tail is None:
+                yield from self._fold_past(lines)
+            else:
+                yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
+        else:
+            for line in lines:
+                yield from self._folder.take(now_s=self._now_s())
+                self._folder.add(line, now_s=self._now_s())
+        yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
+
+    def _fold_past(self, lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
+        past_s = 0.0
+        for line in lines:
+            if line.at_s is not None:
+                past_s = max(past_s, min(line.at_s, self._now_s()))
+            yield from self._folder.take(now_s=past_s)
+            self._folder.add(line, now_s=past_s)
+
+    def _now_s(self) -> float:
+        """UTC seconds that never go back, whoever sets the clock."""
+        return self._clock_offset_s + time.monotonic()
+
+    def _find_streams(self, *, final: bool) -> None:
+        now_s = time.monotonic()
+        if not final and now_s - self._looked_s < NEW_STREAMS_POLL_S:
+            return
+        self._looked_s = now_s
+        view = self._view
+        tail = None if view.filters_lines or not self._is_first else self._tail
+        for files in find_streams(
+            self.folder, self._attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams
+        ):
+            key = (files.host, files.rank, files.stream)
+            if key not in self._readers:
+                self._readers[key] = StreamReader(files, tail=tail)
+
+
+def _read(reader: StreamReader, *, final: bool) -> Iterator[LogLine]:
+    while True:
+        lines = reader.read(final=final)
+        if not lines:
+            break
+        yield from lines
+    if final:
+        yield from reader.finish()
+
+
+def describe_state(job: JobView) -> str:
+    """RUNNING on npu[01-02], 16 ranks."""
+    if job.state == "RUNNING":
+        return f"RUNNING on {fold_names(job.hosts)}, {job.world_size} rank{'s' if job.world_size != 1 else ''}"
+    return f"{job.state}: {job.reason}" if job.reason else job.state
+
+
+def describe_bottom(job: JobView, now_s: float) -> str:
+    """The line at the bottom of the terminal: who, state, how long, how far."""
+    since_s = job.started_at_s if job.started_at_s is not None else job.created_at_s
+    parts = [f"{job.id} {job.state}", describe_seconds(now_s - since_s), describe_progress(job.progress)]
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,120 @@
+"""Options that several verbs share, and how their texts are read."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+
+import click
+
+from ascendrun.cli.output import FORMATS
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+    from ascendrun.core.hosts import Host
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+
+def verb(
+    name: str, *, examples: str, takes_command: bool = False
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A click command whose help ends with examples, one a line. `takes_command`: options end at the first argument."""
+    lines = [line.strip() for line in examples.strip().splitlines()]
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    return click.command(name, epilog=epilog, context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "allow_interspersed_args": not takes_command,
+    })
+
+
+def output_option(command: Command) -> Command:
+    return click.option(
+        "-o", "--output", type=click.Choice(FORMATS), help="Format of what is printed.  [default: table]"
+    )(command)
+
+
+def hostfile_option(command: Command) -> Command:
+    return click.option("--hostfile", "-H", metavar="FILE", help="Hosts, one a line: name [slots=8] [addr=…]")(command)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer click only
+    """10m, 90s, 2h, 1.5d or plain seconds, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+        if isinstance(value, float):
+            return value
+        seconds = parse_duration(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is no duration; write 90s, 10m, 2h or 1d", param, ctx)
+        return seconds
+
+
+def parse_duration(text: str) -> Optional[float]:
+    """Seconds, or None when the text is no duration."""
+    match = DURATION.match(text.strip())
+    return float(match.group(1)) * SECONDS[match.group(2)] if match else None
+
+
+def parse_since(text: str, *, now_s: float) -> float:
+    """UTC seconds of "10m" (ago) or of a time: 2026-11-20T10:00, 10:00 (today), with Z or an offset or local.
+
+    Raises ValueError with a sentence.
+    """
+    seconds = parse_duration(text)
+    if seconds is not None:
+        return now_s - seconds
+    clock = re.match(r"^(\d{1,2}):(\d{2})(?::(\d{2}))?$", text)
+    try:
+        if clock:
+            hour, minute, second = (int(part or 0) for part in clock.groups())
+            today = datetime.fromtimestamp(now_s)
+            return today.replace(hour=hour, minute=minute, second=second, microsecond=0).timestamp()
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is neither a duration (10m) nor a time (10:30, 2026-11-20T10:30)") from None
+
+
+def hosts_of(face: Face, *, hostfile: Optional[str], names: Optional[str] = None) -> tuple[Host, ...]:
+    """The hosts of the hostfile, or of the setting `hostfile`; with `names` those of them, `npu[01-04]` or `@group`.
+
+    With names but no file anywhere, the names themselves are the hosts. Raises InvalidInput, NotFound, UsageError.
+    """
+    from ascendrun.core.hosts import select_hosts
+
+    path = Path(hostfile) if hostfile else face.settings.hostfile
+    if path is None:
+        if names is None:
+            raise click.UsageError("no hosts: give --hostfile FILE, or name some (--on HOSTS)")
+        return parse_host_words([names])
+    hosts = read_hostfile(path)
+    return hosts if names is None else select_hosts(hosts, names)
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    from ascendrun.core.errors import InvalidInput, Problem
+    from ascendrun.core.hosts import parse_hostfile
+
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        hint = "`ascendrun init` shows skeletons of hostfiles"
+        raise InvalidInput([Problem(str(path), None, None, f"cannot be read: {error.strerror}", hint)]) from error
+    return parse_hostfile(raw, str(path))
+
+
+def parse_host_words(words: list[str]) -> tuple[Host, ...]:
+    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInput naming the word."""
+    from ascendrun.core.hosts import parse_hostfile
+    from ascendrun.core.names import split_list
+
+    pieces = [piece.strip() for word in words for piece in split_list(word)]
+    return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")

@@ -1,0 +1,68 @@
+"""How a job ended, in words and as an exit code."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Optional
+
+from ascendrun.cli.output import describe_progress, describe_seconds
+from ascendrun.cli.sanitise import sanitise
+from ascendrun.cli.screen import Screen
+from ascendrun.cluster import JobDetail, JobView, RankView
+from ascendrun.core.names import fold_names
+from ascendrun.head.logreader import find_streams, read_all
+from ascendrun.head.settings import Settings, spool_dir
+
+FAILED_TAIL_LINES = 20
+
+
+def exit_code_of(job: JobView) -> int:
+    """0 for SUCCEEDED, 1 for every other end."""
+    return 0 if job.state == "SUCCEEDED" else 1
+
+
+def tell_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> int:
+    """Says on stderr how the job ended and what to do next; returns the exit code."""
+    job = detail.job
+    if job.state == "FAILED":
+        _tell_failure(detail, screen, settings)
+    took = ""
+    if job.ended_at_s is not None:
+        took = f" after {describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))}"
+    progress = describe_progress(job.progress)
+    parts = [f"{job.id} {job.state}{took}", progress if job.state == "SUCCEEDED" else job.reason]
+    screen.say(": ".join(part for part in parts if part))
+    if detail.unconfirmed:
+        screen.say(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
+    if job.state == "FAILED":
+        rank = first_failing_rank(detail)
+        choice = "" if rank is None else f" --rank {rank.rank}"
+        screen.say(f"hint: ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
+    return exit_code_of(job)
+
+
+def _tell_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None:
+    if detail.first_failure:
+        screen.say(f"first failure: {detail.first_failure}")
+    rank = first_failing_rank(detail)
+    if rank is None:
+        return
+    lines = error_tail(settings, detail.job, rank)
+    if lines:
+        screen.say(f"the last lines of rank {rank.rank} on {rank.host} (stderr):")
+        screen.say("\n".join(f"    {sanitise(line)}" for line in lines))
+
+
+def first_failing_rank(detail: JobDetail) -> Optional[RankView]:
+    """The rank that ended badly before any other; not those that were stopped. None: none is known."""
+    failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
+    return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)
+
+
+def error_tail(settings: Settings, job: JobView, rank: RankView) -> tuple[str, ...]:
+    """The last lines that the rank wrote to standard error; () when it wrote none."""
+    folder = spool_dir(settings.state_dir, job.id, job.attempt)
+    lines: deque[str] = deque(maxlen=FAILED_TAIL_LINES)
+    for files in find_streams(folder, job.attempt, hosts=[rank.host], ranks=[rank.rank], streams=["err"]):
+        lines.extend(line.text for line in read_all(files, tail=FAILED_TAIL_LINES))
+    return tuple(lines)

@@ -1,0 +1,256 @@
+"""Dataclasses as tables for people and as JSON, YAML or CSV for programs; the only place with pretty units."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Any, Optional, TypeVar
+
+from ascendrun.cli.sanitise import escape_json, sanitise_line
+
+SCHEMA_VERSION = 1
+FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its title, and the text of its cell for one row."""
+
+    title: str
+    cell: Callable[[Any], str]
+    is_wide: bool = False
+
+
+# ---------------------------------------------------------------- for programs
+
+
+def as_record(value: Any) -> Any:
+    """Plain data for JSON: times as RFC 3339 UTC (`created_at_s` becomes `created_at`), all else under its own name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        record = {}
+        for field in dataclasses.fields(value):
+            name, entry = field.name, getattr(value, field.name)
+            if name == "at_s" or name.endswith("_at_s"):
+                record[name[:-2]] = None if entry is None else format_rfc3339(entry)
+            else:
+                record[name] = as_record(entry)
+        return record
+    if isinstance(value, Enum):
+        return as_record(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): as_record(entry) for key, entry in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (set, frozenset)):
+        return [as_record(entry) for entry in sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return [as_record(entry) for entry in value]
+    if isinstance(value, float) and not (float("-inf") < value < float("inf")):
+        return None  # JSON has no word for it
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def format_rfc3339(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def format_one(value: Any, output: str) -> str:
+    """One record as json, jsonl, yaml or csv, with a newline at its end."""
+    record = {"schema_version": SCHEMA_VERSION, **as_record(value)}
+    if output == "json":
+        return _to_json(record, indent=2) + "\n"
+    if output == "jsonl":
+        return _to_json(record) + "\n"
+    if output == "yaml":
+        return _to_yaml(record)
+    return _to_csv(list(record), [record])
+
+
+def format_many(rows: Sequence[Any], output: str, *, name: str, kind: type) -> str:
+    """Records as json or yaml under `name`; as jsonl or csv one a line. `kind`: their dataclass."""
+    records = [as_record(row) for row in rows]
+    if output == "json":
+        return _to_json({"schema_version": SCHEMA_VERSION, name: records}, indent=2) + "\n"
+    if output == "jsonl":
+        return "".join(_to_json({"schema_version": SCHEMA_VERSION, **record}) + "\n" for record in records)
+    if output == "yaml":
+        return _to_yaml({"schema_version": SCHEMA_VERSION, name: records})
+    return _to_csv([re.sub(r"(^|_)at_s$", r"\1at", field.name) for field in dataclasses.fields(kind)], records)
+
+
+def _to_json(value: Any, *, indent: Optional[int] = None) -> str:
+    return escape_json(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def _to_yaml(value: Any) -> str:
+    import yaml
+
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    if escape_json(text) != text:  # something there would steer a terminal
+        text = yaml.safe_dump(value, sort_keys=False, allow_unicode=False, width=120)
+    return str(text)
+
+
+def _to_csv(names: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for record in records:
+        writer.writerow([_csv_cell(record.get(name)) for name in names])
+    return out.getvalue()
+
+
+def _csv_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (dict, list)):
+        return _to_json(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return sanitise_line(str(value))
+
+
+# ---------------------------------------------------------------- for people
+
+
+def format_table(
+    rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, width: Optional[int] = None
+) -> str:
+    """Aligned columns under their titles. `width`: cut lines to so many cells of a terminal, None: never."""
+    shown = [column for column in columns if wide or not column.is_wide]
+    table = [[column.title for column in shown]]
+    table.extend([sanitise_line(column.cell(row)) or "-" for column in shown] for row in rows)
+    widths = [max(width_of(line[index]) for line in table) for index in range(len(shown))]
+    lines = []
+    for cells in table:
+        padded = [cell + " " * (widths[index] - width_of(cell)) for index, cell in enumerate(cells)]
+        line = "  ".join(padded).rstrip()
+        lines.append(line if width is None else cut(line, width))
+    return "\n".join(lines) + "\n"
+
+
+def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names and values, one pair a line, the values aligned."""
+    widest = max((width_of(name) for name, _ in pairs), default=0)
+    return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(value)}\n" for name, value in pairs)
+
+
+def print_rows(
+    rows: Sequence[Any], columns: Sequence[Column], output: Optional[str], *, name: str, kind: type
+) -> None:
+    """To stdout in the wished format; None: a table."""
+    if output in (None, "table", "wide"):
+        sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=terminal_width(output)))
+    else:
+        assert output is not None
+        sys.stdout.write(format_many(rows, output, name=name, kind=kind))
+
+
+def terminal_width(output: Optional[str]) -> Optional[int]:
+    """Cells of the terminal, or None where nothing may be cut: in a pipe, or with -o wide."""
+    if output == "wide" or not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def width_of(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(_character_width(character) for character in text)
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most `width` cells, with an ellipsis where it was cut."""
+    if width_of(text) <= width:
+        return text
+    used = 0
+    kept = []
+    for character in text:
+        used += _character_width(character)
+        if used > width - 1:
+            break
+        kept.append(character)
+    return "".join(kept).rstrip() + "…"
+
+
+def describe_seconds(seconds: Optional[float]) -> str:
+    """4s, 3m12s, 2h05m, 3d04h; "-" for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def describe_memory(count: Optional[int]) -> str:
+    """Powers of 1024, as memory is sold; "-" for None."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def describe_time(at_s: Optional[float]) -> str:
+    """Local time to the second; "-" for None."""
+    return "-" if at_s is None else datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def describe_progress(progress: Optional[Mapping[str, Any]]) -> str:
+    """step 120 · loss 2.31 · 15.3k tokens/s; "" when a program says nothing of these."""
+    if not progress:
+        return ""
+    parts = []
+    if "step" in progress:
+        of = f"/{progress['total_steps']}" if progress.get("total_steps") is not None else ""
+        parts.append(f"step {progress['step']}{of}")
+    for name in ("epoch", "loss", "eval_macro_f1"):
+        if progress.get(name) is not None:
+            parts.append(f"{name} {_short_number(progress[name])}")
+    if progress.get("tokens_per_s") is not None:
+        parts.append(f"{_short_number(progress['tokens_per_s'])} tokens/s")
+    return " · ".join(sanitise_line(part) for part in parts)
+
+
+def _short_number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)[:20]
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.1f}k" if abs(value) < 10_000_000 else f"{value / 1e6:.1f}M"
+    return f"{value:.4g}"
+
+
+def path_text(path: Optional[Path]) -> str:
+    return "-" if path is None else str(path)

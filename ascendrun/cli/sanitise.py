@@ -1,0 +1,46 @@
+"""Remote text made harmless: what a rank, a node or a file says may not steer the terminal that shows it."""
+
+from __future__ import annotations
+
+import re
+
+ESCAPE_SEQUENCE = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
+    "|\x1b[\\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, DCS, SOS, PM, APC: titles, clipboard
+    "|\x1b[ -/]*[0-NQ-WYZ\\\\`-~]"  # two characters and charset choices
+)
+HOSTILE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline; DEL; C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls
+    "\u2028\u2029\ud800-\udfff]"  # line ends that are none; halves of characters
+)
+
+
+def sanitise(text: str) -> str:
+    """Complete escape sequences are dropped; every other control is shown as an escape such as \\x07 or \\u202e.
+
+    Tab and newline stay.
+    """
+    if HOSTILE.search(text) is None:
+        return text
+    return HOSTILE.sub(_visible, ESCAPE_SEQUENCE.sub("", text))
+
+
+def sanitise_line(text: str) -> str:
+    """For a table's cell: one line, no tab."""
+    return sanitise(text).replace("\n", "\\n").replace("\t", " ")
+
+
+def escape_json(text: str) -> str:
+    """JSON text whose strings hold controls of any kind only as \\u escapes."""
+    return HOSTILE.sub(_json_escape, text)
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return match.group() if code < 32 else f"\\u{code:04x}"  # below 32 stands only between values
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -1,0 +1,81 @@
+"""Lines on stdout, talk on stderr, and at the bottom of a terminal one line that is always drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Optional, TextIO
+
+from ascendrun.cli.sanitise import sanitise, sanitise_line
+
+ERASE_LINE = "\r\x1b[K"
+STYLES = {"good": "\x1b[32m", "bad": "\x1b[31m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
+RANK_STYLES = ("\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[34m", "\x1b[32m")
+PLAIN = "\x1b[0m"
+
+
+class Screen:
+    """`is_live`: a person's terminal, so the bottom line may be drawn; else `progress` does nothing."""
+
+    def __init__(self, out: TextIO, err: TextIO, *, color: bool, is_live: bool) -> None:
+        self._out = out
+        self._err = err
+        self.color = color
+        self._is_live = is_live
+        self._bottom = ""
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Data, made harmless already by whoever coloured it."""
+        block = "".join(f"{text}\n" for text in texts)
+        if not block:
+            return
+        bottom = self._erase()
+        self._out.write(block)
+        self._out.flush()
+        self._draw(bottom)
+
+    def say(self, text: str) -> None:
+        """Talk: what happened, what to do next. Made harmless here."""
+        bottom = self._erase()
+        self._err.write(sanitise(text) + "\n")
+        self._err.flush()
+        self._draw(bottom)
+
+    def progress(self, text: str) -> None:
+        """The new bottom line; "" for none."""
+        if self._is_live and text != self._bottom:
+            self._erase()
+            self._draw(text)
+
+    def close(self) -> None:
+        """Takes the bottom line away; repeatable."""
+        self._erase()
+
+    def paint(self, text: str, style: str) -> str:
+        return f"{STYLES[style]}{text}{PLAIN}" if self.color else text
+
+    def paint_rank(self, text: str, rank: int) -> str:
+        return f"{RANK_STYLES[rank % len(RANK_STYLES)]}{text}{PLAIN}" if self.color else text
+
+    def _erase(self) -> str:
+        """Takes the bottom line off the terminal and returns its text."""
+        bottom = self._bottom
+        if bottom:
+            self._err.write(ERASE_LINE)
+            self._err.flush()
+            self._bottom = ""
+        return bottom
+
+    def _draw(self, text: str) -> None:
+        if text and self._is_live:
+            self._err.write(cut_to_terminal(sanitise_line(text)))
+            self._err.flush()
+            self._bottom = text
+
+
+def cut_to_terminal(text: str, columns: Optional[int] = None) -> str:
+    """One cell less than the terminal is wide: a full line would wrap, and could not be erased."""
+    import shutil
+
+    from ascendrun.cli.output import cut
+
+    return cut(text, (columns or shutil.get_terminal_size().columns) - 1)

@@ -1,0 +1,101 @@
+"""submit: check a job file, start it, follow it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+import click
+
+from ascendrun.cli.options import hostfile_option, output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+    from ascendrun.cluster import JobView
+
+
+@verb("submit", examples="""
+    ascendrun submit jobs/quickstart.yaml
+    ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
+    ascendrun submit job.yaml --dry-run          # exactly what every rank would run
+    id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
+""")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
+@click.option("--wait", "waits", is_flag=True, help="Print no log lines; exit as the job does.")
+@click.option("--dry-run", is_flag=True, help="Ask the nodes and print what would run; start nothing.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the file: args.lr=1e-4.")
+@hostfile_option
+@output_option
+@click.pass_obj
+def command(
+    face: Face, file: Path, detach: bool, waits: bool, dry_run: bool, overrides: tuple[str, ...],
+    hostfile: Optional[str], output: Optional[str],
+) -> int:
+    """Check a job file completely, start it on all its nodes together, follow its output.
+
+    The job survives this command: ^C detaches, it does not stop the job.
+    Exits 0 when the job succeeded, 1 when it failed or was stopped.
+    """
+    if detach and waits:
+        raise click.UsageError("--detach and --wait exclude each other")
+    hosts_path = Path(hostfile) if hostfile else None
+    if dry_run:
+        from ascendrun.cli.dryrun import print_plan
+
+        print_plan(face.cluster.plan(file, overrides=overrides, hostfile=hosts_path), output)
+        return 0
+    _prepare_this_machine(face, file, overrides, hosts_path)
+    job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path)
+    face.say(f"{job.id} submitted ({job.name})")
+    if detach or (output is not None and not waits):
+        return _leave(face, job, output)
+    return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
+
+
+def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path]) -> None:
+    """A bundled program on this very machine needs a training stack here: it is set up on first use."""
+    from ascendrun.head.submit import read_hosts, read_job
+
+    spec = read_job(file, overrides=overrides)
+    hosts = read_hosts(spec, file, hostfile=hostfile)
+    if spec.program is not None and spec.python is None and any(host.is_local for host in hosts):
+        from ascendrun.cli.trainenv import ensure_training_stack
+
+        ensure_training_stack(None, face.say)
+
+
+def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
+    from ascendrun.cli.output import format_one
+
+    if output in (None, "table", "wide"):
+        print(job.id)
+    else:
+        assert output is not None
+        sys.stdout.write(format_one(job, output))
+    face.say(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
+    return 0
+
+
+def follow_to_the_end(
+    face: Face, job_id: str, *, shows_lines: bool = True, output: Optional[str] = None, view: Optional[object] = None
+) -> int:
+    """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
+    from ascendrun.cli.follow import follow_job
+    from ascendrun.cli.logview import LogView
+    from ascendrun.cli.outcome import tell_outcome
+    from ascendrun.cli.output import format_one
+
+    screen = face.screen()
+    chosen = view if isinstance(view, LogView) else LogView()
+    try:
+        detail = follow_job(face.cluster, job_id, screen=screen, view=chosen, shows_lines=shows_lines)
+    except KeyboardInterrupt:
+        screen.say(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
+        return 130
+    code = tell_outcome(detail, screen=screen, settings=face.settings)
+    if output not in (None, "table", "wide"):
+        assert output is not None
+        sys.stdout.write(format_one(detail.job, output))
+    return code

@@ -1,0 +1,53 @@
+"""validate: every problem of job files and hostfiles, without asking any node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+    from ascendrun.core.errors import Problem
+
+
+@verb("validate", examples="""
+    ascendrun validate jobs/*.yaml
+    ascendrun validate job.yaml --set nodes=4 hostfiles/cluster.hosts
+""")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job files: args.lr=1e-4.")
+@click.pass_obj
+def command(face: Face, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
+    """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
+    from ascendrun.core.errors import InvalidInput
+
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            click.echo(f"{file}: {_check(file, overrides)}")
+        except InvalidInput as error:
+            problems.extend(error.problems)
+    if problems:
+        raise InvalidInput(problems)
+    return 0
+
+
+def _check(file: Path, overrides: tuple[str, ...]) -> str:
+    """What the file is, in a few words. Raises InvalidInput."""
+    if file.suffix == ".hosts":
+        from ascendrun.cli.options import read_hostfile
+
+        return f"fine: {_count(read_hostfile(file))}"
+    from ascendrun.head.submit import read_hosts, read_job
+
+    spec = read_job(file, overrides=overrides)
+    hosts = f" on {_count(read_hosts(spec, file))}" if spec.hostfile else ""
+    return f"fine: job {spec.name}{hosts}"
+
+
+def _count(hosts: tuple[object, ...]) -> str:
+    return f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"

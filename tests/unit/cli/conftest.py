@@ -1,0 +1,64 @@
+"""The command line over a cluster that plays a story."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from story_cluster import StoryCluster
+
+from ascendrun.cli import main
+from ascendrun.head.settings import Settings
+
+
+@dataclass
+class Run:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+    raw_out: bytes
+
+
+@dataclass
+class Desk:
+    """`cluster` stands behind the command line; `say` runs one."""
+
+    cluster: StoryCluster
+    say: Callable[..., Run]
+    folder: Path
+
+    @property
+    def job_file(self) -> Path:
+        return self.folder / "job.yaml"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Desk:
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("NO_COLOR", "FORCE_COLOR", "ASCENDRUN_COLOR", "ASCENDRUN_HOSTFILE", "ASCENDRUN_TIMEOUT_S"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2 groups=g\nn2 addr=10.0.0.2 slots=2\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {family: cpu, per_node: 2}\nhostfile: all.hosts\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    cluster = StoryCluster(Settings(state_dir=tmp_path / "state"))
+
+    def say(*argv: str) -> Run:
+        capsysbinary.readouterr()
+        made: Any = lambda settings: cluster  # noqa: E731
+        code = main(argv, make_cluster=made)
+        captured = capsysbinary.readouterr()
+        return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
+
+    return Desk(cluster, say, tmp_path)

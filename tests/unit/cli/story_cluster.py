@@ -1,0 +1,187 @@
+"""A cluster that plays a story: each look at the job takes one step. As a program: the command line over a story."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from ascendrun.cluster import EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
+from ascendrun.core.errors import Conflict, DeadlineExceeded, NotFound
+from ascendrun.core.hosts import Host
+from ascendrun.head.settings import Settings, spool_dir
+
+HOSTS = ("n1", "n2")
+Step = Callable[["StoryCluster"], None]
+
+
+def make_job(**changes: Any) -> JobView:
+    job = JobView(
+        id="j-0001", name="demo", state="QUEUED", reason="waits for its turn", attempt=0, hosts=HOSTS, world_size=4,
+        created_at_s=1_763_600_000.0, started_at_s=None, ended_at_s=None, exit_code=None, file="/x/job.yaml",
+        progress=None,
+    )
+    return replace(job, **changes)
+
+
+@dataclass
+class StoryCluster:
+    """`calls`: what was asked of it, in order."""
+
+    settings: Settings
+    story: list[Step] = field(default_factory=list)
+    view: JobView = field(default_factory=make_job)
+    ranks: tuple[RankView, ...] = ()
+    first_failure: Optional[str] = None
+    unconfirmed: tuple[str, ...] = ()
+    answers: Sequence[ExecResult] = ()
+    statuses: Sequence[HostStatus] = ()
+    events: tuple[EventView, ...] = ()
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    # what the command line calls
+
+    def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
+               key: Optional[str] = None) -> JobView:
+        self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
+        return self.view
+
+    def jobs(self, *, everything: bool = False) -> tuple[JobView, ...]:
+        self.calls.append(("jobs", everything))
+        ended = self.view.state in ("SUCCEEDED", "FAILED", "STOPPED")
+        return (self.view,) if everything or not ended else ()
+
+    def job(self, ref: str) -> JobDetail:
+        if ref not in (self.view.id, self.view.name):
+            raise NotFound(f"no job {ref!r}", hint="ascendrun ps -a")
+        if self.story:
+            self.story.pop(0)(self)
+        nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
+        return JobDetail(
+            self.view, nodes, self.ranks, self.events, self.first_failure, self.unconfirmed, {"name": "demo"}
+        )
+
+    def stop(self, ref: str, *, now: bool = False) -> JobView:
+        self.calls.append(("stop", ref, now))
+        if ref not in (self.view.id, self.view.name):
+            raise NotFound(f"no job {ref!r}")
+        if self.view.state in ("SUCCEEDED", "FAILED", "STOPPED"):
+            raise Conflict(f"{ref} has already ended: {self.view.state}")
+        self.view = replace(self.view, state="STOPPING", reason="stopped by you")
+        return self.view
+
+    def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:
+        self.calls.append(("wait", ref, timeout_s))
+        while self.view.ended_at_s is None:
+            if not self.story:
+                raise DeadlineExceeded(f"{ref} is still {self.view.state} after {timeout_s:g} s")
+            self.job(ref)
+        return self.job(ref)
+
+    def execute(self, hosts: Sequence[Host], argv: Sequence[str], *, timeout_s: float) -> Iterator[ExecResult]:
+        self.calls.append(("execute", tuple(host.name for host in hosts), tuple(argv), timeout_s))
+        yield from self.answers
+
+    def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 15.0) -> Iterator[HostStatus]:
+        self.calls.append(("nodes", tuple(host.name for host in hosts), timeout_s))
+        yield from self.statuses
+
+    def ensure_controller(self) -> None:
+        self.calls.append(("ensure_controller",))
+
+    # what a story does
+
+    @property
+    def spool(self) -> Path:
+        return spool_dir(self.settings.state_dir, self.view.id, max(1, self.view.attempt))
+
+    def write(self, rank: int, data: bytes, *, stream: str = "out", at_s: Optional[float] = None) -> None:
+        folder = self.spool / HOSTS[rank // 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{rank}.{stream}.0"
+        with open(path, "ab") as log:
+            log.write(data)
+        with open(folder / f"rank-{rank}.{stream}.times.0", "ab") as times:
+            times.write(struct.pack(">QQ", path.stat().st_size, int((time.time() if at_s is None else at_s) * 1e9)))
+
+    def complete(self) -> None:
+        self.spool.mkdir(parents=True, exist_ok=True)
+        (self.spool / "complete").touch()
+
+
+def state(name: str, **changes: Any) -> Step:
+    def step(cluster: StoryCluster) -> None:
+        cluster.view = replace(cluster.view, state=name, reason=changes.pop("reason", ""), **changes)
+
+    return step
+
+
+def says(data: bytes, *ranks: int, stream: str = "out") -> Step:
+    return lambda cluster: [cluster.write(rank, data, stream=stream) for rank in ranks or range(4)] and None
+
+
+def end(name: str, **changes: Any) -> list[Step]:
+    """The job has ended; its last bytes are here."""
+    return [lambda cluster: cluster.complete(), state(name, ended_at_s=1_763_600_090.0, **changes)]
+
+
+def run(attempt: int = 1, **changes: Any) -> Step:
+    return state("RUNNING", attempt=attempt, started_at_s=1_763_600_000.0, **changes)
+
+
+def once_exists(variable: str) -> Step:
+    """The story stands still until the file named by the variable is there."""
+
+    def step(cluster: StoryCluster) -> None:
+        if not os.path.exists(os.environ[variable]):
+            cluster.story.insert(0, step)
+
+    return step
+
+
+def rank_fails(rank: int, code: int) -> Step:
+    def step(cluster: StoryCluster) -> None:
+        cluster.ranks = tuple(
+            RankView(one, HOSTS[one // 2], 100 + one, code if one == rank else None, None if one == rank else 15,
+                     1_763_600_050.0 + one, one != rank, False)
+            for one in range(4)
+        )
+        cluster.first_failure = f"rank {rank} on {HOSTS[rank // 2]} ended with exit code {code}"
+
+    return step
+
+
+STORIES: dict[str, Callable[[], list[Step]]] = {
+    "good": lambda: [
+        state("CHECKING", reason="asking n[1-2]"), run(), says(b"hello\n"), says(b"only two\n", 2),
+        *end("SUCCEEDED", progress={"step": 10, "loss": 0.25}),
+    ],
+    "bad": lambda: [
+        run(), says(b"working\n"), says(b"Traceback\nValueError: no data\n", 3, stream="err"), rank_fails(3, 7),
+        *end("FAILED", reason="rank 3 on n2 ended with exit code 7"),
+    ],
+    "again": lambda: [
+        run(), says(b"first\n"), lambda cluster: cluster.complete(), run(attempt=2), says(b"second\n"),
+        *end("SUCCEEDED"),
+    ],
+    "live": lambda: [
+        run(progress={"step": 3, "loss": 2.5, "tokens_per_s": 15300.0}), says(b"line one\n"),
+        once_exists("STORY_MAY_END"), *end("SUCCEEDED"),
+    ],
+}
+
+
+def main() -> int:
+    from ascendrun.cli import main as command_line
+
+    story = STORIES[sys.argv[1]]()
+    return command_line(sys.argv[2:], make_cluster=lambda settings: StoryCluster(settings, story))  # type: ignore[arg-type, return-value]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
