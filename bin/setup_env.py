@@ -248,7 +248,7 @@ def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, 
     if not missing:
         begun.unlink(missing_ok=True)
         return
-    why = f"{environment.folder} {fault}" if fault else f"{environment.folder} is not in step with setup.cfg"
+    why = f"{environment.folder} {fault}" if fault else f"{environment.folder} is not in step with setup.cfg and constraints.txt"
     environment.progress.say(f"{why}; installing {', '.join(missing)} there, and nowhere else (log: bootstrap.log)")
     write_atomically(begun, " ".join(missing))
     if fault:

@@ -89,7 +89,7 @@ def test_changed_constraints_are_brought_in_step(environ: Dict[str, str], copy_o
     (checkout / "constraints.txt").write_text("tiny-base==2.0\n")
     start = run([checkout / "bin" / "ascendrun", "--version"], environ)
     assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
-    assert "is not in step with setup.cfg" in start.stderr
+    assert "is not in step with setup.cfg and constraints.txt" in start.stderr
     asked = run([checkout / ".venv/bin/python", "-c", "import tiny_base; print(tiny_base.version)"], environ)
     assert asked.stdout == "2.0\n"
 

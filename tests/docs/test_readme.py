@@ -1,0 +1,90 @@
+"""What the documents show is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Iterator, List, Tuple
+
+import pytest
+
+from tests.docs.transcript import find_mismatch, read_transcript
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LEFT_OUT = shutil.ignore_patterns(".venv*", ".git", "__pycache__", ".*_cache", ".hypothesis", "tests")
+RUN_S = 900
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of this checkout that runs with this one's .venv."""
+    copy = tmp_path / "ascendrun"
+    shutil.copytree(CHECKOUT, copy, ignore=LEFT_OUT, symlinks=True)
+    (copy / ".venv").symlink_to(CHECKOUT / ".venv")
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S + 60)
+def test_the_first_transcript_of_the_readme_happens(checkout: Path, tmp_path: Path) -> None:
+    environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(tmp_path / "state"),
+               "ASCENDRUN_NODE_ROOT": str(tmp_path / "node"), "NO_COLOR": "1"}
+    steps = read_transcript((CHECKOUT / "README.md").read_text(encoding="utf-8"))
+    assert steps, "README.md shows no command"
+    try:
+        for command, expected in steps:
+            run = subprocess.run(["bash", "-c", command], cwd=checkout, env=environ, text=True, timeout=RUN_S,
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            assert run.returncode == 0, run.stdout
+            mismatch = find_mismatch(expected, run.stdout.splitlines())
+            assert mismatch is None, f"{mismatch}\n--- what happened:\n{run.stdout}"
+    finally:
+        subprocess.run([checkout / "bin" / "ascendrun", "controller", "stop"], env=environ, timeout=60, check=False)
+
+
+def test_a_transcript_is_held_against_the_output_line_by_line() -> None:
+    output = ["loading 3 files", "step 1", "step 2", "done in 0.4 s"]
+    assert find_mismatch(["loading 3 files", "...", "done in ... s"], output) is None
+    assert find_mismatch(["..."], output) is None
+    assert find_mismatch(["...", "step 2"], output) == "after 'step 2' there is more: 'done in 0.4 s'"
+    assert find_mismatch(["step 1", "..."], output) == "'step 1' did not come; there was 'loading 3 files'"
+    assert find_mismatch(["...", "step 3", "..."], output) == "'step 3' did not come; there was nothing more"
+    assert find_mismatch(["...", "step 2", "...", "step 1", "..."], output) is not None
+
+
+def links(path: Path) -> Iterator[Tuple[str, Path]]:
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            yield target, path.parent / target
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/how-it-works.md"])
+def test_files_that_a_document_links_to_are_there(name: str) -> None:
+    assert [target for target, path in links(CHECKOUT / name) if not path.exists()] == []
+
+
+def test_files_that_the_walk_names_are_there() -> None:
+    text = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    named: List[str] = sorted(set(re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py)\b", text)))
+    assert len(named) > 30
+    roots = (CHECKOUT, CHECKOUT / "ascendrun")
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+def test_the_readmes_job_file_is_the_skeletons() -> None:
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)[0]
+    skeleton = (CHECKOUT / "templates" / "script" / "job.yaml").read_text(encoding="utf-8")
+    assert skeleton.endswith(shown)
+
+
+def test_every_verb_of_the_readme_exists_and_every_verb_is_told() -> None:
+    from ascendrun.cli.app import VERBS
+
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    table = "\n".join(line.split("|")[1] for line in readme.splitlines() if line.startswith("| `"))
+    told = {word.split()[0] for word in re.findall(r"`([^`]+)`", table)}
+    assert told == {verb.name for verb in VERBS if not verb.hidden}

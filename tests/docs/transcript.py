@@ -1,0 +1,43 @@
+"""Transcripts in documents: commands after `$ `, below each what it prints; `...` stands for anything left out."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional, Sequence, Tuple
+
+
+def read_transcript(markdown: str) -> List[Tuple[str, List[str]]]:
+    """The commands of the first fenced `console` block, each with the lines expected of it."""
+    block = re.search(r"^```console\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+    steps: List[Tuple[str, List[str]]] = []
+    for line in block.group(1).splitlines() if block else ():
+        if line.startswith("$ "):
+            steps.append((line[2:], []))
+        else:
+            steps[-1][1].append(line)
+    return steps
+
+
+def find_mismatch(expected: Sequence[str], output: Sequence[str]) -> Optional[str]:
+    """The first expected line that did not come, in words; None when all came, in order. A line `...` is any lines,
+    `...` within a line is any text."""
+    at = 0
+    may_skip = False
+    last = "the start"
+    for wanted in expected:
+        if wanted.strip() == "...":
+            may_skip = True
+            continue
+        found = next((n for n in range(at, len(output)) if _is_like(wanted, output[n])), None)
+        if found is None or (found > at and not may_skip):
+            there = "nothing more" if may_skip or at == len(output) else repr(output[at])
+            return f"{wanted!r} did not come; there was {there}"
+        at, may_skip, last = found + 1, False, repr(wanted)
+    if at < len(output) and not may_skip:
+        return f"after {last} there is more: {output[at]!r}"
+    return None
+
+
+def _is_like(wanted: str, line: str) -> bool:
+    pattern = ".*".join(re.escape(piece) for piece in wanted.split("..."))
+    return re.fullmatch(pattern, line.rstrip()) is not None
