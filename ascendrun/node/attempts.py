@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from ascendrun.node import cgroup, checks, layout, ports, procs, reap
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.fence import locked
-from ascendrun.node.files import claim_json, make_private_dir, read_json, write_json
+from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
 from ascendrun.node.records import Records, read_events
 from ascendrun.node.refusal import Refusal, refusal_of
 from ascendrun.node.supervise import ENDED, IDENTITY, LOST, PREPARED, STOP, UNKILLABLE_S, write_end
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 START_S = 20.0
 """How long a supervisor may take to say that it is there."""
 NOTICE_S = 5.0
-"""How long a supervisor may take to end after it was killed or lost, before its attempt is taken over."""
+"""How long a supervisor may take to go after it has written the end."""
 
 PREPARED_KEYS = ("tag", "node_rank", "ranks", "cwd", "setup", "trees", "link_tree", "ports", "stop", "start_s", "max_s",
                  "exit_s", "linger_s", "rotate_bytes")
@@ -104,7 +103,7 @@ class Attempts:
                 environ = {os.fsdecode(name): os.fsdecode(value) for name, value in self._login.items()}
                 environ.update(rank["env"])
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
-        elif shutil.which("bash") is None:
+        elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
             raise Refusal("python-missing", "the job has a `setup` and this node has no bash", "install bash")
 
     def _hold(self, tag: str, numbers: List[int]) -> Optional[int]:
@@ -137,7 +136,7 @@ class Attempts:
             if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
                 raise Refusal("attempt-running", "attempt %s has been started" % tag, "stop it instead")
             if not os.path.exists(os.path.join(folder, ENDED)):
-                shutil.rmtree(folder)
+                remove_tree(folder)
         return {}
 
     # --- go ---
@@ -200,7 +199,7 @@ class Attempts:
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" in identity and procs.is_alive(identity):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
-        elif not self._has_ended(folder):
+        elif self.phase(tag) != "ended":
             self._end_without_supervisor(tag, folder, identity)
         return {}
 
@@ -214,7 +213,7 @@ class Attempts:
         leftovers = end_everything(lambda: reap.find_attempt(tag, ranks=leaders, extra=cgroup.group_pids(group)))
         cgroup.remove_group(group)
         with locked(self._root, tag):
-            if self._has_ended(folder):
+            if self.phase(tag) == "ended":
                 return
             records = Records(folder)
             records.free_reserve()
@@ -231,11 +230,9 @@ class Attempts:
             return "ended"
         if identity is None:
             return "prepared" if os.path.exists(os.path.join(folder, PREPARED)) else None
-        if procs.is_alive(identity):
-            return "running"
         if self._ended_in_story(folder):
             return "ended"
-        return "lost"
+        return "running" if procs.is_alive(identity) else "lost"
 
     def listing(self) -> Dict[str, Any]:
         found = []
@@ -275,11 +272,16 @@ class Attempts:
     def forget(self, tag: str) -> Dict[str, Any]:
         """Removes the attempt's folder; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
+        self._release(tag)
+        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        deadline = time.monotonic() + NOTICE_S
+        while self.phase(tag) == "ended" and procs.is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(0.01)
         with locked(self._root, tag):
             if self.phase(tag) == "running":
                 raise Refusal("attempt-running", "attempt %s is still running" % tag, "stop it first")
             if os.path.isdir(folder):
-                shutil.rmtree(folder)
+                remove_tree(folder)
         return {}
 
     def _attempts_of(self, run: str) -> List[int]:

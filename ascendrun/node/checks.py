@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from ascendrun.node.files import free_bytes
 from ascendrun.node.ranks import to_bytes
@@ -11,7 +10,7 @@ from ascendrun.node.refusal import Refusal, refusal_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping
+    from typing import Any, Dict, Mapping, Optional
 
 ROOM_BYTES = 32 << 20
 """Less than this free, and the records of a run are not safe."""
@@ -28,9 +27,18 @@ def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
             raise Refusal("python-missing", "%s is not executable on this node" % path, "chmod +x %s" % path)
         return
     search = environ.get("PATH", os.defpath)
-    if shutil.which(argv0, path=search) is None:
+    if find_command(argv0, search) is None:
         raise Refusal("python-missing", "no command %s in PATH on this node (looked in %s)" % (argv0, search),
                       "set `python:` to a full path in the job file, or extend PATH in its `env` or `setup`")
+
+
+def find_command(name: str, search: str) -> Optional[str]:
+    """The executable file that this PATH leads to; None: it leads to none."""
+    for folder in search.split(os.pathsep):
+        path = os.path.join(folder, name)
+        if os.access(to_bytes(path), os.X_OK) and not os.path.isdir(to_bytes(path)):
+            return path
+    return None
 
 
 def check_folder(path: str, *, make: bool) -> None:

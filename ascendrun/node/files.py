@@ -95,6 +95,20 @@ def free_bytes(path: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def remove_tree(path: str) -> None:
+    """Removes a file or folder, read-only ones too; does nothing when it is not there."""
+    if not os.path.isdir(path) or os.path.islink(path):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        return
+    for base, _, _ in os.walk(os.fsencode(path)):
+        os.chmod(base, 0o700)
+    import shutil
+    shutil.rmtree(path)
+
+
 def _write_temp(path: str, value: Any) -> str:
     temp = "%s.tmp-%d-%s" % (path, os.getpid(), os.urandom(4).hex())
     fd = os.open(temp, _NEW, 0o600)

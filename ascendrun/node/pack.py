@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 LEFT_OUT = ("pack.py", "loader.py")
 """The head's side of the matter."""
 
-MAIN = b"""import sys
+MAIN = b"""import os
+import sys
+
+# Modules that node/bytecode.py compiled for this very interpreter, if it has.
+compiled = "%s.%s-%x.zip" % (sys.argv[0][:-4], sys.implementation.cache_tag, sys.hexversion)
+if os.path.exists(compiled):
+    sys.path.insert(0, compiled)
 
 if sys.argv[1:2] == ["serve"]:
     from ascendrun.node.serve import main

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import pwd
 import socket
 import sys
@@ -33,7 +32,7 @@ def hello(root: str, agent_path: str) -> Dict[str, Any]:
         "hostname": socket.gethostname(), "user": user_name(), "uid": os.geteuid(), "root": root,
         "python": sys.executable or os.readlink("/proc/self/exe"),
         "python_version": ".".join(str(part) for part in sys.version_info[:3]),
-        "kernel": platform.release(), "arch": platform.machine(), "cpus": len(os.sched_getaffinity(0)),
+        "kernel": os.uname().release, "arch": os.uname().machine, "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "at_ns": time.time_ns(),
     }
 

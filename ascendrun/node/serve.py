@@ -7,9 +7,8 @@ import select
 import sys
 import threading
 import time
-import traceback
 
-from ascendrun.node import layout, wire
+from ascendrun.node import bytecode, layout, wire
 from ascendrun.node.attempts import Attempts, own_command
 from ascendrun.node.execute import Commands
 from ascendrun.node.files import make_private_dir
@@ -114,6 +113,7 @@ class Agent:
         """Until the input ends, `bye`, or nonsense arrives."""
         from ascendrun.node.probe import hello
         self.outbox.send(hello(self._root, self._agent_path))
+        self._lanes.add("compile", lambda: bytecode.keep_compiled(self._agent_path))
         reader = wire.FrameReader()
         while True:
             readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
@@ -206,9 +206,9 @@ def explain(error: Exception, op: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
-        sys.stderr.write(traceback.format_exc())
         return Refusal("bad-request", "%s: %s: %s" % (op, type(error).__name__, error), None)
-    sys.stderr.write(traceback.format_exc())
+    import traceback
+    sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     return Refusal("internal", "%s: %s: %s" % (op, type(error).__name__, error), "see the agent's standard error")
 
 

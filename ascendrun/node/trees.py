@@ -5,16 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 import threading
 
 from ascendrun.node import layout, procs
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import free_bytes, make_private_dir, write_all
+from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
 from ascendrun.node.refusal import Refusal, refusal_of
-from ascendrun.node.treehash import (CHUNK, MAX_BYTES, MAX_ENTRIES, BadTree, canonical, check_path, first_difference,
-                                     hash_listing, list_tree, parse_canonical, show)
+from ascendrun.node.treehash import (
+    CHUNK,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    BadTree,
+    canonical,
+    check_path,
+    first_difference,
+    hash_listing,
+    list_tree,
+    parse_canonical,
+    show,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -269,17 +279,3 @@ def make_read_only(folder: str) -> None:
             os.chmod(base, 0o555)
     # The top stays ours to rename until it stands in its place: renaming a folder needs write permission on it.
     os.chmod(folder, 0o755)
-
-
-def remove_tree(path: str) -> None:
-    """Removes a file or folder, read-only ones too; does nothing when it is not there."""
-    if not os.path.isdir(path) or os.path.islink(path):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        return
-    for base, _, _ in os.walk(os.fsencode(path)):
-        os.chmod(base, 0o700)
-    shutil.rmtree(path)
-

@@ -1,0 +1,46 @@
+"""Compiled modules beside the agent: Python compiles what it imports from an archive anew at every start (60 ms).
+
+agent-<hash>.pyz gets a sibling agent-<hash>.<interpreter>.zip, made once per interpreter after the first start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+PREFIX = "ascendrun/"
+
+
+def sibling(agent_path: str) -> Optional[str]:
+    """Where this interpreter's compiled modules belong; None for an interpreter that keeps none."""
+    tag = sys.implementation.cache_tag
+    return "%s.%s-%x.zip" % (agent_path[:-len(".pyz")], tag, sys.hexversion) if tag else None
+
+
+def keep_compiled(agent_path: str) -> None:
+    """Makes the sibling unless it stands. Never raises: a start without it is only slower."""
+    try:
+        path = sibling(agent_path)
+        if path is None or not agent_path.endswith(".pyz") or os.path.exists(path):
+            return
+        temp = "%s.tmp-%d" % (path, os.getpid())
+        _compile_archive(agent_path, temp)
+        os.replace(temp, path)
+    except (OSError, ValueError, SyntaxError, ImportError):
+        return
+
+
+def _compile_archive(agent_path: str, target: str) -> None:
+    import marshal
+    import zipfile
+    from importlib.util import MAGIC_NUMBER
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w+b") as file, zipfile.ZipFile(file, "w") as out, zipfile.ZipFile(agent_path) as source:
+        for name in source.namelist():
+            if name.startswith(PREFIX):
+                code = compile(source.read(name), os.path.join(agent_path, name), "exec", dont_inherit=True)
+                out.writestr(name + "c", MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code))

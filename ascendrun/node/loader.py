@@ -1,0 +1,194 @@
+"""Gets the agent going through a login shell: one fixed line for the far side, and the dialogue as the head sees it.
+
+The line runs in sh, bash, dash, zsh, fish and csh. It finds a Python of 3.7 or newer and looks for the agent whose
+hash it was given; when that is missing or altered it prints NEED and only then reads: "<length> <sha256>\\n" and the
+bytes. Then it becomes the agent, which prints wire.MAGIC. Each word of ours stands on a line of its own with a newline
+before it, so that whatever the login's start-up files print, with or without a newline, does not matter.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+
+from ascendrun.node import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, NamedTuple
+
+    class Step(NamedTuple):
+        """What the far side has come to: a kind of below, and its detail as text."""
+
+        kind: str
+        detail: str
+else:
+    from collections import namedtuple
+    Step = namedtuple("Step", "kind detail")
+
+NEED_AGENT = "need-agent"
+"""Send `upload(...)` now."""
+READY = "ready"
+"""The agent runs: feed `Boot.leftover` and all that follows to a FrameReader without expect_magic."""
+NO_PYTHON = "no-python"
+"""There is no Python of 3.7 or newer on the login's PATH; the command exits with 97."""
+FAILED = "failed"
+"""The agent cannot be put or started there: `detail` says why; the command exits with 96."""
+
+EXIT_FAILED, EXIT_NO_PYTHON = 96, 97
+
+PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", "python3.13", "python3.12", "python3.11",
+           "python3.10", "python3.9", "python3.8", "python3.7", "python")
+
+NOISE_BYTES = 65536
+MAX_UPLOADS = 3
+
+# Runs on the node before the agent is there. Exit 0: the agent stands; 96: it cannot, said why; others: this Python
+# will not do, try the next one.
+_SCRIPT = """
+import sys
+if sys.version_info < (3, 7):
+    sys.exit(9)
+import os, hashlib
+root, name = sys.argv[2:4]
+path = os.path.join(root, "agent-" + name + ".pyz")
+def say(text):
+    os.write(1, ("\\nASCENDRUN-" + text + "\\n").encode("utf-8", "replace"))
+def fits(data):
+    return hashlib.sha256(data).hexdigest().startswith(name)
+def stands():
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as f:
+            return os.fstat(f.fileno()).st_uid == os.geteuid() and fits(f.read())
+    except OSError:
+        return False
+def read(count):
+    data = b""
+    while len(data) < count:
+        more = os.read(0, count - len(data))
+        if not more:
+            raise EOFError("the connection ended before the agent was here")
+        data += more
+    return data
+def take():
+    line = b""
+    while line[-1:] != b"\\n":
+        line += read(1)
+    size, digest = line.decode().split()
+    data = read(int(size))
+    if hashlib.sha256(data).hexdigest() != digest or not fits(data):
+        raise ValueError("the agent was damaged on the way")
+    os.makedirs(root, 0o700, exist_ok=True)
+    if os.stat(root).st_uid != os.geteuid():
+        raise ValueError(root + " belongs to another user")
+    os.chmod(root, 0o700)
+    temp = path + ".tmp-%d" % os.getpid()
+    try:
+        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.rename(temp, path)
+    finally:
+        if os.path.exists(temp):
+            os.unlink(temp)
+try:
+    if not stands():
+        say("NEED " + name)
+        take()
+    os.write(3, sys.executable.encode())
+except Exception as e:
+    say("FAILED " + " ".join(str(e).split())[:1000])
+    sys.exit(96)
+"""
+
+# No newline, no backslash, no exclamation mark and no single quote may stand in it: csh and fish read those within
+# single quotes too. The script tells the interpreter's true path on descriptor 3 (python3 may be a slow shim), its
+# dialogue goes through 4, a copy of the standard output.
+_SHELL = ('r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; exec 4>&1; for p in %(pythons)s; do '
+          'command -v $p >/dev/null 2>&1 || continue; '
+          'e=$($p -I -S -c "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))" '
+          '%(script)s "$r" %(sha)s 3>&1 >&4 4>&- 2>/dev/null); '
+          'case $? in 0) exec "${e:-$p}" -I -S "$r/agent-%(sha)s.pyz" serve 4>&-;; %(failed)d) exit %(failed)d;; esac; '
+          'done; echo; echo ASCENDRUN-NO-PYTHON; exit %(no_python)d')
+
+_WORD = re.compile(br"\nASCENDRUN-(?:(AGENT) 1|(NEED) ([0-9a-f]{16})|(NO-PYTHON)|(FAILED) ([^\n]*))\n")
+_LONGEST_WORD = 4096
+
+
+def login_command(sha256_16: str) -> str:
+    """The fixed line, for the first 16 hex digits of the agent's hash. Raises ValueError on anything else."""
+    if not re.match(r"^[0-9a-f]{16}$", sha256_16):
+        raise ValueError("not the start of a hash: %r" % (sha256_16,))
+    script = base64.b64encode(zlib.compress(_SCRIPT.strip().encode("ascii"), 9)).decode("ascii")
+    return "sh -c '%s'" % (_SHELL % {"pythons": " ".join(PYTHONS), "script": script, "sha": sha256_16,
+                                     "failed": EXIT_FAILED, "no_python": EXIT_NO_PYTHON})
+
+
+def upload(pyz: bytes, sha256: str) -> bytes:
+    """What to send when the far side needs the agent."""
+    return b"%d %s\n" % (len(pyz), sha256.encode("ascii")) + pyz
+
+
+class Boot:
+    """The head's end of the dialogue, fed with the far side's standard output in whatever pieces it comes.
+
+    `noise`: what was no word of ours, its first 64 KiB. `leftover`: what came behind READY.
+    """
+
+    def __init__(self) -> None:
+        self.noise = b""
+        self.leftover = b""
+        self.is_over = False
+        self._buffer = bytearray()
+        self._uploads = 0
+
+    def feed(self, data: bytes) -> List[Step]:
+        """The steps that `data` completes, in order; after READY, NO_PYTHON or FAILED no more come."""
+        if self.is_over:
+            self.leftover += data
+            return []
+        self._buffer += data
+        steps: List[Step] = []
+        while not self.is_over:
+            match = _WORD.search(bytes(self._buffer))
+            if match is None:
+                break
+            steps.append(self._step(match))
+            self._keep_noise(match.start())
+            del self._buffer[:match.end() - match.start()]
+        if self.is_over:
+            self.leftover += bytes(self._buffer)
+            self._buffer.clear()
+        else:
+            self._keep_noise(len(self._buffer) - _LONGEST_WORD)
+        return steps
+
+    def all_noise(self) -> bytes:
+        """Everything that was no word so far, for the message when the stream ended without one."""
+        return (self.noise + bytes(self._buffer))[:NOISE_BYTES]
+
+    def _step(self, match: re.Match[bytes]) -> Step:
+        agent, need, name, no_python, _, why = (part.decode("utf-8", "replace") if part else ""
+                                                for part in match.groups())
+        self.is_over = not need
+        if agent:
+            return Step(READY, "")
+        if no_python:
+            return Step(NO_PYTHON, "no Python of 3.7 or newer (tried %s)" % ", ".join(PYTHONS))
+        if not need:
+            return Step(FAILED, why)
+        self._uploads += 1
+        if self._uploads > MAX_UPLOADS:
+            self.is_over = True
+            return Step(FAILED, "the node asks for the agent again and again")
+        return Step(NEED_AGENT, name)
+
+    def _keep_noise(self, count: int) -> None:
+        if count > 0:
+            self.noise = (self.noise + bytes(self._buffer[:count]))[:NOISE_BYTES]
+            del self._buffer[:count]
+
+
+assert wire.MAGIC == b"\nASCENDRUN-AGENT 1\n"
