@@ -33,8 +33,8 @@ _LOGGED_IN = "Authenticated to "
 _RETRY_S = (0.1, 0.6)
 _FAST_KEX = "^curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256"
 _HUNG_UP = re.compile(r"kex_exchange_identification:.*(closed|reset)", re.IGNORECASE)
-_LOST = re.compile(r"closed by remote host|Connection reset|Broken pipe|Timeout, server|Connection closed|timed out",
-                   re.IGNORECASE)
+_LOST = re.compile(r"^Connection to \S+ closed by remote host|^client_loop: |^Timeout, server |^(Read from|Connection "
+                   r"(closed|reset) by|ssh_dispatch_run|ssh_packet|packet_write|Disconnected from|Received disconnect)")
 
 
 def build_argv(host: Host, *, deadlines: Deadlines, known_hosts: Sequence[str], log: str, config: Optional[Path] = None,
@@ -103,7 +103,7 @@ class OpensshConnection:
             except (StreamClosed, DeadlineExceeded):
                 login.end()
                 raise
-        login.stream.start(receiver, error_backlog=login.error_backlog)
+        login.start(receiver)
         with self._lock:
             self._streams.append(login.stream)
             if self._is_closed:
@@ -175,6 +175,7 @@ class _Login:
         self._target = target
         self._log = b""
         self.error_backlog = b""
+        self._error_tail = b""
         self._folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
         path = os.path.join(self._folder, "log")
         os.mkfifo(path, 0o600)
@@ -206,6 +207,14 @@ class _Login:
         finally:
             self._remove_folder()  # ssh has the pipe open by now, or is gone
 
+    def start(self, receiver: Receiver) -> None:
+        """Feeds `receiver`, keeping the end of the error output: there ssh says that it lost the connection."""
+        def take_error(data: bytes) -> None:
+            self._error_tail = (self._error_tail + data)[-200:]
+            receiver.on_error_data(data)
+
+        self.stream.start(Receiver(receiver.on_data, take_error, receiver.on_closed), error_backlog=self.error_backlog)
+
     def end(self) -> None:
         """Ends the process; for a login that no receiver will get."""
         self.stream.start(Receiver(lambda _: None, lambda _: None, lambda *_: None))
@@ -230,7 +239,8 @@ class _Login:
         if self._log_fd is not None:
             self._log += _read_some(self._log_fd)
         self._close_log()
-        lost = [line for line in self._log.decode("utf-8", "replace").splitlines() if _LOST.search(line)]
+        said = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
+        lost = [line for line in said.splitlines() if _LOST.search(line)]
         if code == 255 and lost:
             return f"the connection ended ({lost[-1].strip()})", None
         if code < 0:

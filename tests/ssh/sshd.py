@@ -38,7 +38,8 @@ def public_key(path: Path) -> HostKey:
 class Sshd:
     """One sshd; `options` are lines of its config, which win over the defaults below."""
 
-    def __init__(self, folder: Path, client_key: Path, *, options: Sequence[str] = (), host_key: str = "ed25519") -> None:
+    def __init__(self, folder: Path, client_key: Path, *, options: Sequence[str] = (),
+                 host_key: str = "ed25519") -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         self.host_key_file = make_key(folder / "host_key", kind=host_key)
@@ -65,8 +66,9 @@ class Sshd:
         for _ in range(5):
             self.port = self.port or _free_port()
             self._write_config()
-            self.process = subprocess.Popen([SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")],
-                                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            argv = [SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")]
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                            stderr=subprocess.DEVNULL)
             wait_until(lambda: self.process.poll() is not None or "Server listening" in self._log_so_far(),
                        what="sshd listens")
             if self.process.poll() is None:
@@ -83,8 +85,10 @@ class Sshd:
             f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key_file}",
             f"PidFile {self.folder}/pid", f"AuthorizedKeysFile {self.folder}/authorized_keys",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "LogLevel VERBOSE", "MaxStartups 100:30:200",
+            "PermitRootLogin yes", "LogLevel VERBOSE",
         ]
+        if not any(line.startswith("MaxStartups") for line in self.options):
+            lines.append("MaxStartups 100:30:200")  # of this one sshd takes the last
         (self.folder / "config").write_text("\n".join(lines) + "\n")
 
     def session_pids(self) -> List[int]:
@@ -93,7 +97,8 @@ class Sshd:
         return descendants(self.process.pid)
 
     def kill_sessions(self) -> None:
-        for pid in reversed(self.session_pids()):
+        """As a crash would: sshd's own processes first, so that none of them can say goodbye."""
+        for pid in self.session_pids():
             _kill(pid)
 
     def stop(self) -> None:

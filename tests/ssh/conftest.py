@@ -1,0 +1,168 @@
+"""Fixtures of the SSH tests.
+
+    lab        a folder with a client key, an ssh config that names it, a state dir; lab.server(...) starts an sshd,
+               lab.backends("paramiko") connects to it; all of it is gone afterwards
+    reach      the three ways to reach a host, one test run each
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sshd import Sshd, descendants, make_key, trust, wait_until  # its folder is no package
+
+from ascendrun.backends import Backends
+from ascendrun.core.hosts import Host
+from ascendrun.head.settings import Settings
+from ascendrun.head.transport import Connection, Deadlines, Receiver, Stream
+
+DEADLINES = Deadlines()
+
+
+class Ear:
+    """A receiver that keeps what it hears, and that its calls came one at a time with `on_closed` once and last."""
+
+    def __init__(self) -> None:
+        self.data: List[bytes] = []
+        self.error_data: List[bytes] = []
+        self.ends: List[Tuple[str, Optional[int]]] = []
+        self.faults: List[str] = []
+        self.closed = threading.Event()
+        self._busy = threading.Lock()
+
+    def receiver(self) -> Receiver:
+        return Receiver(lambda data: self._hear(self.data, data),
+                        lambda data: self._hear(self.error_data, data), self._end)
+
+    def _hear(self, heap: List[Any], item: Any) -> None:
+        if not self._busy.acquire(blocking=False):
+            self.faults.append("two calls at once")
+            return
+        if self.ends and heap is not self.ends:
+            self.faults.append("data after the end")
+        heap.append(item)
+        self._busy.release()
+
+    def _end(self, reason: str, status: Optional[int]) -> None:
+        self._hear(self.ends, (reason, status))
+        self.closed.set()
+
+    @property
+    def output(self) -> bytes:
+        return b"".join(self.data)
+
+    @property
+    def errors(self) -> bytes:
+        return b"".join(self.error_data)
+
+    def wait(self, deadline_s: float = 20.0) -> Tuple[str, Optional[int]]:
+        assert self.closed.wait(deadline_s), f"not closed within {deadline_s:g} s; heard {self.output[-200:]!r}"
+        assert self.faults == [] and len(self.ends) == 1
+        return self.ends[0]
+
+
+class Lab:
+    """A head's side: key, config, state dir; and the servers that it starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = make_key(folder / "id_client")
+        self.settings = Settings(state_dir=folder / "state")
+        self.servers: List[Sshd] = []
+        self._made: List[Backends] = []
+        self.config = folder / "config"
+        self.write_config()
+
+    @property
+    def own_known_hosts(self) -> Path:
+        return self.settings.state_dir / "known_hosts"
+
+    def write_config(self, *lines: str, identity: Optional[Path] = None) -> None:
+        """The lines come first, since the first value counts."""
+        text = [*lines, "Host *", f"  IdentityFile {identity or self.key}", "  IdentitiesOnly yes",
+                f"  UserKnownHostsFile {self.folder}/users_known_hosts", "  GlobalKnownHostsFile none"]
+        self.config.write_text("\n".join(text) + "\n")
+        self.config.chmod(0o600)
+
+    def server(self, *, options: Sequence[str] = (), host_key: str = "ed25519", trusted: bool = True) -> Sshd:
+        server = Sshd(self.folder / f"server{len(self.servers)}", self.key, options=options, host_key=host_key)
+        self.servers.append(server)
+        server.start()
+        if trusted:
+            trust(self.own_known_hosts, server)
+        return server
+
+    def backends(self, transport: str = "auto", *, ask: Optional[Callable[[str], Optional[str]]] = None) -> Backends:
+        made = Backends(self.settings, ask=ask, transport=transport, ssh_config=self.config)
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+        for server in self.servers:
+            server.stop()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    folder = Path(tempfile.mkdtemp(prefix="ascendrun-ssh-lab-"))
+    made = Lab(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder)
+
+
+class Reach:
+    """One way to one host."""
+
+    def __init__(self, kind: str, lab: Lab) -> None:
+        self.kind = kind
+        self.server = lab.server() if kind != "local" else None
+        self.backends = lab.backends("auto" if kind == "local" else kind)
+        self.host = self.server.host() if self.server else Host(name="here", addr="local")
+        self._connections: List[Connection] = []
+
+    def connect(self) -> Connection:
+        connection = self.backends.connect(self.host, deadlines=DEADLINES)
+        self._connections.append(connection)
+        return connection
+
+    def open(self, command: str, connection: Optional[Connection] = None) -> Tuple[Stream, Ear]:
+        ear = Ear()
+        stream = (connection or self.connect()).open(command, ear.receiver(), deadline_s=20.0)
+        return stream, ear
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+@pytest.fixture(params=["paramiko", "openssh", "local"])
+def reach(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Reach]:
+    made = Reach(request.param, lab)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    import os
+
+    threads = set(threading.enumerate())
+    children = set(descendants(os.getpid()))
+    yield
+    wait_until(lambda: set(threading.enumerate()) <= threads, what="the test's threads end")
+    wait_until(lambda: set(descendants(os.getpid())) <= children, what="the test's processes end")
