@@ -223,6 +223,22 @@ def test_reboot_gives_a_new_boot_id_and_an_empty_disk_but_the_same_machine(clust
     assert after.stdout.splitlines()[1] == before[1]
 
 
+def test_a_reboot_may_keep_the_disk_also_after_a_crash(cluster):
+    look = "cat /proc/sys/kernel/random/boot_id; cat /root/mark; ls /run/mark /dev/shm/mark; ps -e | wc -l"
+    says(cluster, "node1", "echo kept > /root/mark; touch /run/mark /dev/shm/mark")
+    boots = {says(cluster, "node1", "cat /proc/sys/kernel/random/boot_id")}
+    for take_down in (cluster.freeze, cluster.crash):
+        take_down("node1")
+        cluster.reboot("node1", keep_disk=True)
+        after = ssh(cluster, "node1", look)
+        assert after.stdout.splitlines()[1] == "kept"
+        assert after.stderr.count("No such file") == 2
+        boots.add(after.stdout.splitlines()[0])
+    assert len(boots) == 3
+    cluster.reboot("node1")
+    assert ssh(cluster, "node1", "cat /root/mark").returncode == 1
+
+
 def test_kill_the_peer_sees_the_connection_closed_at_once(cluster):
     with _session(cluster, "node1") as session:
         cluster.kill("node1")
@@ -416,6 +432,8 @@ def test_an_open_ssh_session_is_a_leftover_and_the_listening_sshd_is_none(cluste
 def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
     (tmp_path / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
     (tmp_path / "test_planted.py").write_text(
+        "import leftovers\n"
+        "leftovers.SETTLE_S = 1.0\n"
         "def test_planted(cluster):\n"
         "    cluster.head_run(['ssh', 'node1', 'setsid sleep 4222 >/dev/null 2>&1 </dev/null &'], check=True)\n"
     )

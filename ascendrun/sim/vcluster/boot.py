@@ -118,11 +118,14 @@ def _host_init(host: HostPlan, common: Common, ready: int, go: int) -> None:
     _join_groups(host.groups)
     ns.unshare(ns.NEWCGROUP)
     ns.set_hostname(host.name)
-    ns.make_mounts_private()
-    root = disk.build_root(host, common)
-    provision.make_boot_id(host.folder)
-    ns.change_root(root)
-    provision.write_identity(host, common)
+    if host.kept_disk is None:
+        ns.make_mounts_private()
+        ns.change_root(disk.build_root(host, common))
+        provision.write_identity(host, common)
+    else:
+        disk.take_over_root(host.kept_disk)
+        provision.write_sshd_config(host)
+    provision.start_run_folder()
     os.write(ready, struct.pack("=i", host.index))
     os.close(ready)
     if os.read(go, 1) != b"!":

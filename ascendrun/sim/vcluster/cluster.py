@@ -79,9 +79,7 @@ class VirtualCluster(Faults):
         for name in list(self._state.relays):
             self._stop_relay(name)
         self._groups.kill_all()
-        for name in self.hosts:
-            if "frozen" in self._state.faults.get(name, ()) and self.is_up(name):
-                self.thaw(name)
+        self._let_go_of_disks(self.hosts)
         self._power_off((*self.hosts, HEAD))
         self._groups.remove()
         states.forget(self.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Sequence
 
@@ -40,7 +41,7 @@ def build_root(host: HostPlan, common: Common) -> Path:
     home = common.home.rstrip("/")
     for path in (*PRIVATE_TO_HOST, *(f"{home}/{name}" for name in PRIVATE_TO_HOME)):
         _private_folder(disk, root, path)
-    _kernel_folders(root)
+    mount_kernel_folders(root)
     for source, target in common.shares:
         Path(f"{root}{target}").mkdir(parents=True, exist_ok=True)
         ns.bind(source, f"{root}{target}", deep=True)
@@ -66,7 +67,17 @@ def _private_folder(disk: Path, root: Path, path: str) -> None:
     ns.bind(own, target)
 
 
-def _kernel_folders(root: Path) -> None:
+def take_over_root(kept: int) -> None:
+    """Go on with the files of an earlier boot, as a reboot does: all but /run, /dev/shm and the kernel's own."""
+    ns.join_opened(kept)
+    ns.unshare(ns.NEWNS)
+    ns.make_mounts_private()
+    for entry in os.scandir("/run"):
+        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+    mount_kernel_folders(Path("/"))
+
+
+def mount_kernel_folders(root: Path) -> None:
     safe = ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC
     ns.mount("proc", root / "proc", "proc", safe)
     ns.bind("/dev", root / "dev")

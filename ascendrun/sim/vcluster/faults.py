@@ -27,16 +27,19 @@ class Faults(Machines):
     """Faults by host name."""
 
     _relays: Dict[str, subprocess.Popen[bytes]]
+    _disks: Dict[str, int]
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._relays = {}
+        self._disks = {}
 
     # -- power
 
     def kill(self, name: str) -> None:
         """All its processes die at once; peers see their connections closed."""
         self._note(name, "off")
+        self._hold_disk(name)
         self._power_off((name,))
 
     def crash(self, name: str) -> None:
@@ -44,16 +47,34 @@ class Faults(Machines):
         self.cut(name)
         self.kill(name)
 
-    def reboot(self, *names: str) -> None:
-        """New boot id, empty disk, sound cable; works on a host that is off as well."""
+    def reboot(self, *names: str, keep_disk: bool = False) -> None:
+        """New boot id, sound cable, and an empty disk unless `keep_disk`; works on a host that is off as well.
+
+        The disk of a host that is off is kept by the object that killed it, not across processes.
+        """
         for name in names:
             self._set_quality(name, {})
+            self._hold_disk(name)
         self._power_off(names)
         commands = "".join(f"link del {network.cable(self._spec.index(name))}\n" for name in names)
         ip_in(self.init_pid(HEAD), commands, force=True)  # already gone where the kernel was faster
         for name in names:
             self._state.faults.pop(name, None)
-        self._boot(names)
+        try:
+            self._boot(names, kept={name: self._disks[name] for name in names if keep_disk})
+        finally:
+            self._let_go_of_disks(names)
+
+    def _hold_disk(self, name: str) -> None:
+        """Keep the mounts of a host that is up beyond its death."""
+        if self.is_up(name):
+            self._let_go_of_disks((name,))
+            self._disks[name] = os.open(f"/proc/{self.init_pid(name)}/ns/mnt", os.O_RDONLY)
+
+    def _let_go_of_disks(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self._disks:
+                os.close(self._disks.pop(name))
 
     # -- cable
 

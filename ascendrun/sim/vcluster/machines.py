@@ -15,6 +15,7 @@ from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.groups import Groups
 from ascendrun.sim.vcluster.plan import BootPlan, dump_plan
 from ascendrun.sim.vcluster.processes import Process, await_true, processes_in
+from ascendrun.sim.vcluster.requirements import NotSupported
 from ascendrun.sim.vcluster.spec import (
     PACKAGE_HOME,
     ClusterSpec,
@@ -142,22 +143,32 @@ class Machines:
 
     # -- power
 
-    def _boot(self, names: Sequence[str], *, with_head: bool = False) -> None:
-        plan = self._boot_plan(names, with_head=with_head)
+    def _boot(self, names: Sequence[str], *, with_head: bool = False, kept: Optional[Mapping[str, int]] = None) -> None:
+        """`kept`: a descriptor of the last mount namespace of each host that goes on with its files."""
+        disks = kept or {}
+        plan = self._boot_plan(names, with_head=with_head, kept=disks)
         argv = [sys.executable, "-I", "-S", "-c", _BOOT]
-        done = subprocess.run(argv, input=dump_plan(plan), text=True, capture_output=True, timeout=BOOT_DEADLINE_S)
+        done = subprocess.run(
+            argv,
+            input=dump_plan(plan),
+            text=True,
+            capture_output=True,
+            timeout=BOOT_DEADLINE_S,
+            pass_fds=tuple(disks.values()),
+        )
         if done.returncode:
-            raise BootFailed(f"the virtual cluster did not boot: {done.stderr.strip()}")
+            raise boot_error(done.stderr.strip())
         for line in done.stdout.splitlines():
             self._note_inits(line)
         self._save()
 
-    def _boot_plan(self, names: Sequence[str], *, with_head: bool) -> BootPlan:
+    def _boot_plan(self, names: Sequence[str], *, with_head: bool, kept: Mapping[str, int]) -> BootPlan:
         plans = []
         for name in names:
             folder = self.folder / name
             folder.mkdir(exist_ok=True)
-            plans.append(make_host_plan(self._spec, name, folder=folder, groups=self._groups.join_files(name)))
+            groups = self._groups.join_files(name)
+            plans.append(make_host_plan(self._spec, name, folder=folder, groups=groups, kept_disk=kept.get(name)))
         head = make_head_plan(self._spec, folder=self.folder, groups=self._groups.join_files(HEAD))
         return BootPlan(
             common=make_common(self._spec, Path("/proc/self/mountinfo").read_text()),
@@ -175,8 +186,23 @@ class Machines:
         pids = [pid for name in names for pid in [self._state.live_init(name)] if pid is not None]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        for name in names:
+            if "frozen" in self._state.faults.get(name, ()):
+                self._groups.freeze(name, frozen=False)  # version 1 lets nothing frozen die
         if not await_true(lambda: not any(self.is_up(name) for name in names), deadline_s=_GONE_DEADLINE_S):
             raise AscendrunError(f"{', '.join(filter(self.is_up, names))}: its init does not die on SIGKILL")
 
     def _save(self) -> None:
         states.save(self.folder, self._state)
+
+
+def boot_error(words: str) -> AscendrunError:
+    """What a failed boot means: this machine refuses (NotSupported), or something of ours went wrong (BootFailed)."""
+    last = words.splitlines()[-1] if words else "no words"
+    refused = [line for line in words.splitlines() if line.startswith(("PermissionError", "OSError: [Errno 1]"))]
+    if refused:
+        return NotSupported(
+            f"this machine refuses what a virtual cluster needs: {refused[0]}",
+            hint="in a container: docker run --privileged",
+        )
+    return BootFailed(f"the virtual cluster did not boot: {last}\n{words}")

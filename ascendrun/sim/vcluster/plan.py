@@ -30,7 +30,8 @@ class HostPlan:
     """One host. `disk`: size as mount knows it ("64M"). `groups`: cgroup.procs files that its init joins.
 
     `shell`: root's login shell, None: the machine's. `noise`: what its rc file prints. `python`: what its
-    /usr/local/bin/python3 is, None: nothing is put there.
+    /usr/local/bin/python3 is, None: nothing is put there. `kept_disk`: an inherited descriptor of the mount namespace
+    of its last boot, whose files it goes on with; None: an empty disk.
     """
 
     name: str
@@ -44,6 +45,7 @@ class HostPlan:
     shell: Optional[str]
     noise: Optional[str]
     python: Optional[str]
+    kept_disk: Optional[int]
 
 
 @dataclass(frozen=True)

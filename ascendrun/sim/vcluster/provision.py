@@ -38,11 +38,12 @@ def sshd_config(options: Sequence[str]) -> str:
     return "\n".join((*options, *ours)) + "\n"
 
 
-def make_boot_id(folder: str) -> None:
-    """A boot id of its own for each boot: bound over the kernel's in the new tree at `folder`/root."""
-    own = Path(folder) / "boot_id"
+def start_run_folder() -> None:
+    """What each boot makes anew, with the host's tree as "/": a boot id, bound over the kernel's, and sshd's folder."""
+    own = Path("/run/boot_id")
     own.write_text(f"{uuid.uuid4()}\n")
-    ns.bind(own, Path(folder) / "root/proc/sys/kernel/random/boot_id")
+    ns.bind(own, "/proc/sys/kernel/random/boot_id")
+    os.makedirs("/run/sshd", mode=0o755)
 
 
 def write_identity(host: HostPlan, common: Common) -> None:
@@ -51,8 +52,7 @@ def write_identity(host: HostPlan, common: Common) -> None:
     _replace("/etc/machine-id", uuid.uuid5(uuid.NAMESPACE_DNS, host.name).hex + "\n")
     Path("/etc/hosts").write_text(common.etc_hosts)
     _write(HOST_KEY_PATH, host.host_key, 0o600)
-    _write(SSHD_CONFIG_PATH, host.sshd_config, 0o644)
-    os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+    write_sshd_config(host)
     _write_ssh_folder(Path(common.home) / ".ssh", common)
     _quiet_rc_files(common.home)
     if host.shell:
@@ -63,6 +63,10 @@ def write_identity(host: HostPlan, common: Common) -> None:
         _link_python(host.python)
     for number, (name, shell) in enumerate(common.users):
         _add_user(name, shell, FIRST_USER_ID + number, common)
+
+
+def write_sshd_config(host: HostPlan) -> None:
+    _write(SSHD_CONFIG_PATH, host.sshd_config, 0o644)
 
 
 def _write_ssh_folder(folder: Path, common: Common) -> None:

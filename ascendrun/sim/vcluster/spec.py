@@ -118,7 +118,9 @@ def _hidden_folders_we_need() -> Sequence[Tuple[str, str]]:
     return [(path, path) for path in sorted(needed) if path.startswith(("/tmp/", "/run/"))]
 
 
-def make_host_plan(spec: ClusterSpec, name: str, *, folder: Path, groups: Tuple[str, ...]) -> HostPlan:
+def make_host_plan(
+    spec: ClusterSpec, name: str, *, folder: Path, groups: Tuple[str, ...], kept_disk: Optional[int]
+) -> HostPlan:
     return HostPlan(
         name=name,
         index=spec.index(name),
@@ -131,6 +133,7 @@ def make_host_plan(spec: ClusterSpec, name: str, *, folder: Path, groups: Tuple[
         shell=spec.shells.get(name),
         noise=spec.rc_noise.get(name),
         python=spec.pythons.get(name, os.path.realpath(sys.executable)),
+        kept_disk=kept_disk,
     )
 
 
