@@ -18,9 +18,10 @@ from ascendrun.node import cgroup, checks, layout, ports, procs, reap
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.fence import locked
 from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
-from ascendrun.node.records import Records, read_events
+from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
+from ascendrun.node.records import Records, read_events, write_end
 from ascendrun.node.refusal import Refusal, refusal_of
-from ascendrun.node.supervise import ENDED, IDENTITY, LOST, PREPARED, STOP, UNKILLABLE_S, write_end
+from ascendrun.node.stopping import UNKILLABLE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

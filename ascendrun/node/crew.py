@@ -106,7 +106,7 @@ class Rank:
             procs.send_signal(self.started.pid, self.start_ticks, signum)
 
     def newly_dropped(self, now_s: float, *, last: bool) -> Dict[str, int]:
-        """Log bytes lost to a full disk since the last note, by stream; at most one note in 10 s, and one at the end."""
+        """Log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
         lost = {stream: spool.dropped_bytes - self._told_dropped[stream] for stream, spool in self.spools.items()
                 if spool.dropped_bytes > self._told_dropped[stream]}
         if not lost or (not last and now_s - self._told_s < DROP_NOTE_S and any(self._told_dropped.values())):

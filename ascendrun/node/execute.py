@@ -69,7 +69,7 @@ class Commands:
 
     def _umask_option(self) -> Dict[str, Any]:
         # Code of ours between fork and exec is risky in a process with threads; before 3.9 there is no other way.
-        if sys.version_info >= (3, 9):
+        if sys.hexversion >= 0x03090000:
             return {"umask": self._umask}
         return {"preexec_fn": lambda: os.umask(self._umask)}
 

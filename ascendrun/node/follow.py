@@ -25,6 +25,21 @@ QUIET_AFTER_S = 5.0
 LOST_CHECK_S = 1.0
 
 
+def file_sizes(root: str, tag: str) -> Dict[str, Dict[str, int]]:
+    """{file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
+    sizes: Dict[str, Dict[str, int]] = {}
+    try:
+        with os.scandir(layout.attempt_dir(root, tag)) as entries:
+            for entry in entries:
+                match = layout.PULLED_FILE.match(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
+                    size = entry.stat(follow_symlinks=False).st_size
+                    sizes.setdefault(match.group(1), {})[match.group(2)] = size
+    except FileNotFoundError:
+        return {}
+    return sizes
+
+
 class Follow:
     """One attempt that is followed. Pure of threads: `look` does one round."""
 

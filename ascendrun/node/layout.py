@@ -20,60 +20,69 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
 """
 
+from __future__ import annotations
+
 import os
 import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Tuple
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_TAG"
 
 PULLED_FILE = re.compile(r"^(events|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 
+PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
+"""An attempt's own records: what was prepared; who owns it; the wish to stop; its end; that its owner was lost."""
 
-def node_root(environ):
+
+def node_root(environ: Mapping[str, str]) -> str:
     """The agent's folder on this node, absolute."""
     return os.path.abspath(environ.get(ROOT_VARIABLE) or os.path.join(os.path.expanduser("~"), ".ascendrun"))
 
 
-def make_run(head_id, job_id):
+def make_run(head_id: str, job_id: str) -> str:
     return "%s-%s" % (head_id, job_id)
 
 
-def make_tag(run, attempt):
+def make_tag(run: str, attempt: int) -> str:
     return "%s.%d" % (run, attempt)
 
 
-def split_tag(tag):
+def split_tag(tag: str) -> Tuple[str, int]:
     """(run, attempt). Raises ValueError when the text is no tag; a tag never names a folder outside ROOT/runs."""
-    match = re.match(r"^([A-Za-z0-9][A-Za-z0-9_-]{0,80})\.([1-9][0-9]{0,6})$", tag)
+    match = re.match(r"^([A-Za-z0-9][A-Za-z0-9_-]{0,80})\.([1-9][0-9]{0,6})\Z", tag)
     if not match:
         raise ValueError("not a tag: %r" % (tag,))
     return match.group(1), int(match.group(2))
 
 
-def tree_dir(root, sha256):
-    if not re.match(r"^[0-9a-f]{64}$", sha256):
+def tree_dir(root: str, sha256: str) -> str:
+    if not re.match(r"^[0-9a-f]{64}\Z", sha256):
         raise ValueError("not a tree hash: %r" % (sha256,))
     return os.path.join(root, "trees", sha256)
 
 
-def run_dir(root, run):
+def run_dir(root: str, run: str) -> str:
     return os.path.join(root, "runs", run)
 
 
-def work_dir(root, run):
+def work_dir(root: str, run: str) -> str:
     return os.path.join(run_dir(root, run), "work")
 
 
-def checkpoints_dir(root, run):
+def checkpoints_dir(root: str, run: str) -> str:
     return os.path.join(run_dir(root, run), "checkpoints")
 
 
-def attempt_dir(root, tag):
+def attempt_dir(root: str, tag: str) -> str:
     run, attempt = split_tag(tag)
     return os.path.join(run_dir(root, run), "attempt-%d" % attempt)
 
 
-def pulled_path(root, tag, file, generation):
+def pulled_path(root: str, tag: str, file: str, generation: int) -> str:
     """The path of one pulled file; raises ValueError when `file` is none of those listed above."""
     name = "%s.%d" % (file, generation)
     if not PULLED_FILE.match(name):

@@ -151,19 +151,19 @@ class Boot:
             return []
         self._buffer += data
         steps: List[Step] = []
-        while not self.is_over:
+        while True:
             match = _WORD.search(bytes(self._buffer))
             if match is None:
-                break
+                self._keep_noise(len(self._buffer) - _LONGEST_WORD)
+                return steps
             steps.append(self._step(match))
             self._keep_noise(match.start())
             del self._buffer[:match.end() - match.start()]
-        if self.is_over:
-            self.leftover += bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            self._keep_noise(len(self._buffer) - _LONGEST_WORD)
-        return steps
+            if steps[-1].kind != NEED_AGENT:
+                self.is_over = True
+                self.leftover = bytes(self._buffer)
+                self._buffer.clear()
+                return steps
 
     def all_noise(self) -> bytes:
         """Everything that was no word so far, for the message when the stream ended without one."""
@@ -172,7 +172,6 @@ class Boot:
     def _step(self, match: re.Match[bytes]) -> Step:
         agent, need, name, no_python, _, why = (part.decode("utf-8", "replace") if part else ""
                                                 for part in match.groups())
-        self.is_over = not need
         if agent:
             return Step(READY, "")
         if no_python:
@@ -181,7 +180,6 @@ class Boot:
             return Step(FAILED, why)
         self._uploads += 1
         if self._uploads > MAX_UPLOADS:
-            self.is_over = True
             return Step(FAILED, "the node asks for the agent again and again")
         return Step(NEED_AGENT, name)
 

@@ -77,7 +77,7 @@ class Outbox:
 
 
 def private_copy(fd: int, replacement: int) -> int:
-    """Our own copy of a standard stream, with `replacement` in its old place: a stray print or child cannot touch it."""
+    """Our own copy of a standard stream; `replacement` takes its place, so no stray print or child touches it."""
     mine = os.dup(fd)
     os.set_inheritable(mine, False)
     os.dup2(replacement, fd)

@@ -7,11 +7,13 @@ import json
 import os
 import time
 
-from ascendrun.node.files import write_all
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import write_all, write_json
+from ascendrun.node.layout import ENDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict, List, Optional
 
 RESERVE_BYTES = 1 << 20
 """Space held by a file of nothing, given up when the disk is full: room for a few thousand records."""
@@ -104,3 +106,10 @@ class Records:
     def _ends_torn(self) -> bool:
         size = os.fstat(self._fd).st_size
         return size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+
+def write_end(folder: str, records: Records, *, leftovers: List[int], codes: Dict[str, Optional[int]]) -> None:
+    """The last word of an attempt: the event, then the file that makes its phase `ended`."""
+    records.add("ended", durable=True, leftovers=leftovers, codes=codes)
+    failpoint("finish.after_event")
+    write_json(os.path.join(folder, ENDED), {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes})

@@ -12,7 +12,7 @@ from ascendrun.node import bytecode, layout, wire
 from ascendrun.node.attempts import Attempts, own_command
 from ascendrun.node.execute import Commands
 from ascendrun.node.files import make_private_dir
-from ascendrun.node.follow import Follower
+from ascendrun.node.follow import Follower, file_sizes
 from ascendrun.node.lanes import Lanes
 from ascendrun.node.outbox import Outbox, private_copy
 from ascendrun.node.ranks import OURS
@@ -99,6 +99,7 @@ class Agent:
             "abort": Operation(simple(lambda r: attempts.abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(attempts.stop), "tag", 60),
             "forget": Operation(simple(lambda r: attempts.forget(r["tag"])), "tag", 120),
+            "files": Operation(simple(lambda r: {"files": file_sizes(root, r["tag"])}), "own", 30),
             "processes": Operation(simple(lambda r: attempts.processes(r["tag"])), "own", 30),
             "attempts": Operation(simple(lambda r: attempts.listing()), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),

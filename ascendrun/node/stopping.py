@@ -24,6 +24,8 @@ FAILURE_GRACE_S = 5.0
 """The other ranks hang in a collective with the one that failed: there is nothing to wait long for."""
 TERM_GRACE_S = 2.0
 LEFTOVER_GRACE_S = 1.0
+UNKILLABLE_S = 30.0
+"""So long after SIGKILL a process that still lives (stuck in the kernel) is told as left over."""
 
 
 def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> List[Step]:

@@ -100,7 +100,7 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
                 if os.fstat(file.fileno()).st_size != entry.size:
                     raise BadTree("%s changed while it was being staged" % show(entry.path))
                 tar.addfile(member, file)
-            tar.members = []
+            tar.members = []  # type: ignore[attr-defined]
 
 
 def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Optional[str]:

@@ -7,8 +7,16 @@ A frame is `!II` (header length, body length), the header as UTF-8 JSON (an obje
     event     {"event": "beat", ...}                  agent to head, unasked
 """
 
+from __future__ import annotations
+
 import json
 import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple, Union
+
+    Bytes = Union[bytes, bytearray, memoryview]
 
 PROTOCOL = 1
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
@@ -26,7 +34,7 @@ class FrameError(ValueError):
     """The other end does not speak this protocol: a length over the limit, or a header that is no JSON object."""
 
 
-def pack(header, body=b""):
+def pack(header: Dict[str, Any], body: Bytes = b"") -> bytes:
     """One frame as bytes. Raises FrameError when header or body is over its limit: split the body."""
     head = json.dumps(header, separators=(",", ":")).encode("utf-8")
     if len(head) > HEADER_LIMIT or len(body) > BODY_LIMIT:
@@ -40,16 +48,16 @@ class FrameReader:
     With `expect_magic`, everything before MAGIC is kept in `noise` (its first 64 KiB) and skipped.
     """
 
-    def __init__(self, expect_magic=False):
+    def __init__(self, expect_magic: bool = False) -> None:
         self._buffer = bytearray()
         self._waiting_for_magic = expect_magic
         self.noise = b""
 
     @property
-    def saw_magic(self):
+    def saw_magic(self) -> bool:
         return not self._waiting_for_magic
 
-    def feed(self, data):
+    def feed(self, data: Bytes) -> List[Tuple[Dict[str, Any], bytes]]:
         """The frames completed by `data`, as a list of (dict, bytes). Raises FrameError on nonsense."""
         self._buffer += data
         if self._waiting_for_magic and not self._skip_noise():
@@ -69,7 +77,7 @@ class FrameReader:
         del self._buffer[:start]
         return frames
 
-    def _header(self, at, length):
+    def _header(self, at: int, length: int) -> Dict[str, Any]:
         try:
             header = json.loads(self._buffer[at:at + length].decode("utf-8"))
         except ValueError as error:
@@ -78,7 +86,7 @@ class FrameReader:
             raise FrameError("frame header is not an object")
         return header
 
-    def _skip_noise(self):
+    def _skip_noise(self) -> bool:
         at = self._buffer.find(MAGIC)
         if at < 0:
             keep = len(MAGIC) - 1
