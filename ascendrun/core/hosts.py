@@ -10,12 +10,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ascendrun.core.errors import InvalidInput, NotFound, Problem
 from ascendrun.core.names import MAX_NAMES, BadNames, expand_names, fold_names, is_name, split_list
 from ascendrun.core.sourcetext import decode_text
-from ascendrun.core.wording import closest, in_order, is_hidden, shown, suggestion
+from ascendrun.core.wording import MAX_PROBLEMS, closest, in_order, is_hidden, shown, suggestion
 
 LOCAL_ADDRESS = "local"
 """`addr=local` in a hostfile: this very machine, reached without SSH, with a node root of its own."""
 
 MAX_BYTES = 1_000_000
+MAX_LINE = 10_000
 MAX_SLOTS = 1024
 KEYS = ("slots", "addr", "user", "port", "devices", "groups", "max_slots")
 
@@ -70,7 +71,12 @@ def parse_hostfile(text: Union[str, bytes], file: str) -> Tuple[Host, ...]:
     """
     lines, problems = decode_text(text, file, max_bytes=MAX_BYTES)
     hosts: List[Host] = []
+    unreadable = {problem.line for problem in problems}
     for number, line in enumerate(lines, start=1):
+        if number in unreadable:
+            continue
+        if len(problems) > MAX_PROBLEMS:
+            break
         found = _parse_line(line, number, file, problems)
         if len(hosts) + len(found) > MAX_NAMES:
             problems.append(Problem(file, number, 1, f"more than {MAX_NAMES} hosts up to this line",
@@ -119,6 +125,10 @@ def _names_of(piece: str, hosts: Sequence[Host], wanted: str) -> Sequence[str]:
 
 def _parse_line(line: str, number: int, file: str, problems: List[Problem]) -> Sequence[Host]:
     """The hosts of one line; what is wrong goes to `problems`. Empty for a comment, a blank and a bad name."""
+    if len(line) > MAX_LINE:
+        problems.append(Problem(file, number, 1, f"line of {len(line)} characters; at most {MAX_LINE} are read",
+                                "one host a line: npu01 slots=8"))
+        return ()
     words = [_Word(match.group(), match.start() + 1) for match in _WORD.finditer(line)]
     for index, word in enumerate(words):
         if word.text.startswith("#"):
@@ -161,7 +171,8 @@ def _parse_names(word: str) -> Tuple[Sequence[str], Optional[str]]:
     if colon and tail.isdigit() and is_name(head):
         raise _Bad(f"{shown(name)}: is the number slots or a port?", f"write {head} slots={tail} or {head} port={tail}")
     if colon:
-        raise _Bad(f"{shown(name)} is no host name", "give an IPv6 address a name: npu01 addr=fe80::1")
+        hint = "give an IPv6 address a name: npu01 addr=fe80::1" if ":" in head else "one host a line: npu01 slots=8"
+        raise _Bad(f"{shown(name)} is no host name", hint)
     try:
         names = expand_names(name)
     except BadNames as error:
@@ -222,6 +233,8 @@ def _parse_user(value: str) -> str:
 def _parse_address(value: str) -> str:
     if value == LOCAL_ADDRESS:
         return value
+    if value.lower() == LOCAL_ADDRESS:
+        raise _Bad(f"{shown(value)} is no address", "this machine is addr=local, in small letters")
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     _check_address(bare)
     return bare

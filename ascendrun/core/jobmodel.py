@@ -20,6 +20,7 @@ def _nodes_tag(value: Any) -> str:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+NodeCount = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Signal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 Family = Literal["npu", "cuda", "cpu", "auto"]
@@ -48,7 +49,7 @@ class NodeRange(Strict):
 
 
 Nodes = Annotated[
-    Union[Annotated[Whole, Field(ge=1, le=4096), Tag("count")], Annotated[NodeRange, Tag("range")]],
+    Union[Annotated[NodeCount, Tag("count")], Annotated[NodeRange, Tag("range")]],
     Discriminator(_nodes_tag),
 ]
 
@@ -202,4 +203,9 @@ def job_json_schema() -> Dict[str, Any]:
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "ascendrun job file"
+    # pydantic leaves the description of a section out where it refers to the section's own definition.
+    for properties in (schema["properties"], schema["$defs"]["PipelineStage"]["properties"]):
+        for name, described in properties.items():
+            described.setdefault("description", PipelineStage.model_fields[name].description
+                                 if name in PipelineStage.model_fields else JobSpec.model_fields[name].description)
     return schema

@@ -112,24 +112,31 @@ def _check_scalar(option: Option, value: Argument, text: Optional[str]) -> Scala
             return value
         if is_number and text is not None:
             return text
-    hint = None
-    if isinstance(value, str) and option.type in ("int", "float", "bool"):
-        hint = "without quotes, if it is in quotes"
-    raise WrongValue(f"wants {_WANTS[option.type]}", hint)
+    told = shown(value) if isinstance(value, str) else str(value).lower()
+    is_quoted = isinstance(value, str) and _UNQUOTED[option.type].fullmatch(value)
+    raise WrongValue(f"wants {_WANTS[option.type]}, not {told}", "without the quotes" if is_quoted else None)
 
 
 def _check_list(value: Argument) -> Tuple[Scalar, ...]:
     if not isinstance(value, tuple):
         raise WrongValue("wants a list", "write [a, b]")
-    for item in value:
-        if isinstance(item, (bool, int, float)):
-            continue
-        if not isinstance(item, str) or not item or item != item.strip() or "," in item:
-            raise WrongValue(f"cannot pass the item {shown(str(item))}",
-                             "items are joined by commas: no commas, no spaces at the ends, none empty")
+    bad = [shown(str(item)) for item in value if not _is_item(item)]
+    if bad:
+        raise WrongValue(f"cannot pass the item{'s' if len(bad) > 1 else ''} {', '.join(bad)}",
+                         "items are joined by commas: no commas, no spaces at the ends, none empty")
     return value
 
 
+def _is_item(item: object) -> bool:
+    """Whether the program gets the item back from the text in which commas join all items."""
+    if isinstance(item, str):
+        return bool(item) and item == item.strip() and "," not in item
+    return isinstance(item, (bool, int, float))
+
+
+_NEVER = re.compile(r"(?!)")
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
+_UNQUOTED = {"int": _NUMBER, "float": _NUMBER, "bool": re.compile("true|false"), "str": _NEVER, "path": _NEVER}
 _WANTS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "path": "a path",
           "list": "a list"}
 

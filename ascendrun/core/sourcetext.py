@@ -12,7 +12,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 def decode_text(data: Union[str, bytes], file: str, *, max_bytes: int) -> Tuple[List[str], List[Problem]]:
     """The readable lines without their ends (\\n, \\r\\n), a leading byte order mark dropped, and what is wrong.
 
-    A line with undecodable bytes or NUL comes back empty, so that line numbers stay true and the rest can be read.
+    In a line with a problem U+FFFD stands for what cannot be read, so that places stay true and the rest can be read.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > max_bytes:
@@ -37,8 +37,7 @@ def _decode_line(chunk: bytes, number: int, file: str, problems: List[Problem]) 
         column = len(chunk[:error.start].decode("utf-8")) + 1
         problems.append(Problem(file, number, column, f"byte 0x{chunk[error.start]:02x} is not UTF-8",
                                 "save the file as UTF-8"))
-        return ""
+        line = chunk.decode("utf-8", "replace")
     if "\0" in line:
         problems.append(Problem(file, number, line.index("\0") + 1, "NUL character", "delete it"))
-        return ""
-    return line
+    return line.replace("\0", "\ufffd")

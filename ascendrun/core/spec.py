@@ -14,7 +14,7 @@ from ascendrun.core.jobrules import Draft, broken_rules, typed_args
 from ascendrun.core.jobtree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.options import ProgramOptions, parse_program_options
 from ascendrun.core.wording import closest, in_order, shown, suggestion
-from ascendrun.core.yamlsource import MappingNode, Place, Source, find, read_yaml
+from ascendrun.core.yamlsource import ListNode, MappingNode, Node, Place, Source, find, read_yaml
 
 __all__ = ["JobSpec", "ProgramOptions", "job_json_schema", "parse_job", "parse_program_options", "require_hostfile",
            "resolve_paths"]
@@ -111,7 +111,7 @@ def _translate(error: Mapping[str, Any], root: MappingNode, source: Source) -> O
     path = _path(error["loc"])
     kind, context = error["type"], error.get("ctx") or {}
     node = find(root, path)
-    if source.is_spoilt(node) or _told_by_a_rule(path, error, node is not None):
+    if source.is_spoilt(node) or _told_by_a_rule(path, error, node):
         return None
     name = _name(path)
     if kind == "missing":
@@ -128,9 +128,11 @@ def _path(loc: Sequence[Union[str, int]]) -> Path:
                  if not (index > 0 and loc[index - 1] == "nodes" and step in ("count", "range")))
 
 
-def _told_by_a_rule(path: Path, error: Mapping[str, Any], exists: bool) -> bool:
-    if error["type"] == "missing" and exists:
+def _told_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Node]) -> bool:
+    if error["type"] == "missing" and node is not None:
         return True
+    if error["type"] == "too_short" and isinstance(node, ListNode) and node.items:
+        return True  # its items are wrong, and pydantic counts the right ones only
     if path[0] == "command" and len(path) == 1 and isinstance(error.get("input"), str):
         return True
     return path[0] == "args" and len(path) > 1
@@ -156,11 +158,11 @@ def _key_hint(path: Path) -> Optional[str]:
     sections: Mapping[str, Type[BaseModel]] = {**_SECTIONS, "stages": jobmodel.PipelineStage}
     model = sections.get(inside[0]) if inside else JobSpec
     own = list(model.model_fields) if model else []
-    if closest(key, own) is None:
-        for section, other in _SECTIONS.items():
-            near = closest(key, other.model_fields)
-            if near is not None and [section] != inside:
-                return f"did you mean {section}.{near}?"
+    elsewhere = [(section, closest(key, other.model_fields)) for section, other in _SECTIONS.items()
+                 if [section] != inside]
+    for section, near in elsewhere:
+        if near is not None and (near == key or closest(key, own) is None):
+            return f"did you mean {section}.{near}?"
     return suggestion(key, own)
 
 

@@ -15,11 +15,11 @@ import yaml
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.sourcetext import decode_text
-from ascendrun.core.wording import shown
+from ascendrun.core.wording import MAX_PROBLEMS, shown
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MAX_NODES = 100_000
+MAX_NODES = 50_000
 
 # The C parser is ten times faster; a Python without it still reads job files.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -110,10 +110,12 @@ def read_yaml(data: Union[str, bytes], file: str) -> Source:
     """Reads one document; never raises for what stands in it."""
     lines, problems = decode_text(data, file, max_bytes=MAX_BYTES)
     source = Source(None, problems, {}, is_whole=False)
-    if problems:
+    if problems and not lines:
         return source
     problems.extend(_bad_characters(lines, file))
-    lines = [_BIDI.sub("\ufffd", _UNPRINTABLE.sub("\ufffd", line)).replace("\r", " ") for line in lines]
+    if any("\r" in line for line in lines):
+        return source
+    lines = [_BIDI.sub("\ufffd", _UNPRINTABLE.sub("\ufffd", line)) for line in lines]
     builder = _Builder(file, source)
     try:
         builder.build("\n".join(lines))
@@ -210,6 +212,8 @@ class _Builder:
                 self.key.pop()
             if self.nodes > MAX_NODES:
                 self._tell(event, f"holds more than {MAX_NODES} values", "is it the right file?")
+                return
+            if len(self.source.problems) > MAX_PROBLEMS:
                 return
         self.source.is_whole = True
 
@@ -333,8 +337,23 @@ def _syntax_problem(error: yaml.MarkedYAMLError, file: str, lines: List[str]) ->
     if text[column - 1:column] == "\t" or (text[:column].strip(" ") == "\t" and not text[:column].strip()):
         return Problem(file, line, column, "a tab is no indentation in YAML", "use spaces")
     message = f"is not YAML: {error.problem or error.context}"
-    hint = f"{error.context}" if error.context and error.problem else None
-    return Problem(file, line, column, message, hint)
+    return Problem(file, line, column, message, _syntax_hint(error))
+
+
+def _syntax_hint(error: yaml.MarkedYAMLError) -> Optional[str]:
+    context, problem = error.context or "", error.problem or ""
+    start = f" of line {error.context_mark.line + 1}" if error.context_mark is not None else ""
+    if "flow" in context:
+        return f"the bracket{start} is not closed, or a comma is missing"
+    if "quoted" in context:
+        return f"the quote{start} is not closed" if "end of stream" in problem else "write the text in 'single quotes'"
+    if "block" in context:
+        return f"indent it like line {error.context_mark.line + 1}" if error.context_mark is not None else None
+    if "mapping values" in problem:
+        return 'a text with ": " in it stands in "quotes"'
+    if "cannot start" in problem:
+        return 'a text that starts with this character stands in "quotes"'
+    return context or None
 
 
 def _move(node: Node, place: Place) -> None:

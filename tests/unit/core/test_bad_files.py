@@ -1,0 +1,116 @@
+"""Files that must be refused: every problem of each is told at once, with its place and the way out."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import InvalidInput
+from ascendrun.core.hosts import parse_hostfile
+from ascendrun.core.options import parse_program_options
+from ascendrun.core.spec import parse_job
+from ascendrun.core.wording import is_hidden
+
+HERE = Path(__file__).parent
+PROGRAMS = {
+    "trajectory": parse_program_options("trajectory", json.dumps({
+        "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate", "min": 0, "max": 1},
+        "epochs": {"type": "int", "default": 10, "help": "passes", "min": 1},
+        "pooling": {"type": "str", "default": "mean", "help": "what is read", "choices": ["mean", "last"]},
+        "fp16": {"type": "bool", "default": False, "help": "half precision"},
+        "columns": {"type": "list", "default": [], "help": "names"},
+        "data": {"type": "path", "default": "", "help": "tracks"},
+    })),
+    "needy": parse_program_options("needy", json.dumps({
+        "base_model": {"type": "path", "default": None, "help": "the model to tune", "required": True},
+    })),
+}
+JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))
+HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
+
+
+def problems_of_job(data, file="job.yaml", overrides=()):
+    with pytest.raises(InvalidInput) as caught:
+        parse_job(data, file, overrides=overrides, programs=PROGRAMS)
+    return caught.value.problems
+
+
+def problems_of_hostfile(data, file="my.hosts"):
+    with pytest.raises(InvalidInput) as caught:
+        parse_hostfile(data, file)
+    return caught.value.problems
+
+
+def check(path, problems, update_golden):
+    told = "".join(f"{problem}\n" for problem in problems)
+    expected = path.with_suffix(".problems")
+    if update_golden:
+        expected.write_text(told, encoding="utf-8")
+    assert told == expected.read_text(encoding="utf-8")
+    assert not any(is_hidden(character) for character in told.replace("\n", "")), "a message must not hide anything"
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_a_bad_job_file_is_refused_with_every_problem_at_its_place(path, update_golden):
+    check(path, problems_of_job(path.read_bytes(), path.name), update_golden)
+
+
+@pytest.mark.parametrize("path", HOSTFILES, ids=lambda path: path.stem)
+def test_a_bad_hostfile_is_refused_with_every_problem_at_its_place(path, update_golden):
+    check(path, problems_of_hostfile(path.read_bytes(), path.name), update_golden)
+
+
+def test_there_are_enough_bad_files_and_none_is_told_without_a_place():
+    assert len(JOBS) >= 50 and len(HOSTFILES) >= 40
+    for path in JOBS + HOSTFILES:
+        for line in path.with_suffix(".problems").read_text(encoding="utf-8").splitlines():
+            file, number, column, _ = line.split(":", 3)
+            assert file == path.name and number.isdigit() and column.isdigit(), line
+
+
+BOMBS = {
+    "brackets": "[" * 100_000,
+    "braces": "{a: " * 100_000,
+    "brackets in a value": "name: ok\ncommand: " + "[" * 100_000,
+    "dashes": "- " * 100_000,
+    "question marks": "? " * 100_000,
+    "aliases": "a: &a [x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a]\n" for n in range(5_000)),
+    "many values": "name: ok\nenv: {" + ", ".join(f"A{n}: 1" for n in range(60_000)) + "}\n",
+    "digits": "nodes: " + "9" * 500_000,
+    "one long name": "name: " + "a" * 900_000 + "\ncommand: [x]\n",
+    "too long": "#" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=list(BOMBS))
+def test_a_job_file_that_is_a_bomb_is_refused_without_building_it(bomb):
+    tracemalloc.start()
+    try:
+        problems = problems_of_job(bomb)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert problems and len(problems) <= 501
+    assert sum(len(str(problem)) for problem in problems) < 200_000
+    assert peak_bytes < 150_000_000
+
+
+@pytest.mark.parametrize("line", [
+    "npu[1-100000000]", "npu[1-999999999]", "r[1-4000]n[1-4000]p[1-4000]", "npu[" + "1," * 100_000 + "1]",
+    "a" * 500_000, "x " + "slots=8 " * 100_000, "[" * 100_000,
+])
+def test_a_hostfile_that_is_a_bomb_is_refused_without_building_it(line):
+    tracemalloc.start()
+    try:
+        problems = problems_of_hostfile(line)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert problems and len(problems) <= 501
+    assert peak_bytes < 150_000_000
+
+
+def test_a_file_above_a_megabyte_is_refused_for_its_size():
+    for problems in (problems_of_job("#" * 1_000_001), problems_of_hostfile("#" * 1_000_001)):
+        assert [problem.message for problem in problems] == ["is 1000001 bytes long; at most 1000000 are read"]
