@@ -62,7 +62,8 @@ class Run:
             if ranks > 1:
                 env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                            MASTER_PORT=port)
-            self.pids.append(server.ask({"argv": list(options), "env": env, "folder": str(folders[rank] if folders else folder),
+            at = folders[rank] if folders else folder
+            self.pids.append(server.ask({"argv": list(options), "env": env, "folder": str(at),
                                          "out": str(self.out[rank])}))
 
     def wait(self) -> List[int]:

@@ -11,7 +11,7 @@ import h3
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.tracks import BadData, Track
+from ascendrun.programs.trajectory.tracks import BadData, Floats, Track
 
 Ids = NDArray[np.int64]
 
@@ -21,10 +21,14 @@ COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
 SPEED_EDGES = (0.05, 0.15, 0.25, 0.4, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0,
                9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0, 30.0)
-CHANGE_EDGES = (-3.0, -1.5, -0.7, -0.3, -0.1, 0.1, 0.3, 0.7, 1.5, 3.0)
 TURN_EDGES = (-120.0, -60.0, -30.0, -15.0, -8.0, -4.0, -1.5, -0.5, 0.5, 1.5, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 STEP_EDGES = (15.0, 30.0, 50.0, 58.0, 62.0, 66.0, 69.0, 71.0, 74.0, 80.0, 100.0, 130.0, 170.0, 185.0, 240.0, 400.0)
-MOVED_EDGES = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 150.0, 250.0, 400.0, 600.0, 900.0, 1500.0)
+SPREAD_EDGES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
+NET_EDGES = (3.0, 6.0, 10.0, 20.0, 50.0, 100.0, 300.0, 1000.0, 2000.0, 4000.0, 8000.0)
+SHARE_EDGES = (0.001, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)
+JITTER_EDGES = (2.0, 4.0, 8.0, 12.0, 20.0, 40.0, 60.0, 90.0)
+MEAN_TURN_EDGES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 80.0, 100.0)
+METRES_PER_DEGREE = 111_320.0
 REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
 """H3 resolutions that the compact grammar names, from 600 km down to 500 m."""
 
@@ -86,28 +90,51 @@ def compass(degrees: float) -> str:
     return COMPASS[int(((degrees + 22.5) % 360) // 45)]
 
 
-# --- the compact grammar: the region once, then how each point differs from the one before ---
+# --- the compact grammar: the region once, the whole motion in a few words, then speed and turn of each point ---
 
 def compact_words(track: Track, *, resolution: int) -> Words:
-    """The track's region from coarse to fine; then, a point: speed, its change, turn, metres moved, seconds passed."""
+    """The track's region from coarse to fine and its motion as a whole; then, a point: its speed and its turn.
+
+    So short a text leaves little to learn by heart: with more words a point, or without the summary, a model
+    trained on a few thousand tracks scores lower.
+    """
     region = h3.latlng_to_cell(float(np.median(track.lat)), float(np.median(track.lon)), resolution)
-    head = tuple(f"R{level}_{h3.cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution)
-    turn = (np.diff(track.cog, prepend=np.nan) + 180) % 360 - 180
-    change = np.diff(track.sog, prepend=np.nan)
-    seconds = np.diff(track.time.astype(np.float64), prepend=np.nan)
-    moved = metres_moved(track)
-    points = tuple(
-        (binned("S", track.sog[i], SPEED_EDGES), binned("A", change[i], CHANGE_EDGES), binned("T", turn[i], TURN_EDGES),
-         binned("M", moved[i], MOVED_EDGES), binned("D", seconds[i], STEP_EDGES))
-        for i in range(len(track))
-    )
-    return Words(head, points)
+    cells = tuple(f"R{level}_{h3.cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution)
+    points = tuple((binned("S", speed, SPEED_EDGES), binned("T", degrees, TURN_EDGES))
+                   for speed, degrees in zip(track.sog, turns(track)))
+    return Words((*cells, *summary_words(track)), points)
 
 
-def metres_moved(track: Track) -> NDArray[np.float64]:
-    """Metres since the point before; NaN for the first."""
-    north = np.diff(track.lat, prepend=np.nan) * 111_320.0
-    east = np.diff(track.lon, prepend=np.nan) * 111_320.0 * np.cos(np.radians(track.lat))
+def summary_words(track: Track) -> Tuple[str, ...]:
+    """Nine words: mean, greatest and spread of the speed, metres from first to last point, their share of the way,
+    the usual interval and its spread, mean turn, share of points without a course."""
+    speed, turn = given(track.sog), np.abs(given(turns(track)[1:]))
+    interval = np.diff(track.time).astype(np.float64)
+    way = float(np.sum(metres_between(track.lat[:-1], track.lon[:-1], track.lat[1:], track.lon[1:])))
+    net = float(metres_between(track.lat[:1], track.lon[:1], track.lat[-1:], track.lon[-1:])[0])
+    return (binned("VM", float(speed.mean()), SPEED_EDGES), binned("VX", float(speed.max()), SPEED_EDGES),
+            binned("VS", float(speed.std()), SPREAD_EDGES), binned("L", net, NET_EDGES),
+            binned("E", net / (way + 1), SHARE_EDGES), binned("I", float(np.median(interval)), STEP_EDGES),
+            binned("J", float(interval.std()), JITTER_EDGES), binned("K", float(turn.mean()), MEAN_TURN_EDGES),
+            binned("U", float(np.isnan(track.cog).mean()), SHARE_EDGES))
+
+
+def given(values: Floats) -> Floats:
+    """The values that are numbers; one NaN when there are none, so that their mean is not known either."""
+    present = values[~np.isnan(values)]
+    return present if len(present) else np.array([np.nan])
+
+
+def turns(track: Track) -> Floats:
+    """Degrees turned since the point before, -180 to 180, starboard positive; NaN where a course is not known."""
+    degrees: Floats = (np.diff(track.cog, prepend=np.nan) + 180) % 360 - 180
+    return degrees
+
+
+def metres_between(lat: Floats, lon: Floats, to_lat: Floats, to_lon: Floats) -> Floats:
+    """Over a flat earth: good enough within a track."""
+    north = (to_lat - lat) * METRES_PER_DEGREE
+    east = ((to_lon - lon + 180) % 360 - 180) * METRES_PER_DEGREE * np.cos(np.radians(lat))
     return np.hypot(north, east)
 
 

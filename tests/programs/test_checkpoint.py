@@ -1,0 +1,82 @@
+"""Checkpoints that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from ascendrun.programs.common import checkpoint
+
+STATE = {"weights": torch.arange(1000.0), "step": 3, "history": [{"a": 1.5}]}
+
+
+def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
+    checkpoint.save(tmp_path, "step", 2, {"step": 2})
+    checkpoint.save(tmp_path, "step", 10, STATE)
+    newest = checkpoint.newest_complete(tmp_path)
+    assert newest is not None and newest.name == "step-00000010"
+    loaded = checkpoint.load(newest)
+    assert torch.equal(loaded["weights"], STATE["weights"]) and loaded["history"] == STATE["history"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest"])
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
+    old = checkpoint.save(tmp_path, "step", 1, STATE)
+    new = checkpoint.save(tmp_path, "step", 2, STATE)
+    state, manifest = new / checkpoint.STATE, new / checkpoint.MANIFEST
+    if damage == "truncate":
+        os.truncate(state, state.stat().st_size - 1)
+    elif damage == "flip":
+        data = bytearray(state.read_bytes())
+        data[len(data) // 2] ^= 1
+        state.write_bytes(data)
+    elif damage == "no state":
+        state.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text("" if damage == "empty manifest" else manifest.read_text()[:40])
+    assert checkpoint.newest_complete(tmp_path) == old
+    assert f"checkpoint {new} is skipped" in capsys.readouterr().err
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_older_checkpoint_or_a_whole_new_one(tmp_path):
+    checkpoint.save(tmp_path, "step", 1, STATE)
+    for delay_s in (0.0, 0.002, 0.004, 0.006, 0.01, 0.02):
+        pid = os.fork()
+        if pid == 0:
+            for step in range(2, 1000):
+                checkpoint.save(tmp_path, "step", step, STATE)
+            os._exit(0)
+        time.sleep(delay_s)  # the moment of the kill is the point of this test
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert all(checkpoint.fault(folder) is None for _, folder in checkpoint.listed(tmp_path, "step"))
+        assert checkpoint.newest_complete(tmp_path) is not None
+    checkpoint.clear_leftovers(tmp_path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_state_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    with pytest.raises(Exception, match="pickle"):
+        checkpoint.save(tmp_path, "step", 1, {"bad": lambda: None})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pruning_keeps_the_newest_and_the_best_that_they_name(tmp_path):
+    for step, best in ((1, 1), (2, 1), (3, 3), (4, 3)):
+        if step == best:
+            checkpoint.save(tmp_path, "best", best, STATE)
+        checkpoint.save(tmp_path, "step", step, STATE, facts={"best_step": best})
+    checkpoint.save(tmp_path, "best", 5, STATE)
+    checkpoint.prune(tmp_path, keep=2, best_steps=[5])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best-00000003", "best-00000005", "step-00000003", "step-00000004"]
+
+
+def test_no_folder_means_no_checkpoint(tmp_path):
+    assert checkpoint.newest_complete(tmp_path / "absent") is None
