@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import stat
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -78,12 +79,13 @@ class _Answer:
 
 
 class SshConfig:
-    """The user's and the system's config files (or the one given), each read once."""
+    """The user's and the system's config files (or the one given), each read once. Thread-safe."""
 
     def __init__(self, path: Optional[Path] = None) -> None:
         user = os.path.join(os.path.expanduser("~"), ".ssh", "config")
         self._files: Tuple[str, ...] = (str(path),) if path is not None else (user, SYSTEM_CONFIG)
         self._must_exist = path is not None
+        self._lock = threading.Lock()
         self._lines: Dict[str, Tuple[_Line, ...]] = {}
         self._unreadable: Dict[str, str] = {}
 
@@ -129,16 +131,20 @@ class SshConfig:
         return names
 
     def _read(self, file: str, *, must_exist: bool) -> Tuple[_Line, ...]:
-        if file not in self._lines:
-            self._lines[file] = ()
-            try:
-                self._lines[file] = self._parse(file)
-            except FileNotFoundError:
-                if must_exist:
-                    self._unreadable[file] = f"{file}: there is no such file"
-            except (OSError, ValueError) as error:
-                self._unreadable[file] = str(error) if isinstance(error, ValueError) else f"{file}: {error.strerror}"
-        return self._lines[file]
+        with self._lock:
+            if file not in self._lines:
+                lines: Tuple[_Line, ...] = ()
+                try:
+                    lines = self._parse(file)
+                except FileNotFoundError:
+                    if must_exist:
+                        self._unreadable[file] = f"{file}: there is no such file"
+                except OSError as error:
+                    self._unreadable[file] = f"{file}: {error.strerror}"
+                except ValueError as error:
+                    self._unreadable[file] = str(error)
+                self._lines[file] = lines
+            return self._lines[file]
 
     def _parse(self, file: str) -> Tuple[_Line, ...]:
         status = os.stat(file)
@@ -331,7 +337,7 @@ def _jump(answer: _Answer, tokens: Mapping[str, str]) -> Optional[str]:
 
 def parse_jump(text: str) -> Host:
     """The host of a ProxyJump value, "[user@]host[:port]" or "ssh://…"; a numeric IPv6 host stands in brackets."""
-    found = re.fullmatch(r"(?:ssh://)?(?:([^@]+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", text)
+    found = re.fullmatch(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:/]+)(?::(\d+))?/?", text)
     if not found:
         return Host(name=text)
     user, name, port = found.groups()
