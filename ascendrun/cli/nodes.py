@@ -24,10 +24,12 @@ TIMEOUT_S = 90.0
 """)
 @hostfile_option
 @click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long for a next answer.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long until the next answer.")
 @output_option
 @click.pass_obj
-def command(face: Face, hostfile: Optional[str], names: Optional[str], timeout: Optional[float], output: Optional[str]) -> int:
+def command(
+    face: Face, hostfile: Optional[str], names: Optional[str], timeout: Optional[float], output: Optional[str]
+) -> int:
     """Ask every host how it is: reached or why not, Python, memory, disk, clock, job.
 
     Exits 6 when some do not answer.

@@ -10,8 +10,8 @@ from ascendrun.cli.options import verb
 
 
 @verb("schema", examples="""
-    ascendrun schema > job.schema.json
-    # first line of a job file, for editors:  # yaml-language-server: $schema=job.schema.json
+    ascendrun schema > job.schema.json      # then, in a job file: # yaml-language-server: $schema=job.schema.json
+    ascendrun schema | jq '.properties | keys'
 """)
 def command() -> int:
     """Print the JSON Schema of job files, for completion and checks in editors."""

@@ -28,28 +28,31 @@ POLL_S = 0.2
 def command(face: Face, jobs: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop jobs: signal, time to save a checkpoint, then the end of every process. Waits until they are gone."""
     screen = face.screen()
-    code, asked = _ask_all(face, jobs, now=now)
-    if not no_wait:
-        try:
-            for job_id in asked:
-                detail = _wait_until_ended(face, job_id, screen)
-                code = max(code, _tell_end(detail, screen))
-        except KeyboardInterrupt:
-            screen.close()
-            screen.say("the stop goes on without this command — ascendrun ps")
-            return 130
-    return code
+    asked: list[str] = []
+    try:
+        code = _ask_all(face, jobs, asked, now=now)
+        for job_id in () if no_wait else asked:
+            code = max(code, _tell_end(_wait_until_ended(face, job_id, screen), screen))
+        return code
+    except KeyboardInterrupt:
+        screen.close()
+        if not asked:
+            raise
+        screen.say("the stop goes on without this command — ascendrun ps")
+        return 130
 
 
-def _ask_all(face: Face, refs: tuple[str, ...], *, now: bool) -> tuple[int, list[str]]:
-    """Every job is asked, also when one of them is unknown: (the first error's exit code, ids that stop)."""
+def _ask_all(face: Face, refs: tuple[str, ...], asked: list[str], *, now: bool) -> int:
+    """Every job is asked, also when one of them is unknown; `asked` gets the ids that stop.
+
+    Returns the exit code of the first error, or 0.
+    """
     import sys
 
     from ascendrun.cli.errors import describe_error
     from ascendrun.core.errors import AscendrunError
 
     code = 0
-    asked = []
     for ref in refs:
         try:
             job = face.cluster.stop(ref, now=now)
@@ -57,9 +60,9 @@ def _ask_all(face: Face, refs: tuple[str, ...], *, now: bool) -> tuple[int, list
             print(describe_error(error), file=sys.stderr)
             code = code or error.exit_code
         else:
-            face.say(f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}")
             asked.append(job.id)
-    return code, asked
+            face.say(f"{job.id} {job.state}: {job.reason}" if job.reason else f"{job.id} {job.state}")
+    return code
 
 
 def _wait_until_ended(face: Face, job_id: str, screen: Screen) -> JobDetail:

@@ -12,6 +12,7 @@ from ascendrun.cli.options import hostfile_option, output_option, verb
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
+    from ascendrun.cli.logview import LogView
     from ascendrun.cluster import JobView
 
 
@@ -42,16 +43,29 @@ def command(
         raise click.UsageError("--detach and --wait exclude each other")
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
-        from ascendrun.cli.dryrun import print_plan
-
-        print_plan(face.cluster.plan(file, overrides=overrides, hostfile=hosts_path), output)
-        return 0
+        return _print_plan(face, file, overrides, hosts_path, output)
     _prepare_this_machine(face, file, overrides, hosts_path)
     job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path)
     face.say(f"{job.id} submitted ({job.name})")
     if detach or (output is not None and not waits):
         return _leave(face, job, output)
     return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
+
+
+def _print_plan(
+    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path], output: Optional[str]
+) -> int:
+    from ascendrun.cli.output import format_one
+    from ascendrun.cli.sanitise import sanitise
+    from ascendrun.core.planview import render_text
+
+    plan = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
+    if output in (None, "table", "wide"):
+        sys.stdout.write(sanitise(render_text(plan)))
+    else:
+        assert output is not None
+        sys.stdout.write(format_one(plan, output))
+    return 0
 
 
 def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path]) -> None:
@@ -79,18 +93,17 @@ def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
 
 
 def follow_to_the_end(
-    face: Face, job_id: str, *, shows_lines: bool = True, output: Optional[str] = None, view: Optional[object] = None
+    face: Face, job_id: str, *, shows_lines: bool = True, output: Optional[str] = None, view: Optional[LogView] = None
 ) -> int:
     """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
-    from ascendrun.cli.follow import follow_job
-    from ascendrun.cli.logview import LogView
-    from ascendrun.cli.outcome import tell_outcome
-    from ascendrun.cli.output import format_one
-
     screen = face.screen()
-    chosen = view if isinstance(view, LogView) else LogView()
     try:
-        detail = follow_job(face.cluster, job_id, screen=screen, view=chosen, shows_lines=shows_lines)
+        from ascendrun.cli.follow import follow_job
+        from ascendrun.cli.logview import LogView
+        from ascendrun.cli.outcome import tell_outcome
+        from ascendrun.cli.output import format_one
+
+        detail = follow_job(face.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
         screen.say(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
         return 130

@@ -1,0 +1,190 @@
+"""The command line as a process: on a terminal, in a pipe, interrupted; and what it imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+STORY = Path(__file__).with_name("story_cluster.py")
+CHECKOUT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "all.hosts").write_text("n1 addr=10.0.0.1 slots=2\nn2 addr=10.0.0.2 slots=2\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {family: cpu, per_node: 2}\nhostfile: all.hosts\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
+    return {
+        **kept, "ASCENDRUN_STATE_DIR": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "STORY_MAY_END": str(tmp_path / "end"), "JOB": str(tmp_path / "job.yaml"), "TERM": "xterm-256color",
+        "PYTHONPATH": path,
+    }
+
+
+class Terminal:
+    """A child on a pseudo terminal, and what a person sees there."""
+
+    def __init__(self, environ: dict[str, str], *argv: str) -> None:
+        self.child = pexpect.spawn(sys.executable, [*argv], env=environ, dimensions=(24, 100), timeout=DEADLINE_S)
+        self._screen = pyte.Screen(100, 24)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+
+    def wait_for(self, fact: Callable[[list[str]], bool]) -> list[str]:
+        """The lines on the screen once `fact` holds for them."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            if fact(self.lines()):
+                return self.lines()
+            self._read()
+        raise AssertionError("\n".join(self.lines()))
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        self.child.wait()
+        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
+
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    def _read(self) -> bool:
+        try:
+            data = self.child.read_nonblocking(65536, timeout=1)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return True
+
+
+@pytest.fixture
+def live(world: dict[str, str]) -> Iterator[Terminal]:
+    terminal = Terminal(world, str(STORY), "live", "submit", world["JOB"])
+    yield terminal
+    terminal.child.close(force=True)
+
+
+def test_a_terminal_shows_lines_above_one_progress_line_that_goes_away(
+    live: Terminal, world: dict[str, str]
+) -> None:
+    lines = live.wait_for(lambda lines: "[0-3] line one" in lines and "step 3" in lines[-1])
+    assert lines[-1].startswith("j-0001 RUNNING · ")
+    assert lines[-1].endswith("step 3 · loss 2.5 · 15.3k tokens/s")
+    Path(world["STORY_MAY_END"]).touch()
+    assert live.end() == 0
+    assert not any(" · loss 2.5 · 15.3k tokens/s" in line and "RUNNING ·" in line for line in live.lines())
+    assert [line for line in live.lines() if "line one" in line] == ["[0-3] line one"]
+
+
+def test_control_c_detaches_says_so_and_leaves_the_job_alone(live: Terminal) -> None:
+    live.wait_for(lambda lines: "[0-3] line one" in lines)
+    live.child.sendintr()
+    assert live.end() == 130
+    said = " ".join(live.lines())
+    assert "detached; the job goes on — ascendrun logs -f j-0001, ascendrun stop j-0001" in said
+    assert "Traceback" not in said and "step 3" not in live.lines()[-1]
+
+
+def test_a_narrow_terminal_is_never_wrapped_by_the_progress_line(world: dict[str, str]) -> None:
+    terminal = Terminal(world, str(STORY), "live", "submit", world["JOB"])
+    terminal.child.setwinsize(24, 20)
+    try:
+        terminal.wait_for(lambda lines: any("…" in line for line in lines))
+        Path(world["STORY_MAY_END"]).touch()
+        assert terminal.end() == 0
+    finally:
+        terminal.child.close(force=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "is_coloured"),
+    [
+        ({}, [], True),
+        ({"NO_COLOR": "1"}, [], False),
+        ({"TERM": "dumb"}, [], False),
+        ({}, ["--color", "never"], False),
+        ({"NO_COLOR": "1"}, ["--color", "always"], True),
+    ],
+)
+def test_colour_is_for_terminals_and_can_be_had_or_not(
+    world: dict[str, str], environ: dict[str, str], flags: list[str], is_coloured: bool
+) -> None:
+    terminal = Terminal({**world, **environ}, str(STORY), "good", *flags, "submit", world["JOB"])
+    try:
+        assert terminal.end() == 0
+        assert (b"\x1b[36m[0-3]" in terminal.raw) == is_coloured
+    finally:
+        terminal.child.close(force=True)
+
+
+def test_a_pipe_gets_neither_colour_nor_progress(world: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(STORY), "good", "submit", world["JOB"]], env=world, capture_output=True, check=True
+    )
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stdout == b"[0-3] hello\n[2] only two\n"
+
+
+def test_a_pipe_with_forced_colour_is_coloured(world: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, str(STORY), "good", "submit", world["JOB"]],
+                          env={**world, "FORCE_COLOR": "1"}, capture_output=True, check=True)
+    assert b"\x1b[36m[0-3]\x1b[0m hello" in done.stdout
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(world: dict[str, str]) -> None:
+    log = Path(world["ASCENDRUN_STATE_DIR"]) / "jobs" / "j-0001" / "attempt-1" / "n1" / "rank-0.out.0"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"x\n" * 500_000)
+    child = subprocess.Popen([sys.executable, str(STORY), "live", "logs", "demo"], env=world,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.read(1000)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(DEADLINE_S) == 141
+
+
+def test_an_interrupted_stop_says_that_it_goes_on(world: dict[str, str]) -> None:
+    child = subprocess.Popen([sys.executable, str(STORY), "live", "stop", "demo"], env=world, stderr=subprocess.PIPE)
+    assert child.stderr is not None
+    assert child.stderr.readline() == b"j-0001 STOPPING: stopped by you\n"
+    child.send_signal(signal.SIGINT)
+    assert b"the stop goes on" in child.stderr.read()
+    child.stderr.close()
+    assert child.wait(DEADLINE_S) == 130
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["completion", "bash"], ["submit", "--help"], ["config"]])
+def test_what_needs_no_library_imports_none(world: dict[str, str], argv: list[str]) -> None:
+    code = "import sys; from ascendrun.cli import main; code = main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *argv], env=world, capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch", "asyncio", "ClusterShell", "sqlite3", "yaml"})
+
+
+def test_reading_logs_needs_neither_paramiko_nor_pydantic(world: dict[str, str]) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[1:1] = []; import story_cluster; "
+        "code = story_cluster.main(); print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(STORY.parent), "good", "logs", "demo"], env=world,
+                          capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch"})

@@ -1,0 +1,275 @@
+"""Each verb asks the cluster for the right thing, prints it in every format, and ends with the right exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Desk
+from story_cluster import end, make_job, rank_fails, run
+
+from ascendrun.cluster import EventView, ExecResult, HostStatus
+from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
+
+
+def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="RUNNING", started_at_s=1.0, attempt=1, progress={"step": 5, "loss": 2.31})
+    lines = desk.say("ps").out.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "STATE", "TRY", "NODES", "RANKS", "AGE", "RAN", "PROGRESS", "REASON"]
+    assert lines[1].startswith("j-0001  demo  RUNNING  1    n[1-2]  4")
+    assert "step 5 · loss 2.31" in lines[1]
+
+
+def test_an_empty_ps_says_where_ended_jobs_are(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="FAILED")
+    result = desk.say("ps")
+    assert (result.code, len(result.out.splitlines())) == (0, 1)
+    assert "ascendrun ps -a" in result.err
+
+
+def test_every_format_holds_the_same_job(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="RUNNING", started_at_s=1_763_600_001.5, progress={"step": 1})
+    as_json = json.loads(desk.say("ps", "-o", "json").out)
+    assert as_json["schema_version"] == 1
+    job = as_json["jobs"][0]
+    assert (job["created_at"], job["started_at"]) == ("2025-11-20T00:53:20.000Z", "2025-11-20T00:53:21.500Z")
+    assert job["ended_at"] is None and job["hosts"] == ["n1", "n2"] and job["progress"] == {"step": 1}
+    assert yaml.safe_load(desk.say("ps", "-o", "yaml").out) == as_json
+    assert json.loads(desk.say("ps", "-o", "jsonl").out) == {"schema_version": 1, **job}
+    row = next(csv.DictReader(io.StringIO(desk.say("ps", "-o", "csv").out)))
+    assert list(row) == list(job)
+    assert (row["id"], row["created_at"], json.loads(row["hosts"])) == ("j-0001", job["created_at"], ["n1", "n2"])
+
+
+def test_an_empty_csv_still_has_its_header(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="FAILED")
+    assert desk.say("ps", "-o", "csv").out.startswith("id,name,state,reason,attempt,hosts")
+
+
+def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
+    desk.cluster.events = (EventView(1, 1.0, "state", "QUEUED -> CHECKING"),)
+    desk.cluster.story = [rank_fails(1, 9)]
+    out = desk.say("show", "demo").out
+    assert "first failure  rank 1 on n1 ended with exit code 9" in out
+    assert "exit code 9\n" in out and "ended by SIGTERM, after the stop" in out
+    assert "QUEUED -> CHECKING" in out
+    assert json.loads(desk.say("show", "demo", "-o", "json").out)["ranks"][1]["exit_code"] == 9
+
+
+def test_stop_waits_until_the_job_has_ended(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="RUNNING")
+    desk.cluster.story = [run(), *end("STOPPED", reason="stopped by you")]
+    result = desk.say("stop", "j-0001", "--now")
+    assert result.code == 0
+    assert desk.cluster.calls == [("stop", "j-0001", True)]
+    assert result.err.endswith("j-0001 STOPPED: stopped by you\n") and result.out == ""
+
+
+def test_stop_without_waiting_returns_at_once(desk: Desk) -> None:
+    desk.cluster.story = [run()]
+    assert desk.say("kill", "demo", "--no-wait").code == 0
+    assert desk.cluster.view.state == "STOPPING" and len(desk.cluster.story) == 1
+
+
+def test_stop_asks_every_job_even_when_one_is_unknown(desk: Desk) -> None:
+    desk.cluster.story = end("STOPPED")
+    result = desk.say("stop", "j-9", "j-0001")
+    assert result.code == 4
+    assert [call[1] for call in desk.cluster.calls] == ["j-9", "j-0001"]
+    assert "error: no job 'j-9'" in result.err
+
+
+def test_stop_names_nodes_that_could_not_confirm(desk: Desk) -> None:
+    desk.cluster.unconfirmed = ("n1", "n2")
+    desk.cluster.story = end("STOPPED")
+    result = desk.say("stop", "demo")
+    assert result.code == 6
+    assert "n[1-2] did not confirm" in result.err
+
+
+def test_stopping_an_ended_job_is_a_conflict(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="FAILED")
+    assert desk.say("stop", "demo").code == 7
+
+
+def answer(host: str, out: bytes = b"", err: bytes = b"", code: int | None = 0, why: str | None = None) -> ExecResult:
+    return ExecResult(host, code, out, err, why, 0.1)
+
+
+def test_exec_shows_identical_output_once_under_folded_names(desk: Desk) -> None:
+    desk.cluster.answers = [answer("n2", b"5.10\n"), answer("n1", b"5.10\n")]
+    result = desk.say("exec", "--hostfile", "all.hosts", "--", "uname", "-r")
+    assert (result.code, result.out) == (0, "---------------\nn[1-2] (2)\n---------------\n5.10\n")
+    assert desk.cluster.calls == [("execute", ("n1", "n2"), ("uname", "-r"), 60.0)]
+
+
+def test_exec_with_failures_exits_6_and_names_the_hosts(desk: Desk) -> None:
+    desk.cluster.answers = [answer("n1", b"ok\n", b"warn\x1b[2J\n", 3), answer("n2", code=None, why="no route to host")]
+    result = desk.say("exec", "-H", "all.hosts", "--timeout", "5m", "ls", "-l")
+    assert result.code == 6
+    assert result.out == "---------------\nn1\n---------------\nok\n"
+    assert "n1 stderr\n---------------\nwarn\n" in result.err
+    assert "error: n1: exit code 3\nerror: n2: no route to host\n2 of 2 hosts failed" in result.err
+    assert desk.cluster.calls[0][2:] == (("ls", "-l"), 300.0)
+
+
+def test_exec_on_some_hosts_of_the_file_or_on_names_alone(desk: Desk) -> None:
+    desk.say("exec", "-H", "all.hosts", "--on", "@g", "--", "true")
+    desk.say("exec", "--on", "x[1-2],user@y", "--", "true")
+    assert [call[1] for call in desk.cluster.calls] == [("n1",), ("x1", "x2", "y")]
+
+
+def test_exec_as_json_keeps_every_answer(desk: Desk) -> None:
+    desk.cluster.answers = [answer("n1", b"\xff\n", code=1)]
+    results = json.loads(desk.say("exec", "-H", "all.hosts", "-o", "json", "--", "x").out)["results"]
+    assert (results[0]["exit_code"], results[0]["stdout"]) == (1, "\ufffd\n")
+
+
+def test_nodes_that_do_not_answer_are_named_with_the_way_out(desk: Desk) -> None:
+    good = HostStatus("n1", True, None, None, "n1", "3.11.7", 8, 64 << 30, 10 << 30, 0.002, None)
+    bad = HostStatus("n2", False, "host key unknown", "ascendrun trust n2", *[None] * 7)
+    desk.cluster.statuses = [bad, good]
+    result = desk.say("nodes", "-H", "all.hosts")
+    assert result.code == 6
+    rows = [line.split("  ")[0] for line in result.out.splitlines()]
+    assert rows == ["HOST", "n1", "n2"] and "64.0 GiB" in result.out and "UNREACHED" in result.out
+    assert "error: 1 of 2 not reached: n2\nhint: n2: ascendrun trust n2\n" in result.err
+
+
+def test_no_hosts_at_all_is_a_usage_error(desk: Desk) -> None:
+    result = desk.say("nodes")
+    assert result.code == 2 and "--hostfile" in result.err
+
+
+def test_the_setting_names_the_hostfile(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCENDRUN_HOSTFILE", "all.hosts")
+    desk.say("nodes")
+    assert desk.cluster.calls[0][1] == ("n1", "n2")
+
+
+def test_config_tells_each_value_and_its_origin(desk: Desk) -> None:
+    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
+    (desk.folder / "config" / "ascendrun" / "config.yaml").write_text("timeout_s: 7\n")
+    shown = json.loads(desk.say("--color", "never", "config", "-o", "json").out)["settings"]
+    settings = {one["name"]: one for one in shown}
+    assert settings["timeout_s"]["value"] == "7" and settings["timeout_s"]["origin"].endswith("config.yaml")
+    assert (settings["color"]["value"], settings["color"]["origin"]) == ("never", "--color")
+    assert settings["state_dir"]["origin"] == "$ASCENDRUN_STATE_DIR"
+    assert desk.say("config", "get", "timeout_s").out == "7\n"
+    assert "did you mean 'color'" in desk.say("config", "get", "colour").err
+
+
+def test_a_wrong_settings_file_is_shown_with_its_place(desk: Desk) -> None:
+    (desk.folder / "config" / "ascendrun").mkdir(parents=True)
+    file = desk.folder / "config" / "ascendrun" / "config.yaml"
+    file.write_text("timeout_s: 7\ncolor: pink\n")
+    result = desk.say("ps")
+    assert result.code == 2
+    assert f"{file}:2:1: 'pink' is none of" in result.err
+    assert "    2 | color: pink\n        ^\n" in result.err
+
+
+def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
+    (desk.folder / "bad.yaml").write_text("name: demo\ncomand: [x]\nnodes: 0\n")
+    (desk.folder / "bad.hosts").write_text("n1 slot=8\nn1\n")
+    result = desk.say("validate", "job.yaml", "bad.yaml", "bad.hosts", "missing.yaml")
+    assert result.code == 2
+    assert result.out == "job.yaml: fine: job demo on 2 hosts\n"
+    for place in ("bad.yaml:2:", "bad.yaml:3:", "bad.hosts:1:4", "bad.hosts:2:1", "missing.yaml: cannot be read"):
+        assert f"error: {place}" in result.err
+    assert "    1 | n1 slot=8\n           ^\n" in result.err
+
+
+def test_the_schema_is_json(desk: Desk) -> None:
+    assert "properties" in json.loads(desk.say("schema").out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_each_shell(desk: Desk, shell: str) -> None:
+    assert "_ASCENDRUN_COMPLETE" in desk.say("completion", shell).out
+
+
+def test_completion_answers_with_verbs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ASCENDRUN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "ascendrun s")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    words = [line.split(",")[1] for line in desk.say().out.splitlines()]
+    assert words == ["submit", "show", "stop", "schema"]
+
+
+def test_init_lists_and_copies(desk: Desk) -> None:
+    names = [line.split()[0] for line in desk.say("init").out.splitlines()]
+    assert "quickstart" in names
+    result = desk.say("init", "quickstart", "mine")
+    assert result.code == 0 and all(Path(line).is_file() for line in result.out.splitlines())
+    assert desk.say("init", "quickstart", "mine").code == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["sbmit", "x"], 2, "did you mean 'submit'?"),
+        (["submit"], 2, "Missing argument 'FILE'"),
+        (["submit", "job.yaml", "--detatch"], 2, "--detach"),
+        (["submit", "job.yaml", "--wait", "--detach"], 2, "exclude each other"),
+        (["submit", "missing.yaml"], 2, "missing.yaml: cannot be read"),
+        (["ps", "-o", "xml"], 2, "'xml'"),
+        (["show", "nothing"], 4, "hint: ascendrun ps -a"),
+        (["wait", "demo", "--timeout", "soon"], 2, "is no duration"),
+        (["nodes", "-H", "missing.hosts"], 2, "missing.hosts: cannot be read"),
+        (["exec", "-H", "all.hosts", "--on", "n7", "--", "x"], 4, "n7"),
+        (["trust", "n[1-"], 2, "HOSTS"),
+    ],
+)
+def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], code: int, words: str) -> None:
+    result = desk.say(*argv)
+    assert (result.code, result.out) == (code, "")
+    assert words in result.err and result.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("kind", AscendrunError.__subclasses__())
+def test_every_error_becomes_a_sentence_a_hint_and_its_exit_code(
+    desk: Desk, kind: type[AscendrunError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = InvalidInput([Problem("f", 1, 2, "m", "h")]) if kind is InvalidInput else kind("what", hint="way out")
+
+    def refuse(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(desk.cluster, "jobs", refuse)
+    result = desk.say("ps")
+    assert result.code == kind.exit_code
+    assert result.err == ("error: f:1:2: m (h)\n" if kind is InvalidInput else "error: what\nhint: way out\n")
+
+
+def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(**_: Any) -> None:
+        raise ZeroDivisionError("secret\x1b[2J")
+
+    monkeypatch.setattr(desk.cluster, "jobs", break_down)
+    result = desk.say("ps")
+    assert result.code == 8
+    sentence, hint = result.err.splitlines()
+    assert sentence == "error: this is a fault of ascendrun: ZeroDivisionError: secret"
+    path = Path(hint.rpartition(" ")[2])
+    assert path.is_relative_to(desk.folder / "state") and path.stat().st_mode & 0o777 == 0o600
+    assert "Traceback" in path.read_text() and "Traceback" not in result.err
+
+
+def test_the_verbs_have_two_examples_each(desk: Desk) -> None:
+    from ascendrun.cli.app import VERBS
+
+    for verb in VERBS:
+        text = desk.say(verb.name, "--help").out
+        examples = text[text.index("Examples:"):].splitlines()
+        assert sum("ascendrun" in line for line in examples) >= 2, verb.name
+
+
+@pytest.mark.parametrize(("alias", "verb"), [("run", "submit"), ("ls", "ps"), ("kill", "stop"), ("cancel", "stop")])
+def test_aliases_are_the_verbs_that_others_know(desk: Desk, alias: str, verb: str) -> None:
+    assert desk.say(alias, "--help").out == desk.say(verb, "--help").out
