@@ -189,7 +189,8 @@ def listen_for_stop(runtime: Runtime) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    for name in {*STOP_SIGNALS, os.environ.get("ASCENDRUN_CHECKPOINT_SIGNAL", "TERM")}:
+    own = os.environ.get("ASCENDRUN_CHECKPOINT_SIGNAL") or "TERM"
+    for name in {*STOP_SIGNALS, own[3:] if own.startswith("SIG") else own}:
         signal.signal(getattr(signal, "SIG" + name), note)
 
 
