@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Set, Tuple
 
@@ -226,7 +227,7 @@ class JobRunner:
             if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
                 self._asked_sizes.add(host)
                 self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S,
-                           then=lambda reply, host=host: self._compare(host, reply))
+                           then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
             folder.mkdir(parents=True, exist_ok=True)
@@ -250,9 +251,13 @@ class JobRunner:
         attempt = self.job.attempt
 
         def answered(reply: Reply) -> None:
-            self._desk.post(lambda: then(reply) if self.job.attempt == attempt else None)
+            self._desk.post(lambda: self._hear(reply, attempt, then))
 
         self.link(host).call(op, fields, body, deadline_s=deadline_s, done=answered)
+
+    def _hear(self, reply: Reply, attempt: int, then: Callable[[Reply], None]) -> None:
+        if self.job.attempt == attempt:
+            then(reply)
 
     def begin_attempt(self) -> None:
         """The record has moved to a new attempt: forget what belonged to the old one."""

@@ -198,7 +198,7 @@ class Link:
 
     def _send_agent(self, epoch: int, booting: Booting, stream: Stream) -> None:
         try:
-            stream.send(booting.agent_bytes(), deadline_s=SEND_S)
+            stream.send(booting.upload(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosed) as error:
             self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
 

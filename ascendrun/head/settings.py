@@ -193,11 +193,6 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return Path(base) / "ascendrun"
 
 
-def known_hosts_file(settings: Settings) -> Path:
-    """Where `trust` records host keys: ascendrun's own file, in OpenSSH's format."""
-    return settings.state_dir / "known_hosts"
-
-
 def spool_file(state_dir: Path, job_id: str, attempt: int, host: str, name: str) -> Path:
     """The head's copy of a node's pulled file; `name` is "<file>.<generation>" as in `node/layout.py`."""
     return spool_dir(state_dir, job_id, attempt) / host / name

@@ -67,7 +67,7 @@ class Attempts:
                                   "start a new attempt")
                 self._refuse_beside_older(run, attempt)
                 fence.raise_to(attempt, stopped=False)
-            self._check(request, run)
+            kept = self._check(request, run)
             make_private_dir(folder)
             checks.check_folder(folder, make=False)
             port = self._hold(tag, request.get("ports") or [])
@@ -77,7 +77,7 @@ class Attempts:
             failpoint("prepare.after_record")
         except OSError as error:
             raise refusal_of(error, "cannot prepare attempt %s in %s" % (tag, self._root)) from error
-        return {"ready": True, "master_port": port}
+        return {"ready": True, "master_port": port, "kept": kept}
 
     def _refuse_beside_older(self, run: str, attempt: int) -> None:
         for other in self._attempts_of(run):
@@ -86,7 +86,9 @@ class Attempts:
                 raise Refusal("attempt-running", "attempt %d of this run still has processes on this node" % other,
                               "stop it first")
 
-    def _check(self, request: Dict[str, Any], run: str) -> None:
+    def _check(self, request: Dict[str, Any], run: str) -> List[str]:
+        """The names in the working folder that the user's own files keep from the tree."""
+        kept: List[str] = []
         work, checkpoints = layout.work_dir(self._root, run), layout.checkpoints_dir(self._root, run)
         for folder in (work, checkpoints):
             make_private_dir(folder)
@@ -97,7 +99,7 @@ class Attempts:
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
         if request.get("link_tree"):
-            link_tree(layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees"))
+            kept = link_tree(layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees"))
         checks.check_cwd(request["cwd"])
         if request.get("setup") is None:
             for rank in request["ranks"]:
@@ -106,6 +108,7 @@ class Attempts:
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
             raise Refusal("python-missing", "the job has a `setup` and this node has no bash", "install bash")
+        return kept
 
     def _hold(self, tag: str, numbers: List[int]) -> Optional[int]:
         if not numbers:
@@ -211,7 +214,7 @@ class Attempts:
         leaders = {event["pid"]: event["start"] for event in read_events(folder)
                    if event.get("event") == "rank_started"} if identity.get("boot_id") == procs.boot_id() else {}
         group = identity.get("cgroup")
-        leftovers = end_everything(lambda: reap.find_attempt(tag, ranks=leaders, extra=cgroup.group_pids(group)))
+        leftovers = end_everything(lambda: reap.find_attempt(tag, root=self._root, ranks=leaders, extra=cgroup.group_pids(group)))
         cgroup.remove_group(group)
         with locked(self._root, tag):
             if self.phase(tag) == "ended":
@@ -267,7 +270,7 @@ class Attempts:
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        found = reap.find_attempt(tag, supervisor=supervisor, extra=cgroup.group_pids(identity.get("cgroup")))
+        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor, extra=cgroup.group_pids(identity.get("cgroup")))
         return {"pids": [pid for pid, _ in found]}
 
     def forget(self, tag: str) -> Dict[str, Any]:

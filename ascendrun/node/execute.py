@@ -78,7 +78,7 @@ def end_marked(mark: str) -> None:
     """KILL to the command and everything it started, until nobody is left or 2 s have passed."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
-        found = reap.find_marked(MARK, mark)
+        found = reap.find_marked({MARK: mark})
         if not found:
             return
         for pid, start in found:

@@ -82,6 +82,11 @@ def attempt_dir(root: str, tag: str) -> str:
     return os.path.join(run_dir(root, run), "attempt-%d" % attempt)
 
 
+def root_of(attempt_folder: str) -> str:
+    """The node root that an attempt's folder lies under."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
+
+
 def pulled_path(root: str, tag: str, file: str, generation: int) -> str:
     """The path of one pulled file; raises ValueError when `file` is none of those listed above."""
     name = "%s.%d" % (file, generation)

@@ -46,8 +46,8 @@ def to_bytes(text: str) -> bytes:
 
 
 def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master_port: Optional[int],
-                 secret: Mapping[str, str], tag: str) -> Dict[bytes, bytes]:
-    """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, the tag."""
+                 secret: Mapping[str, str], tag: str, root: str) -> Dict[bytes, bytes]:
+    """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, tag and node root."""
     env = dict(login)
     for name in OURS:
         env.pop(to_bytes(name), None)
@@ -57,6 +57,7 @@ def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master
         env[b"MASTER_PORT"] = b"%d" % master_port
     env.update((to_bytes(name), to_bytes(value)) for name, value in secret.items())
     env[to_bytes(layout.TAG_VARIABLE)] = to_bytes(tag)
+    env[to_bytes(layout.ROOT_VARIABLE)] = os.fsencode(root)
     return env
 
 

@@ -18,22 +18,26 @@ if TYPE_CHECKING:
     Who = Tuple[int, int]
 
 
-def find_attempt(tag: str, *, supervisor: int = 0, ranks: Mapping[int, int] = {},
+def find_attempt(tag: str, *, root: str = "", supervisor: int = 0, ranks: Mapping[int, int] = {},
                  extra: Iterable[int] = ()) -> List[Who]:
     """(pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
 
+    `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
     `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
     `extra`: pids known from elsewhere (a cgroup).
     """
-    return find_marked(layout.TAG_VARIABLE, tag, supervisor=supervisor, ranks=ranks, extra=extra)
+    marks = {layout.TAG_VARIABLE: tag}
+    if root:
+        marks[layout.ROOT_VARIABLE] = root
+    return find_marked(marks, supervisor=supervisor, ranks=ranks, extra=extra)
 
 
-def find_marked(variable: str, value: str, *, supervisor: int = 0, ranks: Mapping[int, int] = {},
+def find_marked(marks: Mapping[str, str], *, supervisor: int = 0, ranks: Mapping[int, int] = {},
                 extra: Iterable[int] = ()) -> List[Who]:
-    """The same for any mark in the environment."""
+    """The same for any variables in the environment, all of which must be there."""
     table = procs.snapshot()
-    mark = b"\0" + ("%s=%s" % (variable, value)).encode("utf-8") + b"\0"
-    marked = {pid for pid in table if mark in b"\0" + procs.read_environ(pid) + b"\0"}
+    wanted = {os.fsencode("%s=%s" % mark) for mark in marks.items()}
+    marked = {pid for pid in table if wanted <= set(procs.read_environ(pid).split(b"\0"))}
     spared = {os.getpid(), supervisor}
     seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
     kin = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared

@@ -99,7 +99,7 @@ class Agent:
             "abort": Operation(simple(lambda r: attempts.abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(attempts.stop), "tag", 60),
             "forget": Operation(simple(lambda r: attempts.forget(r["tag"])), "tag", 120),
-            "files": Operation(simple(lambda r: {"files": file_sizes(root, r["tag"])}), "own", 30),
+            "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
             "processes": Operation(simple(lambda r: attempts.processes(r["tag"])), "own", 30),
             "attempts": Operation(simple(lambda r: attempts.listing()), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),

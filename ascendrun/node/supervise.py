@@ -58,7 +58,7 @@ def _take_over(folder: str, spec: Dict[str, Any]) -> Optional[Supervisor]:
     except OSError:
         records.free_reserve()
         raise
-    group = cgroup.make_group(str(prepared["tag"]))
+    group = cgroup.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
     failpoint("launch.before_claim")
     identity = dict(procs.identify(os.getpid()), cgroup=group)
     if not claim_json(os.path.join(folder, IDENTITY), identity):

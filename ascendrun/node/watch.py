@@ -7,7 +7,7 @@ import select
 import signal
 import time
 
-from ascendrun.node import cgroup, linger, procs, reap, stopping
+from ascendrun.node import cgroup, layout, linger, procs, reap, stopping
 from ascendrun.node.crew import Rank, drain, read_some
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
@@ -103,7 +103,7 @@ class Supervisor:
                "TORCHELASTIC_ERROR_FILE": os.path.join(self.folder, "rank-%d.error.0" % rank.number)}
         own.update(plan["env"])
         env = rank_environ(os.environb, own, master_port=self.master_port, secret=self.spec.get("secret_env") or {},
-                           tag=self.tag)
+                           tag=self.tag, root=layout.root_of(self.folder))
         started = start_rank([put_port(part, self.master_port) for part in plan["argv"]], env,
                              cwd=self.prepared["cwd"], setup=self.prepared.get("setup"), umask=int(self.spec["umask"]),
                              enter=lambda: cgroup.enter_group(self.group))
@@ -306,7 +306,8 @@ class Supervisor:
 
     def _find(self) -> List[Tuple[int, int]]:
         leaders = {rank.started.pid: rank.start_ticks for rank in self.ranks if rank.started is not None}
-        return reap.find_attempt(self.tag, supervisor=os.getpid(), ranks=leaders, extra=cgroup.group_pids(self.group))
+        return reap.find_attempt(self.tag, root=layout.root_of(self.folder), supervisor=os.getpid(), ranks=leaders,
+                                 extra=cgroup.group_pids(self.group))
 
     def _sweep(self, now: float) -> None:
         """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""

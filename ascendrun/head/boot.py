@@ -1,0 +1,87 @@
+"""From a login to a talking agent: the head's end of the dialogue in node/loader, with its failures in words."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from ascendrun.core.errors import AscendrunError, CannotConnect, NotFit
+from ascendrun.node import loader, wire
+from ascendrun.node.pack import agent_pyz
+
+
+@dataclass(frozen=True)
+class AgentImage:
+    """The agent's archive and the one line that starts it."""
+
+    pyz: bytes
+    sha256: str
+    login_command: str
+
+    @classmethod
+    def make(cls) -> "AgentImage":
+        pyz, sha256 = agent_pyz()
+        return cls(pyz, sha256, loader.login_command(sha256[:16]))
+
+
+class Booting:
+    """One dialogue. `feed` is called by the connection's thread, the rest by others."""
+
+    def __init__(self, host: str, image: AgentImage) -> None:
+        self._host, self._image = host, image
+        self._boot = loader.Boot()
+        self._frames = wire.FrameReader()
+        self._lock = threading.Lock()
+        self._wants_agent = False
+        self._failure: Optional[AscendrunError] = None
+        self._errors = b""
+
+    def feed(self, data: bytes) -> List[Tuple[Dict[str, Any], bytes]]:
+        """Frames completed by what came on standard output; none before the agent talks. Raises wire.FrameError."""
+        if not self._boot.is_over:
+            for step in self._boot.feed(data):
+                self._take(step)
+            data, self._boot.leftover = self._boot.leftover, b""
+        elif self._failure is not None:
+            return []
+        return self._frames.feed(data) if self._failure is None and data else []
+
+    def _take(self, step: loader.Step) -> None:
+        with self._lock:
+            if step.kind == loader.NEED_AGENT:
+                self._wants_agent = True
+            elif step.kind == loader.NO_PYTHON:
+                self._failure = NotFit(f"{self._host}: {step.detail}", hint="install python3 there, or put it on the "
+                                       "PATH that a non-interactive login gets")
+            elif step.kind == loader.FAILED:
+                self._failure = CannotConnect(f"{self._host}: the agent cannot be put there: {step.detail}",
+                                              hint="check space and permissions of ~/.ascendrun on that node")
+
+    def feed_error(self, data: bytes) -> None:
+        """What came on standard error: kept for the message, should no agent come up."""
+        with self._lock:
+            self._errors = (self._errors + data)[-4096:]
+
+    def takes_agent(self) -> bool:
+        """True once for each time that the far side asks for the archive."""
+        with self._lock:
+            wants, self._wants_agent = self._wants_agent, False
+        return wants
+
+    def upload(self) -> bytes:
+        return loader.upload(self._image.pyz, self._image.sha256)
+
+    def why_closed(self, reason: str, status: Optional[int]) -> AscendrunError:
+        """The error for a stream that has ended: the dialogue's own reason, or what the login said last."""
+        with self._lock:
+            if self._failure is not None:
+                return self._failure
+            said = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
+        if self._boot.is_over:
+            tail = f" (it said: {said[-1]})" if said else ""
+            return CannotConnect(f"{self._host}: the connection ended: {reason}{tail}")
+        tail = f"; its login said: {said[-1]}" if said else ""
+        code = "" if status is None else f" with exit code {status}"
+        return CannotConnect(f"{self._host}: the login ended{code} before an agent came up{tail}",
+                             hint="try `ssh` to it by hand: the account must give a shell")

@@ -1,0 +1,114 @@
+"""From a job file on disk to a submission: read, checked completely, its hosts chosen, its folders packed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.hosts import Host, parse_hostfile
+from ascendrun.core.plan import Tree, choose_hosts
+from ascendrun.core.spec import JobSpec, parse_job, require_hostfile, resolve_paths
+from ascendrun.head.programs import load_programs
+from ascendrun.head.staging import tree_file
+from ascendrun.head.store import make_state_dir
+from ascendrun.head.submission import Submission
+from ascendrun.node import treehash
+
+_CACHE = "__pycache__"
+
+
+def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file, with its paths made absolute. Raises InvalidInput with every problem."""
+    programs = load_programs()
+    spec = parse_job(_read(job_file), str(job_file), overrides=overrides, programs=programs)
+    return resolve_paths(spec, str(job_file.absolute().parent), programs)
+
+
+def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Optional[Path] = None) -> Tuple[Host, ...]:
+    """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInput."""
+    path = hostfile or Path(require_hostfile(spec, str(job_file)))
+    return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
+
+
+def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str
+                    ) -> Submission:
+    """Everything the controller needs; the folders that the job brings are frozen at this moment.
+
+    Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
+    """
+    spec = read_job(job_file, overrides=overrides)
+    hosts = read_hosts(spec, job_file, hostfile=hostfile)
+    _check_local(spec, job_file)
+    make_state_dir(state_dir)
+    return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
+
+
+def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:
+    """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
+    trees: List[Tree] = []
+    if spec.stage is not None:
+        trees.append(_pack("code", spec.stage.dir, spec.stage.exclude, state_dir))
+    if spec.program is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _copy_programs(Path(folder))
+            trees.append(_pack("programs", folder, (), state_dir))
+    return tuple(trees)
+
+
+def _copy_programs(folder: Path) -> None:
+    """The package as ranks need it: its programs, and nothing of head or node."""
+    import ascendrun
+    package = Path(ascendrun.__file__).resolve().parent
+    shutil.copytree(package / "programs", folder / "ascendrun" / "programs", ignore=shutil.ignore_patterns(_CACHE))
+    shutil.copy(package / "__init__.py", folder / "ascendrun")
+
+
+def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tree:
+    exclude = (*exclude, f"{_CACHE}/")
+    try:
+        entries = treehash.list_tree(folder, exclude)
+    except (OSError, treehash.BadTree) as error:
+        raise InvalidInput([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
+    sha256 = treehash.hash_listing(entries)
+    path = tree_file(state_dir, sha256)
+    if not path.exists():
+        _write_tar(folder, entries, path)
+    return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
+
+
+def _write_tar(folder: str, entries: Sequence[treehash.Entry], path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    fd, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            treehash.write_tar(folder, entries, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _check_local(spec: JobSpec, job_file: Path) -> None:
+    """What only the head's own disk can tell: folders and files that the job names there."""
+    problems = []
+    if spec.stage is not None and not os.path.isdir(spec.stage.dir):
+        problems.append(Problem(str(job_file), None, None, f"stage.dir: {spec.stage.dir} is no folder"))
+    for source in spec.env_from:
+        if not os.access(source.file, os.R_OK):
+            problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput([Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
+                           hint="`ascendrun init NAME` writes a job to start from") from error
