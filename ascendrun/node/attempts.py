@@ -99,7 +99,8 @@ class Attempts:
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
         if request.get("link_tree"):
-            kept = link_tree(layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees"))
+            kept = link_tree(layout.tree_dir(self._root, request["link_tree"]), work,
+                             trees=os.path.join(self._root, "trees"))
         checks.check_cwd(request["cwd"])
         if request.get("setup") is None:
             for rank in request["ranks"]:
@@ -214,7 +215,8 @@ class Attempts:
         leaders = {event["pid"]: event["start"] for event in read_events(folder)
                    if event.get("event") == "rank_started"} if identity.get("boot_id") == procs.boot_id() else {}
         group = identity.get("cgroup")
-        leftovers = end_everything(lambda: reap.find_attempt(tag, root=self._root, ranks=leaders, extra=cgroup.group_pids(group)))
+        leftovers = end_everything(lambda: reap.find_attempt(tag, root=self._root, ranks=leaders,
+                                                             extra=cgroup.group_pids(group)))
         cgroup.remove_group(group)
         with locked(self._root, tag):
             if self.phase(tag) == "ended":
@@ -270,7 +272,8 @@ class Attempts:
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor, extra=cgroup.group_pids(identity.get("cgroup")))
+        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor,
+                                  extra=cgroup.group_pids(identity.get("cgroup")))
         return {"pids": [pid for pid, _ in found]}
 
     def forget(self, tag: str) -> Dict[str, Any]:

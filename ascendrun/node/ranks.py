@@ -18,7 +18,7 @@ PORT_TOKEN = "\0MASTER_PORT\0"
 """The same as core/plan.PORT_TOKEN; a test holds them together."""
 
 OURS = (layout.ROOT_VARIABLE, layout.TAG_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
-"""Variables of the agent that no rank inherits."""
+"""Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""
 
 PIPE_BYTES = 1 << 20
 

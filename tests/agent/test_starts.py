@@ -1,0 +1,354 @@
+"""Starting: on all nodes or on none, at most once, with exactly what was planned. Refusals first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import io
+
+import pytest
+
+from ascendrun.node import layout, treehash
+
+PY = sys.executable
+HOLD = ["sh", "-c", "exec sleep 600"]
+TAG = "head-job.1"
+SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
+
+
+def stage(agent, folder, *, claim=None, chunk=1000):
+    """Puts the folder as a tree, in small chunks; returns its name."""
+    entries = treehash.list_tree(str(folder))
+    sha256 = claim or treehash.hash_listing(entries)
+    out = io.BytesIO()
+    treehash.write_tar(str(folder), entries, out)
+    data = out.getvalue()
+    for at in range(0, len(data), chunk):
+        reply, _ = agent.ask("tree_put", data[at:at + chunk], sha256=sha256, offset=at, total=len(data))
+        if not reply["ok"]:
+            return reply["error"]
+    return sha256
+
+
+@pytest.fixture
+def code(tmp_path):
+    folder = tmp_path / "code a'; echo b\n$(touch pwn) ünï"
+    (folder / "pkg" / "empty").mkdir(parents=True)
+    (folder / "train.py").write_text("print('trained')\n")
+    (folder / "pkg" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "pkg" / "run.sh").chmod(0o755)
+    (folder / "pkg" / "-rf ; \\ \n").write_bytes(b"\0\xff")
+    (folder / "link").symlink_to("pkg/run.sh")
+    return folder
+
+
+# --- refusals ---
+
+def test_a_taken_port_is_refused_and_named_and_the_next_free_one_is_taken(node, agent):
+    with socket.socket() as taken, socket.socket() as spare:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        spare.bind(("", 0))
+        free = spare.getsockname()[1]
+        spare.close()
+        port = taken.getsockname()[1]
+        error = agent.refused("prepare", **node.job(TAG, HOLD, ports=[port]))
+        assert error["code"] == "port-taken" and str(port) in error["message"] and error["hint"]
+        assert agent.do("prepare", **node.job(TAG, HOLD, ports=[port, free]))["master_port"] == free
+
+
+def test_a_reserved_port_is_kept_from_others_until_abort(node, agent):
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    agent.do("prepare", **node.job(TAG, HOLD, ports=[port]))
+    assert agent.refused("prepare", **node.job("head-other.1", HOLD, ports=[port]))["code"] == "port-taken"
+    with socket.socket() as other, pytest.raises(OSError):
+        other.bind(("", port))
+    assert agent.do("prepare", **node.job(TAG, HOLD, ports=[port]))["master_port"] == port
+    agent.do("abort", tag=TAG)
+    with socket.socket() as other:
+        other.bind(("", port))
+    assert agent.phase(TAG) is None
+
+
+def test_a_missing_python_is_refused_with_what_was_tried(node, agent):
+    error = agent.refused("prepare", **node.job(TAG, ["/opt/none/bin/python", "x.py"]))
+    assert error["code"] == "python-missing" and "/opt/none/bin/python" in error["message"] and error["hint"]
+    error = agent.refused("prepare", **node.job(TAG, ["no-such-python"]))
+    assert error["code"] == "python-missing" and "PATH" in error["message"]
+    assert not (node.folder(TAG) / "prepared.json").exists()
+
+
+def test_a_tree_that_is_missing_or_was_tampered_with_is_refused_naming_the_file(node, agent, code):
+    sha256 = stage(agent, code)
+    assert agent.refused("prepare", **node.job(TAG, HOLD, trees=["0" * 64]))["code"] == "tree-missing"
+    tree = Path(layout.tree_dir(str(node.root), sha256))
+    for damage, named in ((lambda: rewrite(tree / "train.py", "print('evil')\n"), "train.py was changed"),
+                          (lambda: (tree / "pkg" / "run.sh").unlink(), "pkg/run.sh is missing"),
+                          (lambda: rewrite(tree / "extra.py", ""), "extra.py does not belong")):
+        assert stage(agent, code) == sha256
+        agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
+        tree.chmod(0o755)
+        (tree / "pkg").chmod(0o755)
+        damage()
+        error = agent.refused("prepare", **node.job(TAG, HOLD, trees=[sha256]))
+        assert error["code"] == "tree-differs" and named in error["message"]
+    assert stage(agent, code) == sha256
+    agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
+
+
+def rewrite(path, text):
+    if path.exists():
+        path.chmod(0o644)
+    path.write_text(text)
+
+
+def test_a_tree_whose_content_is_not_its_name_never_appears(node, agent, code):
+    error = stage(agent, code, claim="ab" * 32)
+    assert error["code"] == "tree-differs"
+    assert agent.do("tree_have", sha256="ab" * 32) ["have"] is False
+    assert os.listdir(node.root / "trees") == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/1/ns").exists(), reason="needs /proc")
+def test_folders_that_cannot_be_used_are_refused_by_name(node, agent, tmp_path):
+    error = agent.refused("prepare", **node.job(TAG, HOLD, cwd=str(tmp_path / "none")))
+    assert error["code"] == "bad-folder" and "none" in error["message"]
+    job = node.job(TAG, HOLD)
+    job["ranks"][0]["env"]["ASCENDRUN_CHECKPOINT_DIR"] = "/proc/1/none"
+    error = agent.refused("prepare", **job)
+    assert error["code"] in ("bad-folder", "os-error") and "/proc/1/none" in error["message"]
+
+
+def test_an_older_a_started_and_a_stopped_attempt_are_stale(node, agent):
+    agent.start(node.job("head-job.2", ["true"]))
+    agent.wait_ended("head-job.2")
+    assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "attempt-stale"
+    assert agent.refused("prepare", **node.job("head-job.1", HOLD))["code"] == "attempt-stale"
+    agent.do("forget", tag="head-job.2")
+    assert not node.folder("head-job.2").exists()
+    assert agent.refused("prepare", **node.job("head-job.1", HOLD))["code"] == "attempt-stale"
+    agent.do("prepare", **node.job("head-job.3", HOLD))
+    agent.do("prepare", **node.job("head-job.4", HOLD))
+    assert agent.refused("go", tag="head-job.3", master_port=None)["code"] == "attempt-stale"
+
+
+def test_a_new_attempt_waits_until_the_old_one_has_no_processes(node, agent):
+    agent.start(node.job("head-job.1", HOLD))
+    assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "attempt-running"
+    agent.do("stop", tag="head-job.1", now=True, grace_s=None)
+    agent.wait_ended("head-job.1")
+    agent.do("prepare", **node.job("head-job.2", HOLD))
+
+
+def test_a_stop_that_comes_before_the_go_wins_for_ever_and_is_proved(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD))
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.do("follow", tag=TAG, offsets={})
+    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert agent.refused("go", tag=TAG, master_port=None)["code"] == "attempt-stale"
+    unheard = "head-unheard.7"
+    agent.do("stop", tag=unheard, now=False, grace_s=1)
+    agent.do("follow", tag=unheard, offsets={})
+    agent.wait_ended(unheard)
+    assert agent.refused("prepare", **node.job(unheard, HOLD))["code"] == "attempt-stale"
+    agent.do("prepare", **node.job("head-unheard.8", HOLD))
+
+
+def test_go_without_prepare_is_refused(node, agent):
+    assert agent.refused("go", tag=TAG, master_port=None)["code"] == "not-prepared"
+
+
+def test_an_aborted_attempt_may_be_prepared_again_and_a_started_one_not_aborted(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD))
+    agent.do("abort", tag=TAG)
+    agent.do("abort", tag=TAG)
+    assert agent.refused("go", tag=TAG, master_port=None)["code"] == "not-prepared"
+    agent.start(node.job(TAG, HOLD))
+    assert agent.refused("abort", tag=TAG)["code"] == "attempt-running"
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+
+
+def test_a_command_that_cannot_be_executed_ends_the_attempt_with_127_and_says_why(node, agent, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    agent.start(node.job(TAG, HOLD, [str(broken)]))
+    assert agent.wait_ended(TAG)["codes"] == {"0": -15, "1": 127}
+    failed = agent.told(TAG, "start_failed")[0]
+    assert failed["rank"] == 1 and str(broken) in failed["message"]
+
+
+@pytest.mark.parametrize("setup, word", [("echo no driver here >&2; false", "no driver here"), ("exit 4", "4"),
+                                         ("source /no/such/set_env.sh", "set_env.sh"), ("if", "syntax error")])
+def test_a_failing_setup_is_told_with_its_own_words(node, agent, setup, word):
+    agent.start(node.job(TAG, ["true"], setup=setup))
+    assert agent.wait_ended(TAG)["codes"]["0"] != 0
+    failed = agent.told(TAG, "start_failed")[0]
+    assert word in failed["message"] and failed["hint"]
+
+
+def test_a_command_missing_behind_the_setup_is_told_as_that(node, agent):
+    agent.start(node.job(TAG, ["no-such-command"], setup="true"))
+    assert agent.wait_ended(TAG)["codes"] == {"0": 127}
+    assert agent.told(TAG, "start_failed")[0]["message"] == "no such command: no-such-command"
+
+
+# --- what was planned is what runs ---
+
+ODD = ["", "-x", "a b", "a'; echo b", '"', "$(touch pwn)", "`id`", "\\", "new\nline", "\t", "*", "~", "!x", "ünï汉字\u202e",
+       "\udcff\udcfe", "--port=\0MASTER_PORT\0", "x" * 100000]
+
+
+@pytest.mark.parametrize("setup", [None, "export FROM_SETUP=\"it's $((1+1))\"; set -eu; : \"$@\""])
+def test_arguments_and_environment_arrive_byte_for_byte(node, agent, setup):
+    job = node.job(TAG, [*SHOW, *ODD], setup=setup)
+    job["ranks"][0]["env"].update({"A'B": "odd name", "LANG": "C", "EMPTY": "", "MULTI": "a\nb='$(id)'", "R": "\u202e汉"})
+    if setup:
+        del job["ranks"][0]["env"]["A'B"]  # bash drops names that are no identifiers
+    agent.start(job, master_port=29555, secret_env={"TOKEN": "s3cret"})
+    agent.wait_ended(TAG)
+    agent.wait(lambda: agent.output(TAG).endswith(b"\n"))
+    argv, env = json.loads(agent.output(TAG))
+    assert argv == [arg.replace("\0MASTER_PORT\0", "29555") for arg in ODD]
+    for name, value in job["ranks"][0]["env"].items():
+        assert env[name] == value
+    assert env["MASTER_PORT"] == "29555" and env["TOKEN"] == "s3cret" and env["ASCENDRUN_TAG"] == TAG
+    assert env.get("FROM_SETUP") == ("it's 2" if setup else None)
+    assert not [name for name in env if name.startswith("__ascendrun") or name == "ASCENDRUN_FAILPOINT"]
+
+
+def test_ranks_get_the_users_umask_while_our_files_are_private(node):
+    old = os.umask(0o022)
+    try:
+        agent = node.connect()
+    finally:
+        os.umask(old)
+    agent.start(node.job(TAG, ["sh", "-c", "umask; touch made; echo x >&2"]))
+    agent.wait_ended(TAG)
+    assert agent.output(TAG) == b"0022\n"
+    for folder, _, files in os.walk(node.root):
+        assert os.stat(folder).st_mode & 0o077 == 0
+        for name in files:
+            if name not in ("made", node.agent.name):
+                assert os.stat(os.path.join(folder, name)).st_mode & 0o177 == 0, name
+
+
+def test_secrets_stand_in_no_file_and_no_command_line(node, agent):
+    canary = "canary-4711-secret"
+    agent.start(node.job(TAG, HOLD), secret_env={"TOKEN": canary})
+    agent.wait_told(TAG, "rank_started", rank=0)
+    pids = [agent.process.pid, node.identity(TAG)["pid"], *node.alive(TAG)]
+    for pid in pids:
+        assert canary.encode() not in Path("/proc/%d/cmdline" % pid).read_bytes()
+    for pid in pids[:2]:
+        assert canary.encode() not in Path("/proc/%d/environ" % pid).read_bytes()
+    assert any(canary.encode() in Path("/proc/%d/environ" % pid).read_bytes() for pid in pids[2:])
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+    for folder, _, files in os.walk(node.root):
+        for name in files:
+            assert canary.encode() not in Path(folder, name).read_bytes(), name
+
+
+def test_a_staged_tree_runs_as_it_was_and_shows_in_the_working_folder(node, agent, code):
+    sha256 = stage(agent, code)
+    assert agent.do("tree_have", sha256=sha256)["have"] is True
+    tree = Path(layout.tree_dir(str(node.root), sha256))
+    assert treehash.tree_hash(str(tree)) == sha256
+    assert tree.stat().st_mode & 0o777 == 0o555 and (tree / "train.py").stat().st_mode & 0o777 == 0o444
+    work = Path(layout.work_dir(str(node.root), "head-job"))
+    work.mkdir(parents=True)
+    (work / "train.py").write_text("print('my own')\n")
+    ready = agent.do("prepare", **node.job(TAG, [PY, "train.py"], ["./link"], trees=[sha256], link_tree=sha256))
+    assert ready["kept"] == ["train.py"]
+    agent.do("follow", tag=TAG, offsets={})
+    agent.do("go", tag=TAG, master_port=None, secret_env={})
+    agent.wait_ended(TAG)
+    assert agent.output(TAG, 0) == b"my own\n" and agent.output(TAG, 1) == b"ran\n"
+
+
+def test_a_newer_tree_replaces_the_older_ones_links(node, agent, code):
+    first = stage(agent, code)
+    agent.do("prepare", **node.job("head-job.1", HOLD, trees=[first], link_tree=first))
+    (code / "train.py").unlink()
+    (code / "new.py").write_text("")
+    second = stage(agent, code)
+    agent.do("prepare", **node.job("head-job.2", HOLD, trees=[second], link_tree=second))
+    work = Path(layout.work_dir(str(node.root), "head-job"))
+    assert sorted(os.listdir(work)) == sorted(os.listdir(code))
+    assert (work / "new.py").resolve().parent.name == second
+
+
+def test_two_agents_may_put_one_tree_at_once(node, code, tmp_path):
+    (code / "big.bin").write_bytes(os.urandom(2 << 20))
+    agents = [node.connect() for _ in range(3)]
+    names = []
+    threads = [threading.Thread(target=lambda a=a: names.append(stage(a, code, chunk=65536))) for a in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(names) == 3 and len(set(names)) == 1 and len(names[0]) == 64
+    agents[0].do("prepare", **node.job(TAG, HOLD, trees=names[:1]))
+    assert sorted(n.split(".")[-1] for n in os.listdir(node.root / "trees")) == sorted([names[0], "listing"])
+
+
+# --- at most once ---
+
+def test_go_is_repeatable_and_starts_once(node, agent):
+    agent.start(node.job(TAG, HOLD))
+    first = agent.do("go", tag=TAG, master_port=None, secret_env={})
+    assert first == {**agent.do("go", tag=TAG, master_port=None, secret_env={}), "re": first["re"]}
+    assert len(agent.do("processes", tag=TAG)["pids"]) == 1
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    agent.wait_ended(TAG)
+    assert len(agent.told(TAG, "supervising")) == 1
+
+
+def test_go_by_several_agents_at_once_starts_once(node):
+    agents = [node.connect() for _ in range(4)]
+    agents[0].do("prepare", **node.job(TAG, HOLD))
+    numbers = [a.post("go", tag=TAG, master_port=None, secret_env={}) for a in agents]
+    replies = [a.wait(lambda a=a, n=n: a.replies.get(n))[0] for a, n in zip(agents, numbers)]
+    assert all(reply["ok"] for reply in replies)
+    assert len({reply["supervisor_pid"] for reply in replies}) == 1
+    agents[0].do("follow", tag=TAG, offsets={})
+    agents[0].wait_told(TAG, "rank_started", rank=0)
+    assert len(agents[0].do("processes", tag=TAG)["pids"]) == 1
+    agents[0].do("stop", tag=TAG, now=True, grace_s=None)
+    agents[0].wait_ended(TAG)
+    assert len(agents[0].told(TAG, "supervising")) == 1
+
+
+def test_a_racing_stop_and_go_end_with_nobody_running(node):
+    for n in range(5):
+        tag = "head-race%d.1" % n
+        one, two = node.connect(), node.connect()
+        one.do("prepare", **node.job(tag, HOLD))
+        number = one.post("go", tag=tag, master_port=None, secret_env={})
+        two.do("stop", tag=tag, now=True, grace_s=None)
+        one.wait(lambda one=one, number=number: one.replies.get(number))
+        two.do("follow", tag=tag, offsets={})
+        assert two.wait_ended(tag)["leftovers"] == []
+        assert node.alive(tag) == []
+        one.close()
+        two.close()
+
+
+def test_the_agent_lives_under_a_path_with_spaces_and_quotes(tmp_path, node):
+    odd = tmp_path / "it's a \"root\" $HOME"
+    shutil.copytree(node.root, odd)
+    node.root, node.agent = odd, odd / node.agent.name
+    agent = node.connect()
+    agent.start(node.job(TAG, ["pwd"], setup="true"))
+    agent.wait_ended(TAG)
+    assert agent.output(TAG).decode() == node.job(TAG)["cwd"] + "\n"
