@@ -37,7 +37,7 @@ def command(face: Face, job: str, output: Optional[str]) -> int:
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float) -> str:
-    """For a person. Ranks that simply run or ended well are counted; with `wide` every rank has its line."""
+    """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own."""
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
     from ascendrun.core.loglines import fold_ranks
 
@@ -88,11 +88,13 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
 
 def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     from ascendrun.cli.output import Column, describe_time, format_table
+    from ascendrun.core.loglines import fold_ranks
 
-    if not detail.ranks:
-        return ""
-    shown = detail.ranks if wide else [rank for rank in detail.ranks if _is_noteworthy(rank)]
-    quiet = len(detail.ranks) - len(shown)
+    shown = [rank for rank in detail.ranks if wide or _is_noteworthy(rank)]
+    quiet: dict[str, list[int]] = {}
+    for rank in detail.ranks:
+        if rank not in shown:
+            quiet.setdefault(describe_rank(rank), []).append(rank.rank)
     table = format_table(shown, [
         Column("RANK", lambda rank: str(rank.rank)),
         Column("NODE", lambda rank: rank.host),
@@ -100,7 +102,7 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
         Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
         Column("HOW", describe_rank),
     ]) if shown else ""
-    return table + (f"{quiet} ranks run or ended well (-o wide shows them)\n" if quiet else "")
+    return table + "".join(f"ranks {fold_ranks(ranks)}: {how}\n" for how, ranks in quiet.items())
 
 
 def _is_noteworthy(rank: RankView) -> bool:

@@ -58,7 +58,7 @@ def command(
     backend = backends.ssh()
     try:
         scans = _scan_all(face, backend, chosen)
-        _show(scans, prints=prints)
+        _show(backend, scans, prints=prints)
         if not prints:
             _record(face, backend, scans, yes=yes, replace=replace)
     finally:
@@ -103,13 +103,14 @@ def _scan(backend: SshBackend, host: Host) -> Scan:
     return Scan(host, key, "known" if any(one.key == key for one in recorded) else "CHANGED", None)
 
 
-def _show(scans: Sequence[Scan], *, prints: bool) -> None:
+def _show(backend: SshBackend, scans: Sequence[Scan], *, prints: bool) -> None:
+    from ascendrun.backends.ssh import known_names
     from ascendrun.cli.output import Column, format_table
 
     if prints:
         for scan in scans:
             if scan.key is not None:
-                print(f"{scan.host.addr or scan.host.name} {scan.key.type} {scan.key.base64}")
+                print(f"{known_names(backend.resolve(scan.host))[0]} {scan.key.type} {scan.key.base64}")
         return
     sys.stdout.write(format_table(scans, [
         Column("HOST", lambda scan: scan.host.name),

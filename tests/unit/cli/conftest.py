@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from story_cluster import StoryCluster
+from story_cluster import Desk, Run, StoryCluster
 
 from ascendrun.cli import main
 from ascendrun.head.settings import Settings
-
-
-@dataclass
-class Run:
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
-    raw_out: bytes
-
-
-@dataclass
-class Desk:
-    """`cluster` stands behind the command line; `say` runs one."""
-
-    cluster: StoryCluster
-    say: Callable[..., Run]
-    folder: Path
-
-    @property
-    def job_file(self) -> Path:
-        return self.folder / "job.yaml"
 
 
 @pytest.fixture

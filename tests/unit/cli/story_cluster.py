@@ -114,6 +114,29 @@ class StoryCluster:
         (self.spool / "complete").touch()
 
 
+@dataclass
+class Run:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+    raw_out: bytes
+
+
+@dataclass
+class Desk:
+    """`cluster` stands behind the command line; `say` runs one."""
+
+    cluster: StoryCluster
+    say: Callable[..., Run]
+    folder: Path
+
+    @property
+    def job_file(self) -> Path:
+        return self.folder / "job.yaml"
+
+
 def state(name: str, **changes: Any) -> Step:
     def step(cluster: StoryCluster) -> None:
         cluster.view = replace(cluster.view, state=name, reason=changes.pop("reason", ""), **changes)

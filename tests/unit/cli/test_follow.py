@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Desk
-from story_cluster import STORIES, end, make_job, once_exists, rank_fails, run, says, state
+from story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
 
 def test_submit_shows_every_line_once_and_ends_as_the_job(desk: Desk) -> None:

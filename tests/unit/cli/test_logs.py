@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Desk
-from story_cluster import make_job
+from story_cluster import Desk, make_job
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import json
 import pyte
 import pytest
 import yaml
-from conftest import Desk
 from hypothesis import given
 from hypothesis import strategies as st
-from story_cluster import make_job
+from story_cluster import Desk, make_job
 
 from ascendrun.cli.output import Column, format_one, format_table, width_of
 from ascendrun.cli.sanitise import HOSTILE, sanitise, sanitise_line

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Desk
-from story_cluster import end, make_job, rank_fails, run
+from story_cluster import Desk, end, make_job, rank_fails, run
 
 from ascendrun.cluster import EventView, ExecResult, HostStatus
 from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
