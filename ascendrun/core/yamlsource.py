@@ -29,7 +29,7 @@ _TRUE = frozenset(("true", "True", "TRUE"))
 _FALSE = frozenset(("false", "False", "FALSE"))
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _TRAPS: Tuple[Tuple["re.Pattern[str]", str, str], ...] = (
@@ -318,8 +318,8 @@ def _bad_characters(lines: List[str], file: str) -> Iterator[Problem]:
     for number, line in enumerate(lines, start=1):
         bad = _UNPRINTABLE.search(line)
         if bad:
-            yield Problem(file, number, bad.start() + 1, f"character U+{ord(bad.group()):04X} cannot stand in YAML",
-                          'inside "quotes" write it as \\x..')
+            yield Problem(file, number, bad.start() + 1, f"character U+{ord(bad.group()):04X} cannot stand here",
+                          'inside "quotes" write it as an escape')
         turned = _BIDI.search(line)
         if turned:
             yield Problem(file, number, turned.start() + 1,

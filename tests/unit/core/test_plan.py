@@ -17,6 +17,8 @@ from ascendrun.core.plan import PORT_TOKEN, Folders, Tree, choose_hosts, make_pl
 from ascendrun.core.planview import render_text
 from ascendrun.core.rankenv import OWN_VARIABLES
 from ascendrun.core.reports import NodeReport, Route
+from ascendrun.node import layout
+from ascendrun.node import ranks as agent_ranks
 
 FOLDERS = Folders(work="/r/work", checkpoints="/r/ckpt", attempt="/r/attempt-1", trees="/r/trees")
 
@@ -52,6 +54,17 @@ def refusal(*args, **kwargs):
 
 def ranks_of(planned):
     return [rank for node in planned.nodes for rank in node.ranks]
+
+
+def test_the_plan_and_the_node_agree_on_the_words_between_them():
+    assert PORT_TOKEN == agent_ranks.PORT_TOKEN
+    hosts = parse_hostfile("a\n", "h")
+    folders = {"a": Folders(work="/r/w", checkpoints="/r/c", attempt=layout.attempt_dir("/r", "h-j1.2"), trees="/r/t")}
+    planned = make_plan(job(), hosts, {"a": report("a")}, job="j1", attempt=2, tag="h-j1.2", folders=folders, trees=())
+    env = ranks_of(planned)[0].env
+    assert env["TORCHELASTIC_ERROR_FILE"] == layout.pulled_path("/r", "h-j1.2", "rank-0.error", 0)
+    assert env["ASCENDRUN_METRICS"] == layout.pulled_path("/r", "h-j1.2", "rank-0.metrics", 0)
+    assert env[layout.TAG_VARIABLE] == "h-j1.2"
 
 
 def test_fewer_hosts_than_nodes_do_not_fit():
@@ -280,9 +293,10 @@ def test_what_is_not_supported_yet_is_refused_by_the_plan_too():
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+variables = st.from_regex(r"X_[A-Z]{1,5}", fullmatch=True)
 
 
-@given(st.lists(words, max_size=5), st.dictionaries(st.from_regex(r"X_[A-Z]{1,5}", fullmatch=True), words, max_size=4))
+@given(st.lists(words, max_size=5), st.dictionaries(variables, words, max_size=4))
 def test_any_word_and_any_variable_reaches_the_process_to_the_bit(command, env):
     rank = ranks_of(plan(job(command=("run", *command), env=env), "a"))[0]
     assert rank.argv == ("run", *command)
@@ -298,7 +312,8 @@ def test_the_printed_commands_mean_the_same_to_a_shell(command):
 
 
 def test_options_are_rendered_as_the_programs_read_them():
-    assert make_arguments({"lr": 2e-5, "n": 3, "flag": False, "names": ("a", 1, True), "text": "a b", "none": None}) == (
+    args = {"lr": 2e-5, "n": 3, "flag": False, "names": ("a", 1, True), "text": "a b", "none": None}
+    assert make_arguments(args) == (
         "--lr=2e-05", "--n=3", "--flag=false", "--names=a,1,true", "--text=a b")
 
 

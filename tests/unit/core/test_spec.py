@@ -180,25 +180,29 @@ def test_every_field_of_a_job_is_a_stages_too():
 
 def test_a_broken_option_table_is_told_in_full():
     with pytest.raises(InvalidInput) as caught:
-        parse_program_options("bad", '{"A-b": {}, "x": {"type": "complex"}, "y": {"type": "int", "help": "", "mni": 1}}')
+        parse_program_options("bad", """{"A-b": {}, "x": {"type": "complex"},
+                                         "y": {"type": "int", "help": "", "mni": 1}}""")
     assert [problem.message for problem in caught.value.problems] == [
         "A-b: is no option name (a-z, 0-9, _)", "x: type is none of int, float, str, bool, path, list",
         "x: help is missing", "y: unknown key 'mni'"]
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
+variables = st.from_regex(r"X_[A-Z0-9_]{0,8}", fullmatch=True)
 
 
-@given(st.lists(words, max_size=6), st.dictionaries(st.from_regex(r"X_[A-Z0-9_]{0,8}", fullmatch=True), words, max_size=5))
+@given(st.lists(words, max_size=6), st.dictionaries(variables, words, max_size=5))
 def test_any_word_and_any_variable_comes_back_to_the_bit(command, env):
     text = yaml.safe_dump({"name": "a", "command": ["run", *command], "env": env}, allow_unicode=False)
     spec = parse(text)
     assert spec.command == ("run", *command) and dict(spec.env) == env
 
 
-pieces = st.sampled_from(["name: a\n", "command: ", "[x]", "[", "]", "{", "}", "a", ": ", "\n", "- ", "  ", "&a ", "*a", "!!str ",
-                          "'", '"', "env:\n", "  A: 1\n", "on", "012", "---\n", "? ", "<<: ", "\t", "\0", "\u202e", "#", "|\n",
-                          "nodes: ", "devices: {", "stages: ", "null", "program: trajectory\n", "args: {lr: ", "~"])
+pieces = st.sampled_from([
+    "name: a\n", "command: ", "[x]", "[", "]", "{", "}", "a", ": ", "\n", "- ", "  ", "&a ", "*a", "!!str ", "'", '"',
+    "env:\n", "  A: 1\n", "on", "012", "---\n", "? ", "<<: ", "\t", "\0", "\u202e", "#", "|\n", "nodes: ",
+    "devices: {", "stages: ", "null", "program: trajectory\n", "args: {lr: ", "~",
+])
 
 
 @settings(max_examples=400)
