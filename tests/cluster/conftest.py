@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import leftovers
 
 CODE = Path(__file__).resolve().parents[2]
-CONTROLLER_DEADLINE_S = 15.0
+CONTROLLER_DEADLINE_S = 5.0
 FOREIGN = ("ASCENDRUN_", "SSH_", "XDG_")
 
 _ids: List[str] = []
@@ -93,14 +93,13 @@ class Watch:
 
 
 def end_controller(cluster: VirtualCluster, state_dir: Path) -> None:
-    """Politely: by its own command, else by SIGTERM. One that ends by neither is found by the check for leftovers."""
+    """By its own command, else by SIGTERM. One that stays all the same, the check for leftovers finds."""
     if not leftovers.controllers(cluster, state_dir):
         return
     argv = [sys.executable, "-m", "ascendrun", "controller", "stop"]
-    done = cluster.head_run(argv, env=head_environ(state_dir), capture_output=True, cwd=str(state_dir.parent))
-    if done.returncode:
+    cluster.head_run(argv, env=head_environ(state_dir), capture_output=True, cwd=str(state_dir.parent))
+    if not await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S):
         leftovers.kill(leftovers.controllers(cluster, state_dir), signal.SIGTERM)
-    await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +194,9 @@ class Ascendrun:
         return pexpect.spawn(
             argv[0], argv[1:], env=self.environ(env), timeout=timeout, encoding="utf-8", dimensions=(30, 100)
         )
+
+    def end_controller(self, cluster: VirtualCluster) -> None:
+        end_controller(cluster, self.state_dir)
 
     def environ(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
         return {**head_environ(self.state_dir), **(more or {})}

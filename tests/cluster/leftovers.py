@@ -51,8 +51,9 @@ def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) 
 
 
 def controllers(cluster: VirtualCluster, state_dir: Path) -> List[Process]:
-    """Processes on the head that were started with this state dir."""
-    return [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
+    """Background loops on the head for this state dir: they may outlive a command; all else that stays is left over."""
+    ours = [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
+    return [one for one in ours if any("controller" in word for word in one.argv)]
 
 
 def namespaces_of(cluster: VirtualCluster) -> Set[str]:

@@ -33,11 +33,11 @@ def main() -> None:
         head_pid = plan.head_pid if plan.head is None else _boot_head(plan.head, pids)
         assert head_pid is not None
         _boot_hosts(plan, head_pid, pids)
+        print(json.dumps(pids), flush=True)  # who reads it may be gone by now, and then all this has no owner
     except BaseException:
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
         raise
-    print(json.dumps(pids))
 
 
 def _spawn(body: Callable[[], None]) -> int:

@@ -115,4 +115,7 @@ def sweep(base: Path, *, everything: bool = False) -> List[str]:
         if everything or (owner is not None and not owner.is_alive):
             cluster.down()
             gone.append(cluster.cluster_id)
+    if everything:
+        for folder in states.folders(base):
+            states.forget(folder)
     return gone
