@@ -52,9 +52,10 @@ class SshBackend:
         self._refused: Dict[Tuple[str, int, str], Tuple[float, AuthFailed]] = {}
         self._jumps: Dict[str, "_Jump"] = {}
         self._reasons: Dict[str, str] = {}
+        self._targets: Dict[Host, SshTarget] = {}
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
-        target = self._config.resolve(host)
+        target = self.resolve(host)
         self._raise_recent_refusal(target)
         try:
             reason = self.why_openssh(host)
@@ -73,7 +74,7 @@ class SshBackend:
         with self._lock:
             if host.name in self._reasons:
                 return self._reasons[host.name]
-        target = self._config.resolve(host)
+        target = self.resolve(host)
         reason = target.why_openssh or self._key_reason(target) or self._jump_reason(target)
         recorded = self.recorded(target)
         if reason is None and recorded.authorities and not recorded.keys:
@@ -88,7 +89,7 @@ class SshBackend:
 
     def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
         """The key that `host` shows, without any login attempt. Raises CannotConnect."""
-        target = self._config.resolve(host)
+        target = self.resolve(host)
         if self.why_openssh(host) is not None:
             from ascendrun.head.openssh import scan_host_key
 
@@ -106,12 +107,15 @@ class SshBackend:
 
         False when it was there already.
         """
-        name = known_names(self._config.resolve(host))[0]
+        name = known_names(self.resolve(host))[0]
         return record_host_keys(Path(self._own.path), [(name, key)], replace=replace) > 0
 
     def resolve(self, host: Host) -> SshTarget:
         """How `host` is reached, by hostfile and ssh config."""
-        return self._config.resolve(host)
+        with self._lock:
+            if host not in self._targets:
+                self._targets[host] = self._config.resolve(host)
+            return self._targets[host]
 
     def close(self) -> None:
         with self._lock:
@@ -178,16 +182,14 @@ class SshBackend:
         return lambda: (jump.dial(target, deadlines), None)
 
     def _jump(self, text: str) -> "_Jump":
+        target = self.resolve(parse_jump(text))
         with self._lock:
-            if text not in self._jumps:
-                target = self._config.resolve(parse_jump(text))
-                self._jumps[text] = _Jump(target, self._make_connection)
-            return self._jumps[text]
+            return self._jumps.setdefault(text, _Jump(target, self._make_connection))
 
     def _jump_reason(self, target: SshTarget) -> Optional[str]:
         if target.jump is None:
             return None
-        jump = self._config.resolve(parse_jump(target.jump))
+        jump = self.resolve(parse_jump(target.jump))
         if jump.jump is not None:
             return f"several jumps in a row ({target.jump}, then {jump.jump})"
         return jump.why_openssh or self._key_reason(jump)

@@ -42,7 +42,8 @@ class ChildStream:
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stderr.fileno(), False)
-        self._wake_read, self._wake_write = os.pipe()
+        self._wake_lock = threading.Lock()
+        self._wakes: Optional[Tuple[int, int]] = os.pipe()
 
     @property
     def pid(self) -> int:
@@ -67,22 +68,31 @@ class ChildStream:
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
-        with self._send_lock:
+        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
+            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+        try:
             while view:
-                if self._input_fd is None or self._closing.is_set():
-                    raise StreamClosed("the stream is closed")
-                try:
-                    view = view[os.write(self._input_fd, view[:PIECE_BYTES]):]
-                    continue
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    raise StreamClosed("the command takes no more input") from error
+                sent = self._write(view[:PIECE_BYTES])
+                view = view[sent:]
                 left_s = until - time.monotonic()
-                if left_s <= 0:
+                if not sent and left_s <= 0:
                     raise DeadlineExceeded(f"the command took no more input within {deadline_s:g} s",
                                            hint="it does not read its standard input")
-                _wait_writable(self._input_fd, min(left_s, _POLL_S))
+                if not sent and self._input_fd is not None:
+                    _wait_writable(self._input_fd, min(left_s, _POLL_S))
+        finally:
+            self._send_lock.release()
+
+    def _write(self, piece: memoryview) -> int:
+        """How many bytes the pipe took, 0 when it is full. Raises StreamClosed."""
+        if self._input_fd is None or self._closing.is_set():
+            raise StreamClosed("the stream is closed")
+        try:
+            return os.write(self._input_fd, piece)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise StreamClosed("the command takes no more input") from error
 
     def close_input(self) -> None:
         with self._send_lock:
@@ -91,12 +101,10 @@ class ChildStream:
                 self._process.stdin.close()
 
     def close(self) -> None:
-        if not self._closing.is_set():
-            self._closing.set()
-            try:
-                os.write(self._wake_write, b"!")
-            except OSError:
-                pass  # the thread has ended, and told so
+        with self._wake_lock:
+            if self._wakes is not None and not self._closing.is_set():
+                self._closing.set()
+                os.write(self._wakes[1], b"!")
 
     def _run(self, receiver: Receiver, error_backlog: bytes) -> None:
         """Feeds the receiver until the child has ended and its pipes are empty; grandchildren may hold the pipes on."""
@@ -104,25 +112,26 @@ class ChildStream:
             if error_backlog:
                 receiver.on_error_data(error_backlog)
             self._pump(receiver)
-            if self._closing.is_set():
-                self._close_pipes()
-                self._make_end()
-            reason, status = self._say_end(self._process.wait())
+        except Exception:
+            self._closing.set()  # the receiver failed: the stream ends, and the failure shows as this thread's
+            raise
         finally:
+            was_asked = self._closing.is_set()
+            self._closing.set()
             self._close_pipes()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-        receiver.on_closed("closed by this side" if self._closing.is_set() else reason, status)
+            self._make_end()
+            reason, status = self._say_end(self._process.wait())
+            receiver.on_closed("closed by this side" if was_asked else reason, status)
 
     def _pump(self, receiver: Receiver) -> None:
-        assert self._process.stdout and self._process.stderr
+        assert self._process.stdout and self._process.stderr and self._wakes
         sinks: Dict[int, Callable[[bytes], None]] = {
             self._process.stdout.fileno(): receiver.on_data,
             self._process.stderr.fileno(): receiver.on_error_data,
         }
         end_fd = _open_pidfd(self._process.pid)
         with selectors.DefaultSelector() as selector:
-            for fd in (*sinks, self._wake_read, *([end_fd] if end_fd is not None else [])):
+            for fd in (*sinks, self._wakes[0], *([end_fd] if end_fd is not None else [])):
                 selector.register(fd, selectors.EVENT_READ)
             try:
                 while not self._closing.is_set():
@@ -150,6 +159,10 @@ class ChildStream:
 
     def _close_pipes(self) -> None:
         self.close_input()
+        with self._wake_lock:
+            wakes, self._wakes = self._wakes, None
+        for fd in wakes or ():
+            os.close(fd)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -103,18 +103,21 @@ class KnownHostsFile:
         self._stamp: Optional[Tuple[int, int, int]] = None
         self._exact: Dict[str, List[KnownKey]] = {}
         self._other: List[KnownKey] = []
+        self._found: Dict[str, Tuple[KnownKey, ...]] = {}
 
     def find(self, name: str) -> Tuple[KnownKey, ...]:
         """The lines that speak of `name` (spelt by `known_name`); empty also when there is no such file."""
         self._refresh()
-        exact = self._exact.get(name, [])
-        return tuple(exact + [entry for entry in self._other if names_match(entry.names, name)])
+        if name not in self._found:
+            others = [entry for entry in self._other if names_match(entry.names, name)]
+            self._found[name] = tuple(self._exact.get(name, []) + others)
+        return self._found[name]
 
     def _refresh(self) -> None:
         try:
             stat = os.stat(self.path)
         except OSError:
-            self._stamp, self._exact, self._other = None, {}, []
+            self._stamp, self._exact, self._other, self._found = None, {}, [], {}
             return
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if stamp == self._stamp:
@@ -132,7 +135,7 @@ class KnownHostsFile:
                 continue
             for name in entry.names.lower().split(","):
                 exact.setdefault(name, []).append(entry)
-        self._exact, self._other, self._stamp = exact, other, stamp
+        self._exact, self._other, self._found, self._stamp = exact, other, {}, stamp
 
 
 def names_match(names: str, name: str) -> bool:
@@ -159,7 +162,7 @@ def _hash_matches(names: str, name: str) -> bool:
         salt, wanted = (base64.b64decode(part) for part in names[3:].split("|"))
     except ValueError:
         return False
-    return hmac.compare_digest(hmac.new(salt, name.encode("utf-8", "replace"), hashlib.sha1).digest(), wanted)
+    return hmac.compare_digest(hmac.digest(salt, name.encode("utf-8", "replace"), "sha1"), wanted)
 
 
 def look_up(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[KnownHostsFile]) -> Recorded:

@@ -261,7 +261,7 @@ _SAYINGS: Sequence[Tuple[str, Type[CannotConnect], str, str]] = (
      "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
      "console, then: ascendrun trust --replace {name}"),
     (r"host key is known for|Host key verification failed", HostKeyUnknown,
-     "its host key was never recorded; nothing was sent", "ascendrun trust {name}"),
+     "a host key was never recorded; nothing was sent ({line})", "ascendrun trust {name}"),
     (r"Permission denied|Too many authentication failures|No more authentication methods", AuthFailed,
      "user {user} was refused ({line})",
      "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}"),

@@ -53,6 +53,7 @@ class ParamikoStream:
         self._channel = channel
         self._receiver = receiver
         self._room_at_start: int = channel.out_window_size
+        self._send_lock = threading.Lock()
         self._begin_lock = threading.Lock()
         self._has_begun = False
         self._is_forgotten = False
@@ -64,10 +65,15 @@ class ParamikoStream:
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
-        while view:
-            size = self._claim_room(len(view), until, deadline_s)
-            self._write(view[:size])
-            view = view[size:]
+        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
+            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+        try:
+            while view:
+                size = self._claim_room(len(view), until, deadline_s)
+                self._write(view[:size])
+                view = view[size:]
+        finally:
+            self._send_lock.release()
 
     def close_input(self) -> None:
         try:
@@ -288,7 +294,7 @@ def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
     if not link.banner_event.wait(banner_s):
         raise CannotConnect(f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
                             hint="the host is frozen or badly overloaded, or something else listens on that port")
-    if link.active:
+    if link.has_banner:
         return
     said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
     if "Not allowed at this time" in said:
@@ -368,7 +374,7 @@ def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence
 
 def _send(link: Link, message: Any) -> None:
     try:
-        link._send_user_message(message)  # type: ignore[attr-defined]
+        link._send_user_message(message)
     except (EOFError, OSError, paramiko.SSHException) as error:
         link.drop(link.why_ended())
         raise StreamClosed("the connection ended while sending") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from ascendrun.head.paramiko_door import paramiko
 from ascendrun.head.sshconfig import SshTarget
@@ -60,7 +62,7 @@ class KeyRing:
     def __init__(self, ask: Optional[Ask] = None) -> None:
         self._ask = ask
         self._lock = threading.Lock()
-        self._files: Dict[str, Any] = {}
+        self._files: Dict[str, Union[Identity, Unusable]] = {}
         self._agents: Dict[Optional[str], Tuple[Optional[_LockedAgent], Tuple[Identity, ...]]] = {}
 
     def identities(self, target: SshTarget) -> Tuple[Tuple[Identity, ...], Tuple[Unusable, ...]]:
@@ -109,7 +111,7 @@ class KeyRing:
             self._agents[path] = (agent, keys)
         return self._agents[path][1]
 
-    def _load(self, path: str, *, is_expected: bool) -> Any:
+    def _load(self, path: str, *, is_expected: bool) -> Union[Identity, Unusable, None]:
         if path not in self._files:
             self._files[path] = load_key(path, self._ask)
         found = self._files[path]
@@ -122,7 +124,7 @@ def default_key_files() -> Tuple[str, ...]:
     return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
 
 
-def load_key(path: str, ask: Optional[Ask]) -> Any:
+def load_key(path: str, ask: Optional[Ask]) -> Union[Identity, Unusable]:
     """An Identity, or an Unusable that says why not. Asks for a passphrase once, never without `ask`."""
     try:
         status = os.stat(path)
@@ -160,9 +162,6 @@ def _is_encrypted(path: str) -> bool:
         return True
     if b"BEGIN OPENSSH PRIVATE KEY" not in text:
         return False
-    import base64
-    import binascii
-
     body = b"".join(line for line in text.splitlines() if line and not line.startswith(b"-----"))
     try:
         return b"bcrypt" in base64.b64decode(body)[:64]
@@ -172,9 +171,6 @@ def _is_encrypted(path: str) -> bool:
 
 def public_blob(path: str) -> Optional[bytes]:
     """The public half of a key file, from the .pub beside it; None when there is none to read."""
-    import base64
-    import binascii
-
     try:
         fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
         return base64.b64decode(fields[1])

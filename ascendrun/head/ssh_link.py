@@ -23,7 +23,7 @@ READ_BYTES = 256 * 1024
 STALL_S = 10.0
 """A write that makes no progress for this long ends the connection: half a packet cannot be taken back."""
 
-IDLE_POLL_S = 2.0
+IDLE_POLL_S = 5.0
 """How often an idle connection looks around; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
 
 _EXTENDED_STDERR = 1
@@ -149,21 +149,25 @@ class Link(paramiko.Transport):
     """A paramiko Transport that tells its phases by events, and gives channels' data to their sinks at once."""
 
     active: bool
+    clear_to_send: threading.Event
     packetizer: Packetizer
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock, packetizer_class=Packetizer)
         self.sinks: Dict[int, Sink] = {}
+        self.has_banner = False
         self.banner_event = threading.Event()
         self.ready_event = threading.Event()
         self.ended_event = threading.Event()
         self.why_closed: Optional[str] = None
+        self._held: List[Any] = []
         self.packetizer.on_idle = self._look_around
         self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows what to say
         self.handshake_timeout = 3600.0
 
     def _check_banner(self) -> None:
         super()._check_banner()  # type: ignore[misc]
+        self.has_banner = True
         self.banner_event.set()
 
     def run(self) -> None:
@@ -193,6 +197,19 @@ class Link(paramiko.Transport):
         self.packetizer.give_up()
         if not self.is_alive():
             self.sock.close()
+
+    def _send_user_message(self, data: Any) -> None:
+        """While keys are exchanged anew, the link's own thread must not wait for that: only it can finish it."""
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            self._held.append(data)
+            return
+        super()._send_user_message(data)  # type: ignore[misc]
+
+    def _parse_newkeys(self, m: Any) -> None:
+        super()._parse_newkeys(m)  # type: ignore[misc]
+        held, self._held = self._held, []
+        for data in held:
+            self._send_user_message(data)
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
         pass  # 36 calls in a handshake, for nobody
@@ -245,7 +262,7 @@ class Link(paramiko.Transport):
             message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
             message.add_int(channel.remote_chanid)
             message.add_int(grown)
-            self._send_user_message(message)  # type: ignore[attr-defined]
+            self._send_user_message(message)
 
     _channel_handler_table = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]

@@ -375,3 +375,32 @@ def test_two_servers_at_one_address_are_known_by_their_ports(lab: Any) -> None:
     backends = lab.backends("paramiko")
     connects(backends, first.host("a"))
     connects(backends, second.host("b"))
+
+
+def test_keys_exchanged_anew_in_mid_stream_stop_nothing(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko.packet import Packetizer
+
+    server = lab.server()
+    monkeypatch.setattr(Packetizer, "REKEY_BYTES", 300_000)
+    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    ear = Ear()
+    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
+    payload = os.urandom(1000) * 6000
+    stream.send(payload, deadline_s=60.0)
+    stream.close_input()
+    assert ear.wait(60.0)[1] == 0
+    assert ear.output == payload
+    connection.close()
+
+
+def test_a_host_that_asks_for_new_keys_often_is_served(lab: Any) -> None:
+    server = lab.server(options=("RekeyLimit 200K",))
+    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    ear = Ear()
+    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
+    payload = os.urandom(1000) * 6000
+    stream.send(payload, deadline_s=60.0)
+    stream.close_input()
+    assert ear.wait(60.0)[1] == 0
+    assert ear.output == payload
+    connection.close()

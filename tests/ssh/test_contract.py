@@ -122,16 +122,17 @@ def test_fifty_megabytes_come_back_byte_for_byte(reach: Any) -> None:
     assert hashlib.sha256(ear.output).digest() == hashlib.sha256(payload).digest()
 
 
-def test_several_threads_may_send_whole_pieces(reach: Any) -> None:
-    stream, ear = reach.open("exec wc -c")
-    threads = [threading.Thread(target=stream.send, args=(bytes(MIB),), kwargs={"deadline_s": 60.0}) for _ in range(4)]
+def test_what_several_threads_send_at_once_is_not_mixed(reach: Any) -> None:
+    stream, ear = reach.open("exec cat")
+    pieces = [letter * MIB for letter in (b"a", b"b", b"c", b"d")]
+    threads = [threading.Thread(target=stream.send, args=(piece,), kwargs={"deadline_s": 60.0}) for piece in pieces]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     stream.close_input()
     assert ear.wait()[1] == 0
-    assert int(ear.output) == 4 * MIB
+    assert sorted(ear.output[at:at + MIB] for at in range(0, 4 * MIB, MIB)) == pieces
 
 
 def test_one_connection_serves_commands_one_after_another(reach: Any) -> None:

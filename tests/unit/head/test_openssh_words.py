@@ -64,8 +64,8 @@ def test_a_path_with_a_space_stays_one_file() -> None:
     ("No ED25519 host key is known for 10.0.0.1 and you have requested strict checking.\nHost key verification "
      "failed.",
      HostKeyUnknown, "never recorded", "ascendrun trust npu01"),
-    ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nThe fingerprint for the ED25519 key sent by the remote host "
-     "is\nSHA256:new+key/x.\nOffending ED25519 key in /s/known_hosts:7\nHost key verification failed.",
+    ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nThe fingerprint for the ED25519 key sent by the remote "
+     "host is\nSHA256:new+key/x.\nOffending ED25519 key in /s/known_hosts:7\nHost key verification failed.",
      HostKeyChanged, "ED25519 SHA256:new+key/x, but on record is another (/s/known_hosts:7)", "trust --replace npu01"),
     ("@ WARNING: REVOKED HOST KEY DETECTED! @\nHost key verification failed.", HostKeyChanged, "revoked", "stolen"),
     ("ssh: Could not resolve hostname npu01: Name or service not known", CannotConnect, "npu01", "addr="),
