@@ -61,7 +61,7 @@ class _Following:
                 looked_s = time.monotonic()
             elif is_quiet:
                 time.sleep(POLL_S)
-        self._drain()
+        self._drain(ended_s=detail.job.ended_at_s)
         return detail
 
     def _look(self) -> JobDetail:
@@ -102,11 +102,15 @@ class _Following:
         self._screen.lines(batch)
         return count
 
-    def _drain(self) -> None:
-        """Shows the attempt to its last byte, waiting for the bytes that are still on their way."""
+    def _drain(self, *, ended_s: Optional[float] = None) -> None:
+        """Shows the attempt to its last byte, waiting for the bytes that are still on their way.
+
+        `ended_s`: when the job ended; of one that ended long ago nothing more is waited for.
+        """
         if self._logs is None:
             return
-        deadline_s = time.monotonic() + COMPLETE_DEADLINE_S
+        age_s = 0.0 if ended_s is None else max(0.0, time.time() - ended_s)
+        deadline_s = time.monotonic() + max(0.0, COMPLETE_DEADLINE_S - age_s)
         while self._logs.folder.is_dir() and not is_complete(self._logs.folder):
             if time.monotonic() > deadline_s:
                 self._screen.say("the last lines may be missing: not every node's log has arrived")

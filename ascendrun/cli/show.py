@@ -38,6 +38,7 @@ def command(face: Face, job: str, output: Optional[str]) -> int:
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float) -> str:
     """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own."""
+    from ascendrun.cli.follow import has_ended
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
     from ascendrun.core.loglines import fold_ranks
 
@@ -46,7 +47,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float) -> str:
         parts.append(format_table(detail.nodes, [
             Column("NODE", lambda node: node.host),
             Column("RANKS", lambda node: fold_ranks(node.ranks)),
-            Column("LIVENESS", lambda node: node.liveness),
+            Column("LIVENESS", lambda node: "-" if has_ended(detail.job) else node.liveness),
             Column("PHASE", lambda node: node.phase),
         ]))
     parts.append(_describe_ranks(detail, wide=wide))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
@@ -65,7 +66,7 @@ def test_bytes_that_arrive_after_the_job_has_ended_are_shown(desk: Desk) -> None
         timer = threading.Timer(0.3, write)
         timer.start()
 
-    desk.cluster.story = [run(), says(b"early\n", 0), late, state("SUCCEEDED", ended_at_s=1.0)]
+    desk.cluster.story = [run(), says(b"early\n", 0), late, state("SUCCEEDED", ended_at_s=time.time())]
     assert desk.say("submit", "job.yaml").out == "[0] early\n[0] last words\n[0] no newline\n"
 
 
@@ -127,3 +128,11 @@ def test_wait_gives_up_at_its_deadline(desk: Desk) -> None:
     result = desk.say("wait", "j-0001", "--timeout", "2m")
     assert result.code == 124
     assert desk.cluster.calls == [("wait", "j-0001", 120.0)]
+
+
+def test_what_never_arrived_of_a_job_that_ended_long_ago_is_said_not_waited_for(desk: Desk) -> None:
+    desk.cluster.view = make_job(state="SUCCEEDED", attempt=1, ended_at_s=1.0)
+    desk.cluster.write(0, b"here\n")
+    result = desk.say("logs", "-f", "demo")
+    assert (result.code, result.out) == (0, "[0] here\n")
+    assert "the last lines may be missing" in result.err
