@@ -62,9 +62,10 @@ class SshBackend:
             if reason is not None:
                 return self._connect_openssh(host, target, deadlines)
             return self._connect_paramiko(host, target, deadlines)
-        except AuthFailed as error:
-            with self._lock:
-                self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
+        except CannotConnect as error:
+            self._read_anew(host)
+            if isinstance(error, AuthFailed):
+                self._note_refusal(target, error)
             raise
 
     def why_openssh(self, host: Host) -> Optional[str]:
@@ -207,6 +208,22 @@ class SshBackend:
                 self._keys = KeyRing(self._ask)
             return self._keys
 
+    def _read_anew(self, host: Host) -> None:
+        """After a failure: somebody may mend the config, so what it said of `host` is not kept."""
+        with self._lock:
+            self._config = SshConfig(self._config_path)
+            self._targets.pop(host, None)
+            self._reasons.pop(host.name, None)
+            self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
+
+    def _note_refusal(self, target: SshTarget, error: AuthFailed) -> None:
+        from ascendrun.head.ssh import NoKey
+
+        self._key_ring().forget_failures()
+        if not isinstance(error, NoKey):
+            with self._lock:
+                self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
+
     def _raise_recent_refusal(self, target: SshTarget) -> None:
         with self._lock:
             until, error = self._refused.get(_login(target), (0.0, None))
@@ -254,7 +271,7 @@ class _Jump:
     def _alive(self, deadlines: Deadlines) -> "ParamikoConnection":
         asked_at = time.monotonic()
         with self._lock:
-            if self._connection is not None and self._connection.link.active:
+            if self._connection is not None and self.is_up:
                 return self._connection
             if self._failure is not None and self._failed_at > asked_at:
                 raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while we waited
@@ -264,6 +281,11 @@ class _Jump:
                 self._failure, self._failed_at = error, time.monotonic()
                 raise
             return self._connection
+
+    @property
+    def is_up(self) -> bool:
+        connection = self._connection
+        return connection is not None and connection.link.active
 
     def close(self) -> None:
         with self._lock:

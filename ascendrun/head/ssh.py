@@ -41,6 +41,10 @@ class NoCommonAlgorithm(CannotConnect):
     """The host and paramiko share no algorithm of some kind; the OpenSSH binary may know older ones."""
 
 
+class NoKey(AuthFailed):
+    """There was nothing to log in with, so nothing was tried."""
+
+
 class _Dropped(Exception):
     """sshd hung up before it named itself: usually too many logins at once (MaxStartups); worth another try."""
 
@@ -367,9 +371,9 @@ def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence
                           hint="is that the right user? to allow a key there: "
                                f"ssh-copy-id -p {target.port} {target.user}@{target.address}")
     if unusable:
-        return AuthFailed(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
-    return AuthFailed(f"{target.label}: no key to log in with (no ssh-agent, no key file)",
-                      hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config")
+        return NoKey(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
+    return NoKey(f"{target.label}: no key to log in with (no ssh-agent, no key file)",
+                 hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config")
 
 
 def _send(link: Link, message: Any) -> None:

@@ -88,6 +88,12 @@ class KeyRing:
             chosen += by_blob.values()
         return tuple(chosen[:MAX_TRIES]), tuple(unusable)
 
+    def forget_failures(self) -> None:
+        """After a failed login: the agent and unusable files are asked anew next time, since somebody may mend them."""
+        with self._lock:
+            self._agents.clear()  # not closed: another host's login may be using one
+            self._files = {path: found for path, found in self._files.items() if isinstance(found, Identity)}
+
     def close(self) -> None:
         """Gives up the agent's sockets."""
         with self._lock:

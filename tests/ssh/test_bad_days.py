@@ -218,6 +218,17 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
     assert caught.value.hint == f"ssh-add {locked}"
 
 
+def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> None:
+    server = lab.server()
+    lab.write_config("Host node1", "  Port 1")
+    backends = lab.backends("auto")
+    host = Host("node1", addr="127.0.0.1", user=server.host().user)
+    with pytest.raises(CannotConnect, match="port 1 .*refused"):
+        connects(backends, host)
+    lab.write_config("Host node1", f"  Port {server.port}")
+    connects(backends, host)
+
+
 def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
@@ -253,7 +264,7 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(lab: Any) -> None:
     assert asked == [f"Passphrase for {locked}: "]
 
 
-def test_the_agents_copy_of_a_locked_key_is_used_without_asking(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_key_works_without_asking_once_the_agent_holds_it(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = lab.server()
     locked = make_key(lab.folder / "locked", passphrase="open sesame")
     (server.folder / "authorized_keys").write_text(Path(f"{locked}.pub").read_text())
@@ -263,13 +274,15 @@ def test_the_agents_copy_of_a_locked_key_is_used_without_asking(lab: Any, monkey
     try:
         wait_until(path.exists, what="the agent listens")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        backends = lab.backends("paramiko")
+        with pytest.raises(AuthFailed, match="encrypted"):
+            connects(backends, server.host())
         open_copy = lab.folder / "open_copy"
         open_copy.write_bytes(locked.read_bytes())
         open_copy.chmod(0o600)
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(open_copy)], check=True,
                        stdout=subprocess.DEVNULL)
         subprocess.run(["ssh-add", "-q", str(open_copy)], check=True, stderr=subprocess.DEVNULL)
-        backends = lab.backends("paramiko")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: connects(backends, server.host()), range(4)))
         backends.close()

@@ -90,6 +90,17 @@ def test_a_receiver_may_close_its_stream_from_within(reach: Any) -> None:
     assert closed.wait(10)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_receiver_that_fails_loses_its_stream_and_is_told(reach: Any) -> None:
+    closed = threading.Event()
+
+    def fail(_: bytes) -> None:
+        raise RuntimeError("a fault of the receiver")
+
+    reach.connect().open("echo on; exec cat", Receiver(fail, fail, lambda *_: closed.set()), deadline_s=10.0)
+    assert closed.wait(20)
+
+
 @pytest.mark.parametrize(
     "command, status", [("true", 0), ("exit 3", 3), ("exit 255", 255), ("no-such-command-here", 127)])
 def test_the_exit_status_is_told(reach: Any, command: str, status: int) -> None:

@@ -1,0 +1,94 @@
+"""This machine as a host: its folder, its environment, and what outlives a closed connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import DEADLINES, Ear
+from sshd import wait_until
+
+from ascendrun.core.errors import CannotConnect
+from ascendrun.core.hosts import Host
+
+
+def run(lab: Any, command: str, name: str = "here") -> Ear:
+    connection = lab.backends().connect(Host(name, addr="local"), deadlines=DEADLINES)
+    ear = Ear()
+    connection.open(command, ear.receiver(), deadline_s=10.0)
+    ear.wait()
+    connection.close()
+    return ear
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "-x", "a\nb", "a b"])
+def test_a_name_that_leads_out_of_the_state_dir_is_refused(lab: Any, name: str) -> None:
+    with pytest.raises(CannotConnect, match="not a name for a local host"):
+        lab.backends().connect(Host(name, addr="local"), deadlines=DEADLINES)
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_its_path(lab: Any) -> None:
+    lab.settings.state_dir.mkdir(exist_ok=True)
+    (lab.settings.state_dir / "local").write_text("in the way")
+    with pytest.raises(CannotConnect, match=str(lab.settings.state_dir)):
+        lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+
+
+def test_a_detached_process_outlives_the_connection_and_holds_up_nothing(lab: Any) -> None:
+    connection = lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+    ear = Ear()
+    connection.open("setsid sh -c 'trap \"\" HUP TERM; exec sleep 300' & echo $!; exec cat", ear.receiver(),
+                    deadline_s=10.0)
+    wait_until(lambda: ear.output.endswith(b"\n"), what="the process is detached")
+    pid = int(ear.output)
+    wait_until(lambda: os.getsid(pid) == pid, what="it has a session of its own")
+    connection.close()
+    ear.wait()
+    try:
+        os.kill(pid, 0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_end(lab: Any) -> None:
+    ear = run(lab, "sleep 300 & echo $!")
+    pid = int(ear.output)
+    os.kill(pid, signal.SIGKILL)
+    assert ear.ends[0][1] == 0
+
+
+def test_a_command_that_ignores_the_end_of_its_input_is_ended_by_close(lab: Any) -> None:
+    connection = lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
+    ear = Ear()
+    stream = connection.open("trap '' TERM; echo on; while :; do sleep 1; done", ear.receiver(), deadline_s=10.0)
+    wait_until(lambda: ear.output, what="it runs")
+    stream.close()
+    ear.wait()
+
+
+def test_each_host_has_a_private_folder_and_the_heads_python(lab: Any) -> None:
+    for name in ("one", "two"):
+        output = run(lab, "echo $ASCENDRUN_NODE_ROOT; command -v python3; pwd", name).output.decode().splitlines()
+        root = lab.settings.state_dir / "local" / name
+        assert output == [str(root), str(Path(sys.executable).parent / "python3"), str(Path.home())]
+        assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> None:
+    code = ("import sys; from pathlib import Path; from ascendrun.backends import Backends;"
+            "from ascendrun.core.hosts import Host; from ascendrun.head.settings import Settings;"
+            "from ascendrun.head.transport import Deadlines;"
+            f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
+            "assert 'paramiko' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_paramiko_comes_without_invoke(lab: Any) -> None:
+    code = ("import sys; from ascendrun.head.paramiko_door import paramiko;"
+            "assert paramiko.Transport and 'invoke' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
