@@ -1,9 +1,15 @@
-"""Transcripts in documents: commands after `$ `, below each what it prints; `...` stands for anything left out."""
+"""Transcripts in documents: commands after `$ `, below each what it prints.
+
+`...` stands for anything left out, a number for any number (losses and times differ from machine to machine), a run of
+blanks for any run of blanks.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
 
 
 def read_transcript(markdown: str) -> List[Tuple[str, List[str]]]:
@@ -39,5 +45,12 @@ def find_mismatch(expected: Sequence[str], output: Sequence[str]) -> Optional[st
 
 
 def _is_like(wanted: str, line: str) -> bool:
-    pattern = ".*".join(re.escape(piece) for piece in wanted.split("..."))
+    pattern = ".*".join(_pattern(piece) for piece in wanted.split("..."))
     return re.fullmatch(pattern, line.rstrip()) is not None
+
+
+def _pattern(text: str) -> str:
+    """The text as a regular expression, its numbers and blanks made loose."""
+    pieces = re.split(rf"({NUMBER}|\s+)", text)
+    loose: Dict[int, Callable[[str], str]] = {0: re.escape, 1: lambda piece: r"\s+" if piece.isspace() else NUMBER}
+    return "".join(loose[n % 2](piece) for n, piece in enumerate(pieces))
