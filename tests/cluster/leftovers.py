@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Dict, List, Sequence, Set
@@ -15,6 +16,9 @@ from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_o
 
 SETTLE_S = 10.0
 """How long after a test its processes may take to end: an sshd session outlives its connection by a moment."""
+
+
+OUR_INTERFACE = re.compile(r"^(vcbr|v[crs]\d+)$")
 
 
 class Leftovers(AssertionError):
@@ -70,7 +74,7 @@ def traces(cluster_ids: Sequence[str], namespaces: Set[str]) -> List[str]:
         if any(cluster_id in line for cluster_id in cluster_ids)
     ]
     groups = [f"control group {path}" for cluster_id in cluster_ids for path in groups_present(cluster_id)]
-    cables = [f"interface {name}" for name in os.listdir("/sys/class/net") if name.startswith(("vc", "vr", "vs"))]
+    cables = [f"interface {name}" for name in os.listdir("/sys/class/net") if OUR_INTERFACE.match(name)]
     return mounts + groups + cables + _inside(namespaces)
 
 

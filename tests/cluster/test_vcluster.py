@@ -109,7 +109,7 @@ def _find(cluster, name, command):
 
 
 def test_the_machine_gets_no_interface_route_or_mount(cluster):
-    assert not [name for name in os.listdir("/sys/class/net") if name.startswith(("vc", "vr", "vs"))]
+    assert not [name for name in os.listdir("/sys/class/net") if leftovers.OUR_INTERFACE.match(name)]
     assert str(cluster.folder) not in Path("/proc/self/mountinfo").read_text()
     assert "4D0A" not in Path("/proc/net/route").read_text()  # 10.77 as the kernel writes it
 
@@ -124,7 +124,8 @@ def test_cpu_time_is_counted_for_head_and_hosts_apart(cluster):
 
 def test_login_shells_noise_accounts_and_sshd_options_are_as_asked(cluster_of):
     options = {"shells": {"node1": "sh", "node2": "bash"}, "rc_noise": {"node2": "it's Monday"}, "users": {"ann": "sh"}}
-    cluster = cluster_of(2, sshd_options=["MaxSessions 1"], **options)
+    cluster = cluster_of(2, sshd_options=["MaxSessions 1"], pythons={"node1": "/bin/echo"}, **options)
+    assert says(cluster, "node1", "python3 is what was asked for") == "is what was asked for"
     assert says(cluster, "node1", "echo $0").endswith("sh") and "bash" not in says(cluster, "node1", "echo $0")
     assert says(cluster, "node2", "echo fine").splitlines() == ["it's Monday", "fine"]
     assert says(cluster, "ann@node1", "id -un; pwd").splitlines() == ["ann", "/home/ann"]
@@ -574,3 +575,18 @@ def test_two_clusters_at_once_do_not_meet(cluster, cluster_of):
     )
     other.cut("node1")
     assert dial(other, "node1") == "no answer" and dial(cluster, "node1") == "SSH-"
+
+
+def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_private_there():
+    script = (
+        "from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
+        "with VirtualCluster.up(1) as cluster:\n"
+        "    cluster.host_run('node1', ['sh', '-c', 'ls /srv && touch /srv/more && ls /srv/more'], check=True)\n"
+    )
+    mounted = f'mount --bind {CODE}/ascendrun/sim /srv && {sys.executable} -c "$SCRIPT"'
+    environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
+    argv = ["unshare", "--mount", "sh", "-c", mounted]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "vcluster" in done.stdout.split() and "/srv/more" in done.stdout.split()
+    assert not (CODE / "ascendrun/sim/more").exists()

@@ -44,15 +44,6 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
-def join(pid: int, kind: str) -> None:
-    """Enter the `kind` ("net", "mnt", ...) namespace of process `pid`."""
-    fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
-    try:
-        join_opened(fd)
-    finally:
-        os.close(fd)
-
-
 def join_opened(fd: int) -> None:
     """Enter the namespace that `fd` holds open; it may have outlived its processes."""
     _checked(_libc.setns(fd, 0), f"setns of descriptor {fd}")

@@ -10,8 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Sequence
 
-from ascendrun.sim.vcluster import namespaces as ns
-
 HEAD_ADDRESS = "10.77.0.1"
 BRIDGE = "vcbr"
 NOWHERE = "02:77:de:ad:00:00"
@@ -104,7 +102,3 @@ def listens(init_pid: int, port: int = 22) -> bool:
         if any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines):
             return True
     return False
-
-
-def enter_network(pid: int) -> None:
-    ns.join(pid, "net")
