@@ -65,7 +65,7 @@ def _run(arguments: list[str], face: object) -> int:
 
         return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     try:
-        with cli.make_context(PROGRAM, arguments, obj=face) as context:
+        with cli.make_context(PROGRAM, arguments or ["--help"], obj=face) as context:
             result = cli.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

@@ -8,6 +8,8 @@ from typing import Any, Optional
 
 import click
 
+from ascendrun import __version__
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -92,7 +94,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
 )
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), help="Colour the output.  [default: auto]")
 @click.option("--state-dir", metavar="DIR", help="Folder of the head's state.  [default: ~/.local/state/ascendrun]")
-@click.version_option(package_name="ascendrun", prog_name="ascendrun", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="ascendrun", message="%(prog)s %(version)s")
 @click.pass_obj
 def cli(face: Any, color: Optional[str], state_dir: Optional[str]) -> None:
     """Start, watch and repair distributed training on a cluster, from this machine, over plain SSH.

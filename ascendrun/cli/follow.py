@@ -12,6 +12,7 @@ from ascendrun.cli.logview import FOLD_WINDOW_S, LogView
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
+from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 from ascendrun.core.job import TERMINAL
 from ascendrun.core.loglines import FoldedLine, Folder, LogLine, fold, merge
 from ascendrun.core.names import fold_names
@@ -23,6 +24,8 @@ JOB_POLL_S = 0.25
 NEW_STREAMS_POLL_S = 0.5
 COMPLETE_DEADLINE_S = 15.0
 """How long after the end of an attempt the last bytes of its logs may take to arrive."""
+BLIND_DEADLINE_S = 60.0
+"""How long a controller that does not answer is put up with."""
 BATCH_LINES = 2000
 
 ENDED = frozenset(state.value for state in TERMINAL)
@@ -50,6 +53,7 @@ class _Following:
         self._state: Optional[str] = None
         self._logs: Optional[AttemptLogs] = None
         self._attempt = 0
+        self._blind_since_s: Optional[float] = None
 
     def run(self) -> JobDetail:
         detail = self._look()
@@ -57,7 +61,7 @@ class _Following:
         while not has_ended(detail.job):
             is_quiet = self._show_new_lines() == 0
             if time.monotonic() - looked_s >= JOB_POLL_S:
-                detail = self._look()
+                detail = self._look_again(detail)
                 looked_s = time.monotonic()
             elif is_quiet:
                 time.sleep(POLL_S)
@@ -75,6 +79,21 @@ class _Following:
             if not has_ended(job):
                 self._screen.say(describe_state(job))
         self._screen.progress("" if has_ended(job) else describe_bottom(job, time.time()))
+        return detail
+
+    def _look_again(self, before: JobDetail) -> JobDetail:
+        """As `_look`; while the controller does not answer, what was known before: the job does not depend on it."""
+        try:
+            detail = self._look()
+        except (CannotConnect, DeadlineExceeded) as error:
+            now_s = time.monotonic()
+            if self._blind_since_s is None:
+                self._blind_since_s = now_s
+                self._screen.say(f"{error.message}; the job goes on, still trying")
+            if now_s - self._blind_since_s > BLIND_DEADLINE_S:
+                raise
+            return before
+        self._blind_since_s = None
         return detail
 
     def _begin(self, job: JobView) -> None:

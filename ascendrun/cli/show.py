@@ -71,6 +71,7 @@ def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:
         ("job", f"{job.id} ({job.name})"),
         ("state", f"{job.state}: {job.reason}" if job.reason else job.state),
         ("attempt", str(job.attempt)),
+        ("run", f"{detail.run} (its folder's name on the nodes)"),
         ("on", f"{fold_names(job.hosts)}, {job.world_size} ranks"),
         ("created", describe_time(job.created_at_s)),
         ("started", f"{describe_time(job.started_at_s)}, ran {ran}"),

@@ -63,7 +63,8 @@ class StoryCluster:
             self.story.pop(0)(self)
         nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
         return JobDetail(
-            self.view, nodes, self.ranks, self.events, self.first_failure, self.unconfirmed, {"name": "demo"}
+            job=self.view, run=f"abcd-{self.view.id}", nodes=nodes, ranks=self.ranks, events=self.events,
+            first_failure=self.first_failure, unconfirmed=self.unconfirmed, spec={"name": "demo"},
         )
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:

@@ -8,6 +8,8 @@ import time
 import pytest
 from story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
+from ascendrun.core.errors import CannotConnect
+
 
 def test_submit_shows_every_line_once_and_ends_as_the_job(desk: Desk) -> None:
     desk.cluster.story = STORIES["good"]()
@@ -136,3 +138,13 @@ def test_what_never_arrived_of_a_job_that_ended_long_ago_is_said_not_waited_for(
     result = desk.say("logs", "-f", "demo")
     assert (result.code, result.out) == (0, "[0] here\n")
     assert "the last lines may be missing" in result.err
+
+
+def test_a_controller_that_dies_meanwhile_does_not_end_the_follower(desk: Desk) -> None:
+    def is_dead(cluster: object) -> None:
+        raise CannotConnect("the controller ended")
+
+    desk.cluster.story = [run(), run(), is_dead, is_dead, says(b"still here\n"), *end("SUCCEEDED")]
+    result = desk.say("logs", "-f", "demo")
+    assert (result.code, result.out) == (0, "[0-3] still here\n")
+    assert result.err.count("the controller ended; the job goes on, still trying") == 1

@@ -272,3 +272,16 @@ def test_the_verbs_have_two_examples_each(desk: Desk) -> None:
 @pytest.mark.parametrize(("alias", "verb"), [("run", "submit"), ("ls", "ps"), ("kill", "stop"), ("cancel", "stop")])
 def test_aliases_are_the_verbs_that_others_know(desk: Desk, alias: str, verb: str) -> None:
     assert desk.say(alias, "--help").out == desk.say(verb, "--help").out
+
+
+def test_no_verb_at_all_shows_the_help(desk: Desk) -> None:
+    result = desk.say()
+    assert result.code == 0
+    assert result.out.startswith("Usage: ascendrun [OPTIONS] VERB")
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["--color", "never", "--version"]])
+def test_the_version_is_told(desk: Desk, argv: list[str]) -> None:
+    from ascendrun import __version__
+
+    assert desk.say(*argv).out == f"ascendrun {__version__}\n"
