@@ -124,7 +124,7 @@ def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
-    options = ("--epochs=30", "--dropout=0.2", "--checkpoint_every=0")
+    options = ("--epochs=30", "--eval_every=45", "--dropout=0.2", "--checkpoint_every=0")
     straight = start(*options, ranks=ranks, name="straight").succeed()
     broken = stop_and_go_on(start, *options, ranks=ranks, name="broken", stopped_rank=ranks - 1)
     assert_same_bits(last_state(straight.folder), last_state(broken.folder))
@@ -132,7 +132,7 @@ def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
 
 
 def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(start):
-    options = ("--epochs=30", "--checkpoint_every=4", "--keep_checkpoints=3")
+    options = ("--epochs=30", "--eval_every=45", "--checkpoint_every=4", "--keep_checkpoints=3")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="torn")
     first.until_step(20)
@@ -149,7 +149,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
 
 def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
     """Node-local folders: only rank 0's holds anything."""
-    options = ("--epochs=30", "--checkpoint_every=0")
+    options = ("--epochs=30", "--eval_every=45", "--checkpoint_every=0")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="local")
     first.until_step(3)

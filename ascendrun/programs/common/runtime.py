@@ -179,6 +179,8 @@ def join(rank: int, world: int, family: str, timeout_s: float) -> dist.ProcessGr
     dist.init_process_group(BACKENDS[family], store=own, rank=rank, world_size=world, timeout=timeout)
     group = dist.group.WORLD if family == "cpu" else dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
+    # Rank 0 holds the store: were it to fail before all have joined, its peers would tell of a lost store only.
+    dist.barrier(group=group)
     return group
 
 
