@@ -1,0 +1,1 @@
+"""ascendrun beside its peers, on the same work in one run; README.md says how to read the numbers."""

@@ -1,0 +1,104 @@
+"""The test bed: a virtual cluster, and the cost of commands that run on its head."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, List, Mapping, Optional, Sequence, Type
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.machines import HEAD
+from ascendrun.sim.vcluster.spec import root_home
+
+HOSTS = "hosts"
+STOPWATCH = Path(__file__).with_name("stopwatch.py")
+TIMEOUT_S = 180.0
+SETTLE_S = 2.0
+"""How long after a command its CPU time may still be counted: sshd ends a session after its client has gone."""
+QUIET_SHARE = 0.02
+"""A side that uses less of one core than this is quiet."""
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One command on the head. `head_cpu_s`, `hosts_cpu_s`: all that ran there meanwhile, None where nothing counts it.
+
+    `status`: the exit code, or minus the signal that ended it. `tail`: the end of its output.
+    """
+
+    wall_s: float
+    head_cpu_s: Optional[float]
+    hosts_cpu_s: Optional[float]
+    status: int
+    tail: str
+
+
+class Bed:
+    """A cluster of `count` hosts that all trust the head, and a folder of the head for files of the benchmark."""
+
+    def __init__(self, count: int) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="ascendrun-bench-")
+        self.folder = Path(self._temporary.name)
+        self.cluster = VirtualCluster.up(count)
+        self._stopwatch = subprocess.Popen(
+            self.cluster.head_argv([sys.executable, "-I", "-S", str(STOPWATCH)], cwd="/"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Bed:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.cluster.down()  # with it every command on the head ends, the stopwatch too
+        self._stopwatch.communicate()
+        self._temporary.cleanup()
+
+    def environ(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+        """What root finds in its environment on the head."""
+        path = os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"))
+        return {"PATH": path, "HOME": root_home(), "USER": "root", "LANG": "C.UTF-8", **(more or {})}
+
+    def run(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None) -> Cost:
+        """The command on the head, untimed for the CPU: for what comes before and after a measurement."""
+        asked = {"argv": list(argv), "env": self.environ(env), "timeout_s": TIMEOUT_S}
+        assert self._stopwatch.stdin and self._stopwatch.stdout
+        self._stopwatch.stdin.write(json.dumps(asked) + "\n")
+        self._stopwatch.stdin.flush()
+        answer = json.loads(self._stopwatch.stdout.readline())
+        return Cost(answer["wall_s"], None, None, answer["status"], answer["tail"])
+
+    def measure(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None) -> Cost:
+        """The command on a resting head, with the CPU time of both sides until they rest again."""
+        self.settle()
+        head_s, hosts_s = self.cpu_seconds()
+        cost = self.run(argv, env=env)
+        self.settle()
+        head_end_s, hosts_end_s = self.cpu_seconds()
+        return Cost(cost.wall_s, head_end_s - head_s, hosts_end_s - hosts_s, cost.status, cost.tail)
+
+    def settle(self) -> None:
+        """Returns when head and hosts are quiet, or after SETTLE_S: live connections beat now and then."""
+        deadline = time.monotonic() + SETTLE_S
+        before = sum(self.cpu_seconds())
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            now = sum(self.cpu_seconds())
+            if now - before < QUIET_SHARE * _LOOK_S:
+                return
+            before = now
+
+    def cpu_seconds(self) -> List[float]:
+        """CPU time used so far by the head, then by all hosts together."""
+        return [self.cluster.cpu_seconds(HEAD), self.cluster.cpu_seconds(HOSTS)]

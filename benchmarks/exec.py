@@ -1,0 +1,204 @@
+"""`true` on many hosts, cold and warm: ascendrun, pdsh, clush, asyncssh, ssh with ControlMaster.
+
+    python -m benchmarks.exec [--hosts 1,8,64,256] [--repeat 5] [--results FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from benchmarks.bed import Bed, Cost
+from benchmarks.ours import Ours
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
+
+COLUMNS = ("hosts", "what", "repeat", "wall_s", "head_cpu_s", "hosts_cpu_s", "status", "load", "note")
+CURVE = "KexAlgorithms=curve25519-sha256"
+ASYNCSSH_FAN = Path(__file__).with_name("peers") / "asyncssh_fan.py"
+MASTERS_AT_ONCE = 8
+"""ssh clients at once over live masters: more only fight for the two cores."""
+
+FIRST, COLD, WARM = "ascendrun, first time", "ascendrun, cold", "ascendrun, warm"
+PDSH, PDSH_CURVE = "pdsh", "pdsh, curve25519"
+CLUSH, CLUSH_CURVE = "clush -f64", "clush -f64, curve25519"
+ASYNCSSH, SSH, SSH_CURVE, MASTER = "asyncssh", "ssh", "ssh, curve25519", "ssh over ControlMasters"
+WARM_ONES = (MASTER, WARM)
+ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, *WARM_ONES)
+
+Measured = Iterator[Tuple[str, Cost]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements that belong together, in their order; `measure` leaves the bed as it found it."""
+
+    needs: str
+    measure: Callable[[Bed, Sequence[str]], Measured]
+    most_hosts: Optional[int] = None
+
+    @property
+    def is_installed(self) -> bool:
+        return shutil.which(self.needs) is not None or importlib.util.find_spec(self.needs) is not None
+
+
+def plain(what: str, argv: Callable[[Sequence[str]], List[str]], env: Optional[Mapping[str, str]] = None) -> Callable[
+    [Bed, Sequence[str]], Measured
+]:
+    """A peer that keeps nothing between two commands."""
+
+    def measure(bed: Bed, hosts: Sequence[str]) -> Measured:
+        yield what, bed.measure(argv(hosts), env=env)
+
+    return measure
+
+
+def pdsh_argv(hosts: Sequence[str]) -> List[str]:
+    return ["pdsh", "-S", "-R", "ssh", "-w", ",".join(hosts), "true"]
+
+
+def clush_argv(hosts: Sequence[str]) -> List[str]:
+    return ["clush", "-S", "-f", "64", "-w", ",".join(hosts), "true"]
+
+
+def clush_curve_argv(hosts: Sequence[str]) -> List[str]:
+    return ["clush", "-S", "-f", "64", "-o", f"-o {CURVE}", "-w", ",".join(hosts), "true"]
+
+
+def control_master(bed: Bed, hosts: Sequence[str]) -> Measured:
+    """Warm as OpenSSH offers it: a live master for each host, a client process for each command."""
+    names = bed.folder / "masters"
+    names.write_text("".join(f"{host}\n" for host in hosts))
+    clients = ["xargs", "-a", str(names), "-P", str(MASTERS_AT_ONCE), "-I{}"]
+    clients += ["ssh", "-o", f"ControlPath={bed.folder}/%h"]
+    opened = bed.run([*clients, "-o", CURVE, "-o", "ControlMaster=yes", "-o", "ControlPersist=300", "-fN", "{}"])
+    if opened.status:
+        raise RuntimeError(f"ssh opened no masters: {opened.tail}")
+    try:
+        yield MASTER, bed.measure([*clients, "{}", "true"])
+    finally:
+        bed.run([*clients, "-O", "exit", "{}"])
+
+
+def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
+    """First without an agent on the hosts, then without a controller, then with both."""
+    ours = Ours(bed)
+    argv = ours.argv("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
+    ours.forget(hosts)
+    try:
+        yield FIRST, bed.measure(argv, env=ours.environ())
+        ours.stop_controller()
+        yield COLD, bed.measure(argv, env=ours.environ())
+        yield WARM, bed.measure(argv, env=ours.environ())
+    finally:
+        ours.stop_controller()
+
+
+GROUPS = (
+    Group("ssh", plain(SSH, lambda hosts: ["ssh", hosts[0], "true"]), most_hosts=1),
+    Group("ssh", plain(SSH_CURVE, lambda hosts: ["ssh", "-o", CURVE, hosts[0], "true"]), most_hosts=1),
+    Group("pdsh", plain(PDSH, pdsh_argv)),
+    Group("pdsh", plain(PDSH_CURVE, pdsh_argv, {"PDSH_SSH_ARGS_APPEND": f"-o {CURVE}"})),
+    Group("clush", plain(CLUSH, clush_argv)),
+    Group("clush", plain(CLUSH_CURVE, clush_curve_argv)),
+    Group("asyncssh", plain(ASYNCSSH, lambda hosts: [sys.executable, str(ASYNCSSH_FAN), *hosts])),
+    Group("ssh", control_master),
+    Group("ascendrun", ascendrun),
+)
+
+
+def run(counts: Sequence[int], repeats: int, sheet: Sheet) -> None:
+    """Every repetition goes through all contenders, each time beginning with another one."""
+    with Bed(max(counts)) as bed:
+        for count in counts:
+            hosts = bed.cluster.hosts[:count]
+            able = [one for one in GROUPS if one.is_installed and count <= (one.most_hosts or count)]
+            for repeat in range(repeats):
+                turn = repeat % len(able)
+                for group in able[turn:] + able[:turn]:
+                    for what, cost in group.measure(bed, hosts):
+                        add(sheet, count, what, repeat, cost)
+
+
+def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost) -> None:
+    note = without_paths(cost.tail) if cost.status else ""
+    sheet.add(
+        hosts=count,
+        what=what,
+        repeat=repeat,
+        wall_s=cost.wall_s,
+        head_cpu_s=cost.head_cpu_s,
+        hosts_cpu_s=cost.hosts_cpu_s,
+        status=cost.status,
+        load=f"{os.getloadavg()[0]:.1f}",
+        note=note,
+    )
+
+
+def render(rows: Sequence[Row]) -> str:
+    counts = sorted({int(row["hosts"]) for row in rows})
+    return "".join(f"## {count} host{'s' if count > 1 else ''}\n\n{_render_count(rows, count)}\n" for count in counts)
+
+
+def _render_count(rows: Sequence[Row], count: int) -> str:
+    cold_s, warm_s = (wall(rows, count, what) for what in (COLD, WARM))
+    lines = []
+    for what in ORDER:
+        mine = [row for row in rows if int(row["hosts"]) == count and row["what"] == what]
+        if not mine:
+            continue
+        good = [row for row in mine if row["status"] == "0"]
+        wall_s, ours_s = median(good, "wall_s"), warm_s if what in WARM_ONES else cold_s
+        ratio = None if wall_s is None or ours_s is None else wall_s / ours_s
+        failed = "" if len(good) == len(mine) else f" ({len(mine) - len(good)} of {len(mine)} failed)"
+        spread = "" if len(good) < 2 else f"{shown(min(_walls(good)))}–{shown(max(_walls(good)))}"
+        head_s, hosts_s = median(good, "head_cpu_s"), median(good, "hosts_cpu_s")
+        per_host_s = None if head_s is None else head_s / count
+        lines.append([f"{what}{failed}", shown(wall_s), spread, shown(ratio), shown(head_s), shown(per_host_s, "ms"),
+                      shown(hosts_s)])
+    return table(["", "wall s", "from–to", "wall ÷ ours", "head CPU s", "head CPU ms/host", "hosts CPU s"], lines)
+
+
+def _walls(rows: Sequence[Row]) -> List[float]:
+    return [float(row["wall_s"]) for row in rows]
+
+
+def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> Optional[float]:
+    """The median of the repetitions that did the work on all hosts; None when none did."""
+    return median(
+        (row for row in rows if row["hosts"] == str(count) and row["what"] == what and row["status"] == "0"), column
+    )
+
+
+SAYS = (
+    "One command, `true`, on every host; medians. *First time*: no controller runs and no host has the agent. "
+    "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the command after that. "
+    "“wall ÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is slower. "
+    "CPU time counts everything on the head and on all hosts until both rest."
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--hosts", default="1,8,64,256", metavar="N,N", help="host counts  [default: %(default)s]")
+    options.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions  [default: %(default)s]")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    given = options.parse_args()
+    with Sheet(given.results, "exec", COLUMNS) as sheet:
+        run([int(count) for count in given.hosts.split(",")], given.repeat, sheet)
+    write_page(
+        given.results / "exec.md",
+        title="exec: one command on many hosts",
+        says=SAYS,
+        body=render(read_rows(sheet.path)),
+        command=f"python -m benchmarks.exec --hosts {given.hosts} --repeat {given.repeat}",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The design's goals of speed beside what was measured: writes that table into README.md.
+
+    python -m benchmarks.goals [--check]      # --check: only say whether README.md tells the results as they are
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Mapping, Optional, Sequence, Tuple
+
+from benchmarks import exec as many_hosts
+from benchmarks import jobs, start
+from benchmarks.launchers import WARM as WARM_JOB
+from benchmarks.results import RESULTS, Row, median, read_rows, shown, table
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- goals: written by python -m benchmarks.goals -->", "<!-- end of goals -->"
+Rows = Mapping[str, Sequence[Row]]
+Measure = Callable[[Rows], Optional[float]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`measured` in the unit of `at_most`; None: not measured, or the peer is not installed."""
+
+    what: str
+    unit: str
+    at_most: float
+    measured: Measure
+
+    def verdict(self, value: Optional[float]) -> str:
+        if value is None:
+            return "not measured"
+        return "met" if value <= self.at_most else "**not met yet**"
+
+
+def exec_ratio(count: int, ours: str, peer: str) -> Measure:
+    def measured(rows: Rows) -> Optional[float]:
+        ours_s, peer_s = (many_hosts.wall(rows["exec"], count, what) for what in (ours, peer))
+        return None if ours_s is None or not peer_s else ours_s / peer_s
+
+    return measured
+
+
+def head_cpu_ms(rows: Rows) -> Optional[float]:
+    used_s = many_hosts.wall(rows["exec"], 256, many_hosts.COLD, "head_cpu_s")
+    return None if used_s is None else used_s * 1000 / 256
+
+
+def start_ratio(peer: str) -> Measure:
+    def measured(rows: Rows) -> Optional[float]:
+        ours_s, peer_s = (
+            median((row for row in rows["jobs"] if row["what"] == what), "seen_s") for what in (WARM_JOB, peer)
+        )
+        return None if ours_s is None or not peer_s else ours_s / peer_s
+
+    return measured
+
+
+def gone(event: str) -> Measure:
+    return lambda rows: jobs.gone_s(rows["jobs"], WARM_JOB, event)
+
+
+def start_ms(what: str) -> Measure:
+    def measured(rows: Rows) -> Optional[float]:
+        wall_s = start.wall(rows["start"], what)
+        return None if wall_s is None else wall_s * 1000
+
+    return measured
+
+
+def nothing(_: Rows) -> None:
+    """No benchmark of ours yet."""
+
+
+COLD, WARM = many_hosts.COLD, many_hosts.WARM
+GOALS = (
+    Goal("`exec true` cold, 256 hosts", "× clush, curve25519", 0.70, exec_ratio(256, COLD, many_hosts.CLUSH_CURVE)),
+    Goal("", "× clush as installed", 0.25, exec_ratio(256, COLD, many_hosts.CLUSH)),
+    Goal("", "× pdsh as installed", 0.25, exec_ratio(256, COLD, many_hosts.PDSH)),
+    Goal("", "× asyncssh", 0.90, exec_ratio(256, COLD, many_hosts.ASYNCSSH)),
+    Goal("", "× floor", 1.2, nothing),
+    Goal("`exec true` cold, 8 hosts", "× pdsh, curve25519", 0.80, exec_ratio(8, COLD, many_hosts.PDSH_CURVE)),
+    Goal("`exec true` cold, one host", "× ssh", 0.25, exec_ratio(1, COLD, many_hosts.SSH)),
+    Goal("head CPU, cold, 256 hosts", "ms a host", 3.5, head_cpu_ms),
+    Goal("`exec true` warm, 256 hosts", "× cold", 0.05, exec_ratio(256, WARM, COLD)),
+    Goal("", "× ControlMaster", 0.10, exec_ratio(256, WARM, many_hosts.MASTER)),
+    Goal("256 idle connections", "% of a core", 0.5, nothing),
+    Goal("5 MB to 64 and 256 hosts", "× the best peer", 0.8, nothing),
+    Goal("bulk logs", "ms of head CPU a MB", 2.0, nothing),
+    Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, nothing),
+    Goal("warm submit to first line of all ranks, 2 hosts", "× mpirun", 1.0, start_ratio("mpirun")),
+    Goal("", "× torchrun over pdsh", 1.0, start_ratio("torchrun over pdsh")),
+    Goal("", "× deepspeed", 0.1, start_ratio("deepspeed")),
+    Goal("stop to last process gone, none left", "s", 1.0, gone(jobs.STOP)),
+    Goal("the same after SIGKILL of the controller", "s", 1.0, gone(jobs.HEAD_KILLED)),
+    Goal("the same after a cut cable", "s", 1.0, nothing),
+    Goal("rank killed to all ranks of all hosts gone", "s", 1.0, gone(jobs.RANK_KILLED)),
+    Goal("dead node: SUSPECT", "s", 6.0, nothing),
+    Goal("dead node: UNREACHABLE", "s", 15.0, nothing),
+    Goal("doctor on 256 hosts", "× cold exec and its slowest probe", 1.5, nothing),
+    Goal("head with 1000 nodes, steady", "% of a core", 20.0, nothing),
+    Goal("`ascendrun --help`", "ms", 100.0, start_ms(start.HELP)),
+    Goal("`ascendrun ps`", "ms", 150.0, start_ms(start.PS)),
+)
+
+
+def render(rows: Rows) -> str:
+    return table(["what", "goal", "measured", ""], (_line(goal, goal.measured(rows)) for goal in GOALS))
+
+
+def _line(goal: Goal, value: Optional[float]) -> Tuple[str, str, str, str]:
+    measured = "processes left" if value == float("inf") else shown(value)
+    return goal.what, f"≤ {goal.at_most:g} {goal.unit}", measured, goal.verdict(value)
+
+
+def read_all(folder: Path) -> Rows:
+    """A benchmark that has not run yet has no rows."""
+    names = ("exec", "jobs", "start")
+    return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
+
+
+def with_goals(readme: str, goals: str) -> str:
+    """The README's text with its table replaced; raises ValueError when the marks around it are gone."""
+    head, _, rest = readme.partition(BEGIN)
+    _, mark, tail = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{README.name} has lost the lines {BEGIN} and {END}")
+    return f"{head}{BEGIN}\n\n{goals}\n{END}{tail}"
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--check", action="store_true", help="write nothing; exit 1 when the table is not up to date")
+    given = options.parse_args()
+    old = README.read_text(encoding="utf-8")
+    new = with_goals(old, render(read_all(RESULTS)))
+    if given.check:
+        if new != old:
+            print("README.md does not tell the results as they are; run: python -m benchmarks.goals", file=sys.stderr)
+        return int(new != old)
+    fresh = README.with_suffix(".new")
+    fresh.write_text(new, encoding="utf-8")
+    os.replace(fresh, README)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""ascendrun on the head of a bed, as a user has it: this checkout, a state folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from ascendrun.head.settings import STATE_VARIABLE
+from ascendrun.node.layout import ROOT_VARIABLE
+from ascendrun.sim.vcluster.machines import HEAD
+from ascendrun.sim.vcluster.processes import Process
+from ascendrun.sim.vcluster.spec import root_home
+from benchmarks.bed import Bed, Cost
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+class Ours:
+    """`state_dir` is the current one; `forget` begins a new one."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+        self._number = 0
+        self.state_dir = bed.folder / "state-0"
+
+    def argv(self, *arguments: str) -> List[str]:
+        return [sys.executable, "-m", "ascendrun", *arguments]
+
+    def environ(self) -> Dict[str, str]:
+        return {
+            "PYTHONPATH": str(CHECKOUT),
+            STATE_VARIABLE: str(self.state_dir),
+            ROOT_VARIABLE: str(self._bed.folder / "local-node"),
+        }
+
+    def hostfile(self, hosts: Sequence[str]) -> Path:
+        path = self._bed.folder / f"{len(hosts)}.hosts"
+        path.write_text(self._bed.cluster.hostfile(names=hosts))
+        return path
+
+    def run(self, *arguments: str) -> Cost:
+        return self._bed.run(self.argv(*arguments), env=self.environ())
+
+    def stop_controller(self) -> None:
+        """No controller and so no connection is left; jobs and installed agents stay."""
+        self.run("controller", "stop")
+
+    def forget(self, hosts: Sequence[str]) -> None:
+        """As on the first day: no controller, a state folder never used, no agent on the hosts."""
+        self.stop_controller()
+        self._number += 1
+        self.state_dir = self._bed.folder / f"state-{self._number}"
+        for host in hosts:
+            shutil.rmtree(self._bed.cluster.path(host, f"{root_home()}/.ascendrun"), ignore_errors=True)
+
+    def controller(self) -> Optional[Process]:
+        """The running controller as the machine sees it, None when there is none."""
+        for process in self._bed.cluster.processes(HEAD):
+            if process.environ.get(STATE_VARIABLE) == str(self.state_dir) and "controller" in process.argv:
+                return process
+        return None

@@ -1,0 +1,1 @@
+"""Small clients and the rank that benchmarks run."""
