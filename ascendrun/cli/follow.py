@@ -27,6 +27,8 @@ COMPLETE_DEADLINE_S = 15.0
 BLIND_DEADLINE_S = 60.0
 """How long a controller that does not answer is put up with."""
 BATCH_LINES = 2000
+LIVE_WINDOW_S = 0.5
+"""How long a line waits for other ranks to say the same: their bytes come at different times."""
 
 ENDED = frozenset(state.value for state in TERMINAL)
 
@@ -105,7 +107,7 @@ class _Following:
         self._attempt = job.attempt
         if self._shows_lines:
             folder = spool_dir(self._cluster.settings.state_dir, job.id, job.attempt)
-            self._logs = AttemptLogs(folder, job.attempt, self._view, tail=tail)
+            self._logs = AttemptLogs(folder, job.attempt, self._view, tail=tail, ranks=_count_ranks(job, self._view))
 
     def _show_new_lines(self, *, final: bool = False) -> int:
         if self._logs is None:
@@ -143,14 +145,17 @@ class _Following:
 class AttemptLogs:
     """All chosen streams of one attempt, merged and folded as they grow."""
 
-    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None, ranks: Optional[int] = None
+    ) -> None:
+        """`ranks`: how many are shown, None: not known beforehand."""
         self.folder = folder
         self._attempt = attempt
         self._view = view
         self._tail = tail
         self._readers: dict[tuple[str, int, str], StreamReader] = {}
         self._looked_s = float("-inf")
-        self._folder = Folder(window_s=FOLD_WINDOW_S)
+        self._folder = Folder(window_s=LIVE_WINDOW_S, ranks=ranks)
         self._clock_offset_s = time.time() - time.monotonic()
         self._is_first = True
 
@@ -196,6 +201,13 @@ class AttemptLogs:
             key = (files.host, files.rank, files.stream)
             if key not in self._readers:
                 self._readers[key] = StreamReader(files, tail=tail)
+
+
+def _count_ranks(job: JobView, view: LogView) -> Optional[int]:
+    """How many ranks can say a line; None when the nodes are chosen: their ranks are not known here."""
+    if view.hosts is not None:
+        return None
+    return job.world_size if view.ranks is None else len([rank for rank in view.ranks if rank < job.world_size])
 
 
 def _read(reader: StreamReader, *, final: bool) -> Iterator[LogLine]:

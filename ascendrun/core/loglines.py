@@ -181,10 +181,14 @@ class _Group:
 
 class Folder:
     """Folds lines as they come. A line joins an earlier one with the same text, stream and attempt when that one is
-    no older than the window and no other line of the same rank would be overtaken."""
+    no older than the window and no other line of the same rank would be overtaken.
 
-    def __init__(self, *, window_s: float) -> None:
+    `ranks`: how many there are, so that a line which all have said need not wait for the window; None: not known.
+    """
+
+    def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
         self._window_s = window_s
+        self._ranks = ranks
         self._open: deque[_Group] = deque()
         self._by_key: dict[FoldKey, tuple[list[int], list[_Group]]] = {}
         self._last_of_rank: dict[int, int] = {}
@@ -202,9 +206,7 @@ class Folder:
     def take(self, *, now_s: float) -> list[FoldedLine]:
         """What can no longer grow, in order."""
         ready = []
-        while self._open and (
-            now_s - self._open[0].opened_s > self._window_s or len(self._open) > OPEN_GROUPS_LIMIT
-        ):
+        while self._open and self._is_done(self._open[0], now_s):
             ready.append(self._close_first())
         return ready
 
@@ -214,6 +216,10 @@ class Folder:
         while self._open:
             ready.append(self._close_first())
         return ready
+
+    def _is_done(self, group: _Group, now_s: float) -> bool:
+        is_full = self._ranks is not None and len(group.lines) >= self._ranks
+        return is_full or now_s - group.opened_s > self._window_s or len(self._open) > OPEN_GROUPS_LIMIT
 
     def _group_to_join(self, key: FoldKey, rank: int, now_s: float) -> Optional[_Group]:
         numbers, groups = self._by_key.get(key, ((), ()))

@@ -133,6 +133,16 @@ def test_the_folder_holds_a_line_no_longer_than_its_window() -> None:
     assert folder.finish() == []
 
 
+def test_a_line_that_all_ranks_have_said_waits_no_longer() -> None:
+    folder = Folder(window_s=10.0, ranks=2)
+    folder.add(line(0, "x"), now_s=1.0)
+    assert folder.take(now_s=1.0) == []
+    folder.add(line(1, "x"), now_s=1.0)
+    folder.add(line(1, "y"), now_s=1.0)
+    assert [one.ranks for one in folder.take(now_s=1.0)] == [(0, 1)]
+    assert [one.text for one in folder.finish()] == ["y"]
+
+
 def test_a_line_without_time_stays_where_it_was_written() -> None:
     streams = [[line(0, "start", 5.0), line(0, "lost", None), line(0, "end", 7.0)], [line(1, "other", 6.0)]]
     assert [one.text for one in merge(streams)] == ["start", "lost", "other", "end"]
