@@ -112,16 +112,16 @@ def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, li
         child.stdin.close()
     left = memoryview(stdin)
     ended_s = None
-    with child.stdout, child.stderr, child.stdin:
+    try:
         while sinks or child.poll() is None:
             now = time.monotonic()
             if now >= deadline and child.poll() is None:
                 result.timed_out = True
-                return result
+                break
             if child.poll() is not None:
                 ended_s = ended_s or now
                 if now - ended_s > DRAIN_S:
-                    return result
+                    break
             wait_s = 0.02 if ended_s or not sinks else min(0.05, deadline - now)
             readable, writable, _ = select.select(list(sinks), feed, [], max(0.0, wait_s))
             for fd in readable:
@@ -132,6 +132,9 @@ def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, li
                     del sinks[fd]
             if writable:
                 left, feed = _feed(child, left, feed)
+    finally:
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            pipe.close()
     return result
 
 

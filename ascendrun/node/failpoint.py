@@ -39,6 +39,7 @@ def failpoint(name: str) -> None:
     entry[0] = int(str(entry[0])) - 1
     if entry[0] != 0:
         return
+    os.write(2, ("failpoint %s: %s\n" % (name, entry[1])).encode("ascii"))
     if entry[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif entry[1] == "exit":

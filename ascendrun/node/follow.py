@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 16
 ROUND_CHUNKS = 4
 """What one file may send before the others have their turn."""
+AHEAD_BYTES = 1 << 20
+"""With more than this waiting, events overtake logs."""
+EVENTS = ("events", 0)
 BATCH_S = 0.1
 LOOK_S = 0.025
 QUIET_LOOK_S = 0.1
@@ -56,28 +59,43 @@ class Follow:
         self.moved_s = time.monotonic()
 
     def look(self, now_s: float) -> bool:
-        """Sends what is due; True when there is more to send at once."""
+        """Sends what is due; True when there is more to send at once.
+
+        What a rank wrote before an event is sent before that event, unless so much waits that news would be late.
+        """
+        news = self._news()  # looked at first: what was logged before it is on disk when the others are looked at
         found = self._grown()
+        waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
         full = any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
-        if found and (full or now_s - self._last_batch_s >= BATCH_S):
-            self._last_batch_s = now_s
-        else:
-            found = [(key, size) for key, size in found if key[0] == "events"]
+        if news and waiting_bytes > AHEAD_BYTES:
+            found = news + found
+        elif news:
+            found = found + news
+        elif not full and now_s - self._last_batch_s < BATCH_S:
+            return False
         more = False
         for key, size in found:
             more = self._send_file(key, size) or more
         if found:
-            self.moved_s = now_s
+            self._last_batch_s = self.moved_s = now_s
         return more
 
+    def _news(self) -> List[Tuple[Tuple[str, int], int]]:
+        """The events file, when it has grown."""
+        try:
+            size = os.lstat(os.path.join(self._folder, "%s.%d" % EVENTS)).st_size
+        except FileNotFoundError:
+            return []
+        return [(EVENTS, size)] if size > self._sent.get(EVENTS, 0) else []
+
     def _grown(self) -> List[Tuple[Tuple[str, int], int]]:
-        """Files that have something new, events first, then by name and generation."""
+        """The other files that have something new, by name and generation."""
         found = []
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
                     match = layout.PULLED_FILE.match(entry.name)
-                    if not match or not entry.is_file(follow_symlinks=False):
+                    if not match or entry.name == "%s.%d" % EVENTS or not entry.is_file(follow_symlinks=False):
                         continue
                     key = (match.group(1), int(match.group(2)))
                     size = entry.stat(follow_symlinks=False).st_size
@@ -87,8 +105,7 @@ class Follow:
                         found.append((key, size))
         except FileNotFoundError:
             return []
-        found.sort(key=lambda item: (item[0][0] != "events", item[0]))
-        return found
+        return sorted(found)
 
     def _tell_truncated(self, key: Tuple[str, int], size: int) -> None:
         """Somebody cut the file: what we sent is no longer there; go on from its new end."""
@@ -105,7 +122,7 @@ class Follow:
         try:
             for _ in range(ROUND_CHUNKS):
                 offset = self._sent.get(key, 0)
-                chunk = os.pread(fd, CHUNK_BYTES, offset)
+                chunk = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
                 if not chunk:
                     return False
                 self._send({"event": "data", "tag": self._tag, "file": key[0], "generation": key[1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 import os
 import select
@@ -15,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from ascendrun.node import layout, pack, procs, reap, wire
+from ascendrun.node import layout, pack, procs, reap, treehash, wire
 
 DEADLINE_S = 30.0
 _Key = Tuple[str, str, int]
@@ -63,8 +64,7 @@ class Client:
             return
         data = os.read(self.stdout.fileno(), 1 << 20)
         if not data:
-            assert self.process.stderr
-            raise EOFError("the agent is gone: %s" % self.process.stderr.read().decode())
+            raise EOFError("the agent is gone: %s" % self.last_words())
         for header, body in self.reader.feed(data):
             self._take(header, body)
 
@@ -112,6 +112,19 @@ class Client:
         assert error["message"]
         return error
 
+    def stage(self, folder: Path, *, claim: Optional[str] = None, chunk: int = 1000) -> Any:
+        """Puts the folder as a tree, in small chunks; returns its name, or the error of the first refusal."""
+        entries = treehash.list_tree(str(folder))
+        sha256 = claim or treehash.hash_listing(entries)
+        out = io.BytesIO()
+        treehash.write_tar(str(folder), entries, out)
+        data = out.getvalue()
+        for at in range(0, len(data), chunk):
+            reply, _ = self.ask("tree_put", data[at:at + chunk], sha256=sha256, offset=at, total=len(data))
+            if not reply["ok"]:
+                return reply["error"]
+        return sha256
+
     # --- a job ---
 
     def start(self, job: Dict[str, Any], **go: Any) -> None:
@@ -139,6 +152,11 @@ class Client:
     def output(self, tag: str, rank: int = 0, stream: str = "out") -> bytes:
         generations = sorted(key[2] for key in self.files if key[:2] == (tag, "rank-%d.%s" % (rank, stream)))
         return b"".join(bytes(self.files[(tag, "rank-%d.%s" % (rank, stream), g)]) for g in generations)
+
+    def last_words(self) -> str:
+        """What a dead agent wrote to its standard error."""
+        assert self.process.stderr
+        return self.process.stderr.read().decode("utf-8", "replace")
 
     def phase(self, tag: str) -> Optional[str]:
         return next((a["phase"] for a in self.do("attempts")["attempts"] if a["tag"] == tag), None)

@@ -88,9 +88,10 @@ def test_stop_now_kills_at_once_and_may_overtake_a_gentle_stop(node, agent):
 
 
 HIDERS = {
-    "setsid": "import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\nprint('x',flush=True)\ntime.sleep(600)",
-    "double fork": "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n    os._exit(0)\n"
-                   "os.wait()\nprint('x',flush=True)\ntime.sleep(600)",
+    "setsid": "import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\n"
+              "print('x',flush=True)\ntime.sleep(600)",
+    "double fork": "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n"
+                   "    os._exit(0)\nos.wait()\nprint('x',flush=True)\ntime.sleep(600)",
     "double fork, cleared environment": "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0:\n"
                                         "        os.execve('/bin/sleep',['sleep','600'],{})\n    os._exit(0)\n"
                                         "os.wait()\nprint('x',flush=True)\ntime.sleep(600)",
@@ -133,7 +134,8 @@ def test_the_time_limit_stops_the_attempt(node, agent):
 
 
 def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, agent):
-    hang = python("import os,time\nopen(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
+    hang = python("import os,time\n"
+                  "open(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
                   "time.sleep(600)")
     agent.start(node.job(TAG, hang, ["true"], exit_s=0.2))
     assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}

@@ -10,8 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-import io
-
 import pytest
 
 from ascendrun.node import layout, treehash
@@ -20,20 +18,6 @@ PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
 TAG = "head-job.1"
 SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
-
-
-def stage(agent, folder, *, claim=None, chunk=1000):
-    """Puts the folder as a tree, in small chunks; returns its name."""
-    entries = treehash.list_tree(str(folder))
-    sha256 = claim or treehash.hash_listing(entries)
-    out = io.BytesIO()
-    treehash.write_tar(str(folder), entries, out)
-    data = out.getvalue()
-    for at in range(0, len(data), chunk):
-        reply, _ = agent.ask("tree_put", data[at:at + chunk], sha256=sha256, offset=at, total=len(data))
-        if not reply["ok"]:
-            return reply["error"]
-    return sha256
 
 
 @pytest.fixture
@@ -87,20 +71,20 @@ def test_a_missing_python_is_refused_with_what_was_tried(node, agent):
 
 
 def test_a_tree_that_is_missing_or_was_tampered_with_is_refused_naming_the_file(node, agent, code):
-    sha256 = stage(agent, code)
+    sha256 = agent.stage(code)
     assert agent.refused("prepare", **node.job(TAG, HOLD, trees=["0" * 64]))["code"] == "tree-missing"
     tree = Path(layout.tree_dir(str(node.root), sha256))
     for damage, named in ((lambda: rewrite(tree / "train.py", "print('evil')\n"), "train.py was changed"),
                           (lambda: (tree / "pkg" / "run.sh").unlink(), "pkg/run.sh is missing"),
                           (lambda: rewrite(tree / "extra.py", ""), "extra.py does not belong")):
-        assert stage(agent, code) == sha256
+        assert agent.stage(code) == sha256
         agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
         tree.chmod(0o755)
         (tree / "pkg").chmod(0o755)
         damage()
         error = agent.refused("prepare", **node.job(TAG, HOLD, trees=[sha256]))
         assert error["code"] == "tree-differs" and named in error["message"]
-    assert stage(agent, code) == sha256
+    assert agent.stage(code) == sha256
     agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
 
 
@@ -111,9 +95,9 @@ def rewrite(path, text):
 
 
 def test_a_tree_whose_content_is_not_its_name_never_appears(node, agent, code):
-    error = stage(agent, code, claim="ab" * 32)
+    error = agent.stage(code, claim="ab" * 32)
     assert error["code"] == "tree-differs"
-    assert agent.do("tree_have", sha256="ab" * 32) ["have"] is False
+    assert agent.do("tree_have", sha256="ab" * 32)["have"] is False
     assert os.listdir(node.root / "trees") == []
 
 
@@ -204,14 +188,17 @@ def test_a_command_missing_behind_the_setup_is_told_as_that(node, agent):
 
 # --- what was planned is what runs ---
 
-ODD = ["", "-x", "a b", "a'; echo b", '"', "$(touch pwn)", "`id`", "\\", "new\nline", "\t", "*", "~", "!x", "ünï汉字\u202e",
-       "\udcff\udcfe", "--port=\0MASTER_PORT\0", "x" * 100000]
+ODD = [
+    "", "-x", "a b", "a'; echo b", '"', "$(touch pwn)",
+    "`id`", "\\", "new\nline", "\t", "*", "~", "!x", "ünï汉字\u202e", "\udcff\udcfe", "--port=\0MASTER_PORT\0",
+    "x" * 100000]
 
 
 @pytest.mark.parametrize("setup", [None, "export FROM_SETUP=\"it's $((1+1))\"; set -eu; : \"$@\""])
 def test_arguments_and_environment_arrive_byte_for_byte(node, agent, setup):
     job = node.job(TAG, [*SHOW, *ODD], setup=setup)
-    job["ranks"][0]["env"].update({"A'B": "odd name", "LANG": "C", "EMPTY": "", "MULTI": "a\nb='$(id)'", "R": "\u202e汉"})
+    job["ranks"][0]["env"].update({"A'B": "odd name", "LANG": "C", "EMPTY": "",
+                                   "MULTI": "a\nb='$(id)'", "R": "\u202e汉"})
     if setup:
         del job["ranks"][0]["env"]["A'B"]  # bash drops names that are no identifiers
     agent.start(job, master_port=29555, secret_env={"TOKEN": "s3cret"})
@@ -260,7 +247,7 @@ def test_secrets_stand_in_no_file_and_no_command_line(node, agent):
 
 
 def test_a_staged_tree_runs_as_it_was_and_shows_in_the_working_folder(node, agent, code):
-    sha256 = stage(agent, code)
+    sha256 = agent.stage(code)
     assert agent.do("tree_have", sha256=sha256)["have"] is True
     tree = Path(layout.tree_dir(str(node.root), sha256))
     assert treehash.tree_hash(str(tree)) == sha256
@@ -277,11 +264,11 @@ def test_a_staged_tree_runs_as_it_was_and_shows_in_the_working_folder(node, agen
 
 
 def test_a_newer_tree_replaces_the_older_ones_links(node, agent, code):
-    first = stage(agent, code)
+    first = agent.stage(code)
     agent.do("prepare", **node.job("head-job.1", HOLD, trees=[first], link_tree=first))
     (code / "train.py").unlink()
     (code / "new.py").write_text("")
-    second = stage(agent, code)
+    second = agent.stage(code)
     agent.do("prepare", **node.job("head-job.2", HOLD, trees=[second], link_tree=second))
     work = Path(layout.work_dir(str(node.root), "head-job"))
     assert sorted(os.listdir(work)) == sorted(os.listdir(code))
@@ -292,7 +279,7 @@ def test_two_agents_may_put_one_tree_at_once(node, code, tmp_path):
     (code / "big.bin").write_bytes(os.urandom(2 << 20))
     agents = [node.connect() for _ in range(3)]
     names = []
-    threads = [threading.Thread(target=lambda a=a: names.append(stage(a, code, chunk=65536))) for a in agents]
+    threads = [threading.Thread(target=lambda a=a: names.append(a.stage(code, chunk=65536))) for a in agents]
     for thread in threads:
         thread.start()
     for thread in threads:

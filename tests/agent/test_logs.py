@@ -1,0 +1,140 @@
+"""Every byte of every log, once: floods, binaries, rotation, cut files, agents that die in between."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sys
+import time
+
+import pytest
+
+PY = sys.executable
+TAG = "head-job.1"
+HOLD = ["sh", "-c", "exec sleep 600"]
+
+
+def python(code):
+    return [PY, "-c", code]
+
+
+def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile(node, agent):
+    code = ("import sys,hashlib\nh=hashlib.sha256()\n"
+            "line=b''.join(b'%d some words of a log line\\n'%n for n in range(4000))\n"
+            "n=0\nwhile n<200<<20:\n    sys.stdout.buffer.write(line); h.update(line); n+=len(line)\n"
+            "sys.stdout.flush(); sys.stderr.write(h.hexdigest())")
+    agent.start(node.job(TAG, python(code), rotate_bytes=64 << 20))
+    agent.wait(lambda: sum(len(f) for k, f in agent.files.items() if k[1] == "rank-0.out") > 20 << 20)
+    asked = time.monotonic()
+    agent.do("ping")
+    assert time.monotonic() - asked < 10
+    agent.wait_ended(TAG, 120)
+    digest = agent.wait(lambda: agent.output(TAG, 0, "err") if len(agent.output(TAG, 0, "err")) == 64 else None, 60)
+    agent.wait(lambda: sum(len(f) for k, f in agent.files.items() if k[1] == "rank-0.out") >= 200 << 20, 120)
+    parts = sorted((key[2], bytes(data)) for key, data in agent.files.items() if key[1] == "rank-0.out")
+    assert hashlib.sha256(b"".join(data for _, data in parts)).hexdigest().encode() == digest
+    assert len(parts) >= 3 and all(data.endswith(b"\n") for _, data in parts)
+    assert all(len(data) <= 64 << 20 for _, data in parts)
+    assert all((node.folder(TAG) / ("rank-0.out.%d" % n)).read_bytes() == data for n, data in parts)
+
+
+def test_binary_bytes_bare_returns_and_a_last_line_without_end_are_kept_when_the_rank_is_killed(node, agent):
+    data = bytes(range(256)) * 3 + b"\r 10%\r 20%\n\xff\xfe\x00 last words without an end"
+    agent.start(node.job(TAG, python("import os\nos.write(1,%r)\nos.kill(os.getpid(),9)" % data)))
+    assert agent.wait_ended(TAG)["codes"] == {"0": -9}
+    agent.wait(lambda: agent.output(TAG) == data)
+
+
+def test_every_chunk_has_its_arrival_time(node, agent):
+    before = time.time_ns()
+    agent.start(node.job(TAG, python("import time\nfor n in range(3): print(n,flush=True); time.sleep(0.05)")))
+    agent.wait_ended(TAG)
+    agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out.times", 0), b"")) >= 16)
+    records = list(struct.iter_unpack("!QQ", bytes(agent.files[(TAG, "rank-0.out.times", 0)])))
+    ends, times = zip(*records)
+    assert {2, 4, 6} <= set(ends) and list(ends) == sorted(ends)
+    times = list(times)
+    assert times == sorted(times) and before < times[0] and times[-1] < time.time_ns()
+
+
+def test_a_line_longer_than_a_generation_is_cut_and_loses_nothing(node, agent):
+    agent.start(node.job(TAG, python("import sys\nsys.stdout.write('x'*3000000)"), rotate_bytes=1 << 20))
+    agent.wait_ended(TAG)
+    agent.wait(lambda: len(agent.output(TAG)) == 3000000)
+    assert max(key[2] for key in agent.files if key[1] == "rank-0.out") == 1
+
+
+def test_an_agent_killed_in_mid_run_changes_nothing_and_the_next_one_goes_on_at_the_byte(node):
+    first = node.connect()
+    count = ("import time\nfor n in range(3000):\n    print('line',n,flush=True)\n    if n%100==0: time.sleep(0.02)")
+    first.start(node.job(TAG, python(count), python(count)))
+    first.wait(lambda: len(first.output(TAG)) > 2000)
+    first.kill()
+    second = node.connect()
+    second.files = first.files
+    offsets = {}
+    for (_, file, generation), data in first.files.items():
+        offsets.setdefault(file, {})[str(generation)] = len(data)
+    second.do("follow", tag=TAG, offsets=offsets)
+    assert second.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
+    wanted = b"".join(b"line %d\n" % n for n in range(3000))
+    second.wait(lambda: second.output(TAG, 0) == wanted and second.output(TAG, 1) == wanted)
+    for (_, file, generation), data in second.files.items():
+        assert (node.folder(TAG) / ("%s.%d" % (file, generation))).read_bytes() == bytes(data)
+
+
+def test_a_file_that_a_user_truncates_is_told_and_followed_on(node, agent):
+    code = ("import os,time\nos.write(1,b'a'*100)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+            "os.write(1,b'after\\n')")
+    agent.start(node.job(TAG, python(code)))
+    agent.wait(lambda: agent.output(TAG) == b"a" * 100)
+    os.truncate(node.folder(TAG) / "rank-0.out.0", 10)
+    told = agent.wait(lambda: [e for e in agent.events if e["event"] == "truncated"])[0]
+    assert (told["file"], told["generation"], told["size"]) == ("rank-0.out", 0, 10)
+    del agent.files[(TAG, "rank-0.out", 0)][10:]
+    (node.root / "runs" / "head-job" / "work" / "go").touch()
+    agent.wait_ended(TAG)
+    agent.wait(lambda: agent.output(TAG) == b"a" * 10 + b"after\n")
+
+
+def test_metrics_and_error_files_are_followed_too(node, agent):
+    code = ("import os\nopen(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\": 1}\\n')\n"
+            "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')")
+    agent.start(node.job(TAG, python(code)))
+    agent.wait_ended(TAG)
+    agent.wait(lambda: agent.files.get((TAG, "rank-0.metrics", 0)) == b'{"step": 1}\n'
+               and agent.files.get((TAG, "rank-0.error", 0)) == b"{}")
+
+
+def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agent):
+    code = "import sys\nfor _ in range(60): sys.stdout.write(('y'*1023+'\\n')*1024)"
+    agent.start(node.job(TAG, python(code)))
+    until = time.monotonic() + 60
+    while not (node.folder(TAG) / "ended.json").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)  # nobody reads: the only thing that can be watched is the node's own file
+    rss_kb = int(next(line.split()[1] for line in open("/proc/%d/status" % agent.process.pid) if "VmHWM" in line))
+    assert rss_kb < 80 << 10
+    agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out", 0), b"")) == 60 << 20, 60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
+def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_path):
+    import subprocess
+    runs = node.root / "runs"
+    runs.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,mode=700", "tmpfs", str(runs)], check=True)
+    try:
+        agent = node.connect()
+        code = "import sys\nfor _ in range(80): sys.stdout.write(('z'*1023+'\\n')*1024)\nsys.exit(3)"
+        agent.start(node.job(TAG, python(code)))
+        assert agent.wait_ended(TAG, 60)["codes"] == {"0": 3}
+        dropped = sum(e["bytes"] for e in agent.told(TAG, "log_dropped"))
+        agent.wait(lambda: len(agent.files.get((TAG, "rank-0.out", 0), b"")) + dropped == 80 << 20)
+        assert dropped > 0 and "ENOSPC" in agent.told(TAG, "log_dropped")[0]["reason"]
+        assert agent.phase(TAG) == "ended"
+        assert agent.refused("prepare", **node.job("head-job.2", HOLD))["code"] == "disk-full"
+        agent.close()
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
