@@ -130,6 +130,10 @@ class SshBackend:
     def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
         from ascendrun.head.ssh import NoCommonAlgorithm
 
+        obstacle = target.why_openssh or self._jump_reason(target)
+        if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
+            raise CannotConnect(f"{target.label}: paramiko cannot do what the ssh config asks for ({obstacle})",
+                                hint="let ascendrun choose the transport for this host, or use OpenSSH")
         try:
             return self._make_connection(target, deadlines)
         except NoCommonAlgorithm as error:

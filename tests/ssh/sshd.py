@@ -66,15 +66,19 @@ class Sshd:
         for _ in range(5):
             self.port = self.port or _free_port()
             self._write_config()
+            starts_before = self._log_so_far().count("Server listening")
             argv = [SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")]
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                             stderr=subprocess.DEVNULL)
-            wait_until(lambda: self.process.poll() is not None or "Server listening" in self._log_so_far(),
-                       what="sshd listens")
-            if self.process.poll() is None:
+            if self._listens(self.process, starts_before):
                 return self
             self.port = 0  # somebody took the port in between
         raise AssertionError(f"sshd does not start: {self._log_so_far()}")
+
+    def _listens(self, process: subprocess.Popen[bytes], starts_before: int) -> bool:
+        wait_until(lambda: process.poll() is not None or self._log_so_far().count("Server listening") > starts_before,
+                   what="sshd listens")
+        return process.poll() is None
 
     def _log_so_far(self) -> str:
         return self.log if (self.folder / "log").exists() else ""

@@ -114,6 +114,8 @@ def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
     backends = lab.backends()
     assert "proxycommand" in backends.ssh().why_openssh(Host("inner"))
     connects(backends, Host("inner"))
+    with pytest.raises(CannotConnect, match="paramiko cannot .*proxycommand"):
+        lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
 
 
 def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
