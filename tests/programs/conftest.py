@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 200.0
 
 TINY = ("--tracks=80", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=10", "--epochs=2", "--log_every=1")
 """About 56 training tracks in 6 steps an epoch."""
