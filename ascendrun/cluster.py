@@ -79,10 +79,11 @@ class JobView:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """A job as `show` shows it. `first_failure`: the sentence naming the first failing rank, None: none failed.
+    """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>). `first_failure`: the sentence naming the first failing rank, None: none failed.
     `unconfirmed`: hosts whose processes could not be confirmed gone when the job ended."""
 
     job: JobView
+    run: str
     nodes: Tuple[NodeView, ...]
     ranks: Tuple[RankView, ...]
     events: Tuple[EventView, ...]
@@ -294,7 +295,7 @@ class Cluster:
         nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
                                node.phase.value) for node in job.nodes)
         ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
-        return JobDetail(job=view, nodes=nodes, ranks=ranks, events=events, first_failure=job.first_failure,
+        return JobDetail(job=view, run=job.run, nodes=nodes, ranks=ranks, events=events, first_failure=job.first_failure,
                          unconfirmed=job.unconfirmed, spec=stored.spec)
 
 

@@ -1,0 +1,106 @@
+"""A rank for scenarios: standard library only, does what its words say, in their order.
+
+print TEXT          a line on standard output        env NAME...      the named variables as one JSON line
+beat SECONDS        a numbered line every 50 ms      touch FILE       makes a file
+hang                sleeps until killed              exit CODE        ends
+exit-rank R CODE    ends so if it is rank R          deaf             ignores TERM from here on
+family              leaves children that setsid, that double-fork, and that ignore TERM
+save-on-term        on TERM: prints "saved", exits 0
+meet                waits until every rank of the job has connected to MASTER_ADDR:MASTER_PORT
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def beat(seconds):
+    end, number = time.monotonic() + float(seconds), 0
+    while time.monotonic() < end:
+        say("beat %d of rank %s" % (number, os.environ["RANK"]))
+        number += 1
+        time.sleep(0.05)
+
+
+def hang():
+    while True:
+        signal.pause()
+
+
+def family():
+    """Three ways of getting out of a process tree; each child stays for ever."""
+    for kind in ("setsid", "double-fork", "deaf"):
+        if os.fork():
+            continue
+        if kind != "deaf":
+            os.setsid()
+        if kind == "double-fork" and os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.closerange(0, 3)
+        hang()
+
+
+def meet():
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        with socket.create_server(address, backlog=size) as server:
+            peers = [server.accept()[0] for _ in range(size - 1)]
+            for peer in peers:
+                peer.sendall(b"!")
+        return
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection(address, timeout=60) as connection:
+                connection.recv(1)
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def save_on_term():
+    def save(*_):
+        say("saved")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+
+
+def main(words):
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word == "print":
+            say(words.pop(0))
+        elif word == "env":
+            say(json.dumps({name: os.environ.get(name) for name in words}))
+            words.clear()
+        elif word == "beat":
+            beat(words.pop(0))
+        elif word == "touch":
+            open(words.pop(0), "w").close()
+        elif word == "exit":
+            sys.exit(int(words.pop(0)))
+        elif word == "exit-rank":
+            rank, code = words.pop(0), int(words.pop(0))
+            if os.environ["RANK"] == rank:
+                sys.exit(code)
+        elif word == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        else:
+            {"hang": hang, "family": family, "meet": meet, "save-on-term": save_on_term}[word]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

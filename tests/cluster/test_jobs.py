@@ -1,0 +1,255 @@
+"""Jobs over real sshd on hosts of their own: starts, ends, stops, and what a bad day does to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import leftovers
+import pytest
+from scenes import Scene, await_that, run_text, venv_python
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.processes import await_true
+
+Ascendrun = Any
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+# --- a node says no: nobody starts ---
+
+
+def test_a_taken_port_on_the_rank_0_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
+    job_file = scene.job("taken", "touch", "/tmp/started", more="env: {MASTER_PORT: 29555}\n")
+    listen = ["python3", "-c", "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"]
+    with scene.cluster.host_popen("node1", listen, stdout=-1, env=dict(scene.cluster.host_environ())) as squatter:
+        assert squatter.stdout.readline()
+        done = scene.ascendrun("submit", job_file)
+        squatter.kill()
+    assert done.returncode == 1, run_text(done)
+    assert "node1" in done.stderr and "29555" in done.stderr and "nothing was started" in done.stderr
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+
+
+def test_a_missing_python_on_one_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
+    python = "/opt/only-here/python"
+    for host in scene.cluster.hosts:
+        folder = scene.cluster.path(host, "/opt/only-here")
+        folder.mkdir(parents=True, exist_ok=True)
+        if host == "node1":
+            (folder / "python").symlink_to("/usr/bin/python3")
+    done = scene.ascendrun("submit", scene.job("lacking", "touch", "/tmp/started", more=f"python: {python}\n"))
+    assert done.returncode == 1, run_text(done)
+    assert "node2" in done.stderr and python in done.stderr
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+
+
+def test_code_altered_on_one_node_means_nobody_starts_and_the_file_is_named(scene: Scene) -> None:
+    first = scene.ascendrun("submit", scene.job("first", "print", "hello"))
+    assert first.returncode == 0, run_text(first)
+    tree = next(scene.cluster.path("node2", "/root/.ascendrun/trees").glob("[0-9a-f]*/rank.py"))
+    os.chmod(tree, 0o644)
+    tree.write_text("print('altered')\n")
+    done = scene.ascendrun("submit", scene.job("second", "touch", "/tmp/started"))
+    assert done.returncode == 1, run_text(done)
+    assert "node2" in done.stderr and "rank.py" in done.stderr
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+    scene.cluster.reboot("node2")  # a fresh disk: the altered tree must not meet the other tests
+
+
+def test_an_unreachable_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
+    scene.cluster.sshd_stop("node2")
+    done = scene.ascendrun("submit", scene.job("half", "touch", "/tmp/started"))
+    assert done.returncode == 1, run_text(done)
+    assert "node2" in done.stderr and "nothing was started" in done.stderr
+    assert not scene.cluster.path("node1", "/tmp/started").exists()
+
+
+# --- a rank fails ---
+
+
+def test_a_failing_rank_is_named_and_the_others_are_stopped_within_5_seconds(scene: Scene) -> None:
+    job_file = scene.job("failing", "meet", "exit-rank", 2, 3, "deaf", "hang")
+    follow = scene.ascendrun.popen("submit", job_file, stdout=-1, stderr=-1, text=True)
+    job = "j-0001"
+    await_that(lambda: scene.show(job)["first_failure"] is not None, "a first failure", deadline_s=60) \
+        if await_true(lambda: scene.ascendrun("show", job).returncode == 0, deadline_s=30) else None
+    scene.await_nobody(job, deadline_s=5)
+    out, err = follow.communicate(timeout=60)
+    assert follow.returncode == 1, out + err
+    assert "rank 2 on node2 exited with code 3" in err
+    assert {rank["stopped"] for rank in scene.show(job)["ranks"] if rank["rank"] != 2} == {True}
+
+
+def test_a_rank_killed_by_a_signal_is_named_with_the_signal(scene: Scene) -> None:
+    job = scene.start(scene.job("killed", "meet", "print", "met", "hang"))
+    scene.await_line(job, "met", count=4)
+    rank_3 = next(one for one in scene.cluster.processes("node2") if one.environ.get("RANK") == "3")
+    os.kill(rank_3.pid, signal.SIGKILL)
+    scene.await_state(job, "FAILED")
+    assert scene.show(job)["first_failure"] == "rank 3 on node2 was killed by signal 9"
+    assert scene.ascendrun("wait", job).returncode == 1
+
+
+# --- head and cable die, training does not ---
+
+
+def test_training_outlives_the_controller_and_a_cut_cable_and_every_byte_arrives_once(scene: Scene) -> None:
+    job = scene.start(scene.job("outliving", "meet", "beat", 45, "print", "done"))
+    scene.await_line(job, "beat 20")
+    for process in leftovers.controllers(scene.cluster, scene.ascendrun.state_dir):
+        os.kill(process.pid, signal.SIGKILL)
+    scene.cluster.cut("node2")
+    assert scene.state(job) == "RUNNING"  # asking starts a new controller
+    await_that(lambda: {node["host"]: node["liveness"] for node in scene.show(job)["nodes"]} ==
+               {"node1": "ALIVE", "node2": "UNREACHABLE"}, "node1 alive, node2 unreachable", deadline_s=60)
+    assert not await_true(lambda: scene.state(job) != "RUNNING", deadline_s=15)
+    scene.cluster.heal("node2")
+    scene.await_state(job, "SUCCEEDED", deadline_s=90)
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    assert scene.on_head(job) == scene.on_node(job)
+    assert all(data.endswith(b"done\n") for name, data in scene.on_head(job, "rank-*.out.0").items())
+    assert scene.show(job)["job"]["attempt"] == 1
+
+
+def test_a_rebooted_node_fails_the_job_with_that_reason(scene: Scene) -> None:
+    job = scene.start(scene.job("rebooted", "meet", "print", "met", "hang"))
+    scene.await_line(job, "met", count=4)
+    scene.cluster.reboot("node2")
+    scene.await_state(job, "FAILED", deadline_s=90)
+    assert "node2 was rebooted" in scene.show(job)["job"]["reason"]
+    scene.await_nobody(job, deadline_s=10)
+
+
+# --- stop ---
+
+
+def test_stop_leaves_nothing_and_a_job_with_the_same_command_line_lives_on(scene: Scene) -> None:
+    words = ("meet", "family", "print", "met", "deaf", "hang")
+    victim = scene.start(scene.job("victim", *words, slots=4, more="checkpoint: {grace_s: 2}\n"))
+    bystander = scene.start(scene.job("bystander", *words, slots=4))
+    for job in (victim, bystander):
+        scene.await_line(job, "met", count=4)
+        assert len(scene.everywhere(job)) == 16
+    others = set(scene.everywhere(bystander))
+    done = scene.ascendrun("stop", victim)
+    assert done.returncode == 0, run_text(done)
+    assert scene.everywhere(victim) == []
+    assert scene.state(victim) == "STOPPED"
+    assert set(scene.everywhere(bystander)) == others
+    assert scene.ascendrun("stop", "--now", bystander).returncode == 0
+    assert scene.everywhere(bystander) == []
+
+
+def test_a_stopped_rank_gets_its_grace_to_save(scene: Scene) -> None:
+    job = scene.start(scene.job("saving", "save-on-term", "print", "ready", "hang"))
+    scene.await_line(job, "ready", count=4)
+    assert scene.ascendrun("stop", job).returncode == 0
+    scene.await_line(job, "saved", count=4)
+    assert scene.state(job) == "STOPPED"
+
+
+def test_a_stop_that_a_cut_node_could_not_hear_reaches_it_when_it_answers(scene: Scene) -> None:
+    job = scene.start(scene.job("cut-off", "print", "ready", "hang", more="checkpoint: {grace_s: 1}\n"))
+    scene.await_line(job, "ready", count=4)
+    scene.cluster.cut("node2")
+    done = scene.ascendrun("stop", "--now", job, timeout=120)
+    assert done.returncode == 6 and "node2" in done.stderr, run_text(done)
+    detail = scene.show(job)
+    assert detail["job"]["state"] == "STOPPED" and detail["unconfirmed"] == ["node2"]
+    assert len(scene.ranks_of(job, "node2")) == 2
+    scene.cluster.heal("node2")
+    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 confirmed", deadline_s=60)
+    scene.await_nobody(job, deadline_s=5)
+
+
+# --- waiting ---
+
+
+def test_a_job_waits_for_nodes_that_another_holds_and_says_whose(scene: Scene) -> None:
+    first = scene.start(scene.job("first", "print", "ready", "hang"))
+    second = scene.start(scene.job("second", "print", "at last"))
+    scene.await_line(first, "ready", count=4)
+    assert scene.state(second) == "QUEUED"
+    waiting = json.loads(scene.ascendrun("ps", "-o", "json").stdout)
+    reasons = {job["id"]: job["reason"] for job in waiting["jobs"]}
+    assert first in reasons[second] and "held by" in reasons[second]
+    assert scene.ascendrun("stop", "--now", first).returncode == 0
+    scene.await_state(second, "SUCCEEDED")
+
+
+# --- the good day ---
+
+
+def test_every_rank_of_two_hosts_gets_torchruns_environment_and_its_own_numbers(scene: Scene) -> None:
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+             "GLOO_SOCKET_IFNAME", "HOSTNAME_SEEN")
+    done = scene.ascendrun("submit", scene.job("numbers", "meet", "env", *names))
+    assert done.returncode == 0, run_text(done)
+    ranks: Dict[int, Dict[str, str]] = {}
+    for path in scene.spooled("j-0001", "rank-*.out.0"):
+        values = json.loads(path.read_text())
+        ranks[int(values["RANK"])] = values
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert [ranks[rank]["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert [ranks[rank]["NODE_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
+    assert {values["WORLD_SIZE"] for values in ranks.values()} == {"4"}
+    assert {values["MASTER_ADDR"] for values in ranks.values()} == {scene.cluster.address("node1")}
+    assert {values["GLOO_SOCKET_IFNAME"] for values in ranks.values()} == {"eth0"}
+    assert len({values["MASTER_PORT"] for values in ranks.values()}) == 1
+
+
+ALL_REDUCE = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+print("sum", total.item(), flush=True)
+dist.barrier()
+time.sleep(0.05)
+dist.destroy_process_group()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_real_gloo_meets_over_two_hosts(scene: Scene, launcher: str) -> None:
+    (scene.folder / "code" / "reduce.py").write_text(ALL_REDUCE)
+    job_file = scene.job(f"reduce-{launcher}", command=["python", "reduce.py"],
+                         more=f"launcher: {launcher}\npython: {venv_python()}\n")
+    done = scene.ascendrun("submit", job_file, timeout=180)
+    assert done.returncode == 0, run_text(done)
+    assert b"".join(path.read_bytes() for path in scene.spooled("j-0001", "rank-*.out.0")).count(b"sum 6.0") == 4
+
+
+def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(scene: Scene) -> None:
+    quickstart = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.yaml"
+    hostfile = scene.folder / "real.hosts"
+    hostfile.write_text(scene.cluster.hostfile(slots=2))
+    done = scene.ascendrun("submit", quickstart, "--hostfile", hostfile, "--set", f"python={venv_python()}",
+                           "--set", "args.tracks=600", "--set", "args.epochs=3", timeout=400)
+    assert done.returncode == 0, run_text(done)
+    report = json.loads(next(scene.cluster.path("node1", "/root/.ascendrun/runs").glob("*/work/out/report.json")).read_text())
+    assert report["test"]["macro_f1"] > report["majority_baseline"]["macro_f1"]
+    assert "macro F1" in done.stdout and "majority class" in done.stdout
+
+
+@pytest.mark.parametrize("options", [{"sshd_options": ["MaxSessions 1"]},
+                                     {"shells": {"node1": "fish", "node2": "zsh"}},
+                                     {"shells": {"node1": "dash", "node2": "csh"}, "rc_noise": {"node2": "welcome"}},
+                                     {"rc_noise": {"node1": "welcome", "node2": "welcome"}}], ids=str)
+def test_login_shells_noise_and_a_single_session_do_not_matter(ascendrun: Ascendrun, options: Dict[str, Any],
+                                                               cluster_of: Callable[..., VirtualCluster]) -> None:
+    cluster = cluster_of(2, **options)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    done = scene.ascendrun("submit", scene.job("plain", "meet", "print", "hello $(touch /tmp/pwn) 'quoted' \"too\""))
+    assert done.returncode == 0, run_text(done)
+    assert done.stdout == "[0-3] hello $(touch /tmp/pwn) 'quoted' \"too\"\n"
+    assert not any(cluster.path(host, "/tmp/pwn").exists() for host in cluster.hosts)
