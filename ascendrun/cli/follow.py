@@ -76,6 +76,8 @@ class _Following:
         job = detail.job
         if job.attempt != self._attempt and job.attempt > 0:
             self._begin(job)
+        if self._logs is not None:
+            self._logs.expect_ranks(_count_ranks(job, self._view))
         if job.state != self._state:
             self._state = job.state
             if not has_ended(job):
@@ -107,7 +109,7 @@ class _Following:
         self._attempt = job.attempt
         if self._shows_lines:
             folder = spool_dir(self._cluster.settings.state_dir, job.id, job.attempt)
-            self._logs = AttemptLogs(folder, job.attempt, self._view, tail=tail, ranks=_count_ranks(job, self._view))
+            self._logs = AttemptLogs(folder, job.attempt, self._view, tail=tail)
 
     def _show_new_lines(self, *, final: bool = False) -> int:
         if self._logs is None:
@@ -145,19 +147,20 @@ class _Following:
 class AttemptLogs:
     """All chosen streams of one attempt, merged and folded as they grow."""
 
-    def __init__(
-        self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None, ranks: Optional[int] = None
-    ) -> None:
-        """`ranks`: how many are shown, None: not known beforehand."""
+    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None) -> None:
         self.folder = folder
         self._attempt = attempt
         self._view = view
         self._tail = tail
         self._readers: dict[tuple[str, int, str], StreamReader] = {}
         self._looked_s = float("-inf")
-        self._folder = Folder(window_s=LIVE_WINDOW_S, ranks=ranks)
+        self._folder = Folder(window_s=LIVE_WINDOW_S)
         self._clock_offset_s = time.time() - time.monotonic()
         self._is_first = True
+
+    def expect_ranks(self, ranks: Optional[int]) -> None:
+        """How many ranks can say a line: one that all have said is shown at once. None: not known."""
+        self._folder.ranks = ranks
 
     def new_lines(self, *, final: bool = False) -> Iterator[FoldedLine]:
         """What came since the last call. What was there at the first call folds by arrival times; what comes later by
@@ -204,10 +207,11 @@ class AttemptLogs:
 
 
 def _count_ranks(job: JobView, view: LogView) -> Optional[int]:
-    """How many ranks can say a line; None when the nodes are chosen: their ranks are not known here."""
+    """How many ranks can say a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
     if view.hosts is not None:
         return None
-    return job.world_size if view.ranks is None else len([rank for rank in view.ranks if rank < job.world_size])
+    ranks = range(job.world_size) if view.ranks is None else [rank for rank in view.ranks if rank < job.world_size]
+    return len(ranks) or None
 
 
 def _read(reader: StreamReader, *, final: bool) -> Iterator[LogLine]:

@@ -188,7 +188,7 @@ class Folder:
 
     def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
         self._window_s = window_s
-        self._ranks = ranks
+        self.ranks = ranks
         self._open: deque[_Group] = deque()
         self._by_key: dict[FoldKey, tuple[list[int], list[_Group]]] = {}
         self._last_of_rank: dict[int, int] = {}
@@ -218,7 +218,7 @@ class Folder:
         return ready
 
     def _is_done(self, group: _Group, now_s: float) -> bool:
-        is_full = self._ranks is not None and len(group.lines) >= self._ranks
+        is_full = self.ranks is not None and len(group.lines) >= self.ranks
         return is_full or now_s - group.opened_s > self._window_s or len(self._open) > OPEN_GROUPS_LIMIT
 
     def _group_to_join(self, key: FoldKey, rank: int, now_s: float) -> Optional[_Group]:

@@ -155,7 +155,7 @@ def end(name: str, **changes: Any) -> list[Step]:
 
 
 def run(attempt: int = 1, **changes: Any) -> Step:
-    return state("RUNNING", attempt=attempt, started_at_s=1_763_600_000.0, **changes)
+    return state("RUNNING", attempt=attempt, started_at_s=1_763_600_000.0, world_size=4, **changes)
 
 
 def once_exists(variable: str) -> Step:
@@ -182,7 +182,7 @@ def rank_fails(rank: int, code: int) -> Step:
 
 STORIES: dict[str, Callable[[], list[Step]]] = {
     "good": lambda: [
-        state("CHECKING", reason="asking n[1-2]"), run(), says(b"hello\n"), says(b"only two\n", 2),
+        state("CHECKING", reason="asking n[1-2]", attempt=1), run(), says(b"hello\n"), says(b"only two\n", 2),
         *end("SUCCEEDED", progress={"step": 10, "loss": 0.25}),
     ],
     "bad": lambda: [

@@ -13,6 +13,7 @@ from ascendrun.core.errors import CannotConnect
 
 def test_submit_shows_every_line_once_and_ends_as_the_job(desk: Desk) -> None:
     desk.cluster.story = STORIES["good"]()
+    desk.cluster.view = make_job(world_size=0)  # not planned yet
     result = desk.say("submit", "job.yaml")
     assert result.code == 0
     assert result.out == "[0-3] hello\n[2] only two\n"
