@@ -119,7 +119,7 @@ _LONGEST_WORD = 4096
 
 def login_command(sha256_16: str) -> str:
     """The fixed line, for the first 16 hex digits of the agent's hash. Raises ValueError on anything else."""
-    if not re.match(r"^[0-9a-f]{16}$", sha256_16):
+    if not re.match(r"^[0-9a-f]{16}\Z", sha256_16):
         raise ValueError("not the start of a hash: %r" % (sha256_16,))
     script = base64.b64encode(zlib.compress(_SCRIPT.strip().encode("ascii"), 9)).decode("ascii")
     return "sh -c '%s'" % (_SHELL % {"pythons": " ".join(PYTHONS), "script": script, "sha": sha256_16,

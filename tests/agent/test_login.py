@@ -81,7 +81,8 @@ def test_first_login_brings_the_agent_and_the_second_finds_it(shell, tmp_path):
     assert os.stat(tmp_path / ".ascendrun" / ("agent-%s.pyz" % SHA256[:16])).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("noise", ["echo Welcome", "printf 'no newline'", "printf 'ASCENDRUN-NEED'; printf '\\nASCENDRUN-'",
+@pytest.mark.parametrize("noise", ["echo Welcome", "printf 'no newline'",
+                                   "printf 'ASCENDRUN-NEED'; printf '\\nASCENDRUN-'",
                                    "head -c 100000 /dev/zero", "echo; echo x >&2; printf '\\377\\376'"])
 def test_noise_of_start_up_files_does_not_matter(noise, tmp_path):
     (tmp_path / ".bashrc").write_text(noise + "\n")

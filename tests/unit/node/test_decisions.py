@@ -1,0 +1,189 @@
+"""The agent's pure decisions: when to signal, who lingers, where a log is cut, whose process it is."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.core import plan
+from ascendrun.node import attempts, cgroup, failpoint, linger, procs, ranks, reap, routes, spool, stopping, wire
+from ascendrun.node.procs import Stat
+
+
+def ladder(by, grace_s, signal="USR1"):
+    found = stopping.Ladder()
+    found.set(stopping.steps_for(by, now_s=100.0, signal=signal, grace_s=grace_s))
+    return found
+
+
+def taken(ladder, now_s):
+    return [(step.signal, step.everything) for step in ladder.due(now_s)]
+
+
+def test_a_requested_stop_saves_first_then_terms_then_kills():
+    steps = ladder("head", 30.0)
+    assert taken(steps, 100.0) == [("USR1", False)]
+    assert taken(steps, 129.9) == [] and steps.next_s() == 130.0
+    assert taken(steps, 130.0) == [("TERM", True)]
+    assert taken(steps, 132.0) == [("KILL", True)] and steps.reached_kill and steps.next_s() is None
+
+
+@pytest.mark.parametrize("grace_s, kill_at", [(300.0, 105.0), (1.0, 101.0)])
+def test_a_failure_waits_for_nobody_longer_than_five_seconds(grace_s, kill_at):
+    steps = ladder("failure", grace_s)
+    assert taken(steps, 100.0) == [("TERM", True)]
+    assert steps.next_s() == kill_at
+
+
+def test_a_slower_way_never_replaces_a_quicker_one():
+    steps = ladder("failure", 300.0)
+    assert not steps.set(stopping.steps_for("head", now_s=101.0, signal="USR1", grace_s=300.0))
+    assert steps.set(stopping.kill_now(101.0))
+    assert taken(steps, 101.0) == [("KILL", True)]
+    assert not steps.set(stopping.kill_now(102.0))
+
+
+def test_steps_that_were_slept_through_are_all_taken_in_order():
+    assert taken(ladder("head", 10.0), 1000.0) == [("USR1", False), ("TERM", True), ("KILL", True)]
+
+
+@pytest.mark.parametrize("line, done", [(b'{"done": true}', True), (b'{"step": 1, "done":true, "x": 2}', True),
+                                        (b'{"done": false}', False), (b'{"done": "true"}', False),
+                                        (b'{"done": true', False), (b'"done"', False), (b'\xff"done"', False),
+                                        (b'[{"done": true}]', False)])
+def test_only_a_whole_object_that_says_done_counts(line, done):
+    assert linger.says_done(line) is done
+
+
+def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
+    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch.see_done(100.0)
+    watch.see_done(105.0)
+
+    def look(now_s):
+        return watch.look(now_s, cpu_s=0.0, written_bytes=0, other_exited_s=None)
+
+    assert [look(109.9), look(110.0), look(111.0)] == [None, linger.FINISHED, None]
+
+
+def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_gone():
+    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    for n in range(20):
+        assert watch.look(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
+    for n in range(20):
+        assert watch.look(1100.0 + 50 * n, cpu_s=3.8, written_bytes=n + 1, other_exited_s=100.0) is None
+    assert watch.look(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == linger.IDLE
+
+
+def test_nobody_is_idle_while_no_other_rank_has_ended():
+    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    assert all(watch.look(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
+
+
+@given(st.lists(st.binary(max_size=60), max_size=30), st.integers(1, 50), st.integers(0, 20))
+def test_rotation_loses_and_reorders_nothing_and_keeps_to_its_bounds(chunks, limit, slack):
+    generations = [b""]
+    for chunk in chunks:
+        while chunk:
+            mine, chunk = spool.split_at_limit(chunk, len(generations[-1]), limit=limit, slack=slack)
+            generations[-1] += mine
+            if chunk:
+                generations.append(b"")
+    assert b"".join(generations) == b"".join(chunks)
+    assert all(len(data) <= limit + slack for data in generations)
+
+
+def test_a_generation_ends_with_a_whole_line_where_one_ends():
+    assert spool.split_at_limit(b"aa\nbb\ncc", 0, limit=7, slack=5) == (b"aa\nbb\n", b"cc")
+    assert spool.split_at_limit(b"bb\ncc\n", 9, limit=10, slack=5) == (b"bb\n", b"cc\n")
+    assert spool.split_at_limit(b"xxxxxxxxxx", 9, limit=10, slack=5) == (b"xxxxxx", b"xxxx")
+
+
+def process(pid, ppid, session, *, state="S", start=1):
+    return Stat(pid, state, ppid, session, 0, start)
+
+
+def test_kin_are_found_through_all_generations_and_strangers_are_not():
+    table = {p.pid: p for p in (process(1, 0, 1), process(10, 1, 10), process(11, 10, 10), process(12, 11, 12),
+                                process(20, 1, 20))}
+    assert reap.descendants(table, [10]) == {10, 11, 12}
+    assert reap.descendants(table, [99]) == set()
+
+
+def test_a_session_counts_only_while_its_recorded_leader_leads_it():
+    table = {p.pid: p for p in (process(10, 1, 10, start=5), process(11, 1, 10), process(21, 1, 20))}
+    assert reap.in_sessions(table, {10: 5, 20: 7}) == {10, 11}
+    assert reap.in_sessions(table, {10: 4}) == set()
+
+
+@pytest.mark.parametrize("name", [b"python", b"a) R 1 (b", b"", b"x y\nz", b")))"])
+def test_a_process_name_may_hold_anything(name):
+    fields = [b"S", b"7", b"8", b"9"] + [b"0"] * 7 + [b"30", b"12"] + [b"0"] * 6 + [b"4711"] + [b"0"] * 30
+    stat = procs.parse_stat(b"42 (" + name + b") " + b" ".join(fields) + b"\n")
+    assert (stat.pid, stat.state, stat.ppid, stat.session, stat.cpu_ticks, stat.start) == (42, "S", 7, 9, 42, 4711)
+
+
+def test_group_paths_are_read_from_the_kernels_tables():
+    mounts = ("35 24 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+              "36 24 0:31 / /sys/fs/my\\040group rw,nosuid shared:9 - cgroup2 cgroup2 rw\n")
+    assert cgroup.parse_mount(mounts) == "/sys/fs/my group"
+    assert cgroup.parse_mount(mounts.splitlines()[0]) is None
+    assert cgroup.parse_own("4:memory:/a\n0::/user.slice/x.scope\n") == "/user.slice/x.scope"
+    assert cgroup.parse_own("4:memory:/a\n") is None
+
+
+def test_a_route_answer_is_read_and_no_route_is_none():
+    def attribute(kind, value):
+        return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+    body = b"\0" * 12 + attribute(1, bytes([10, 0, 0, 3])) + attribute(4, struct.pack("=I", 3)) + \
+        attribute(7, bytes([10, 0, 0, 2]))
+    message = struct.pack("=IHHII", 16 + len(body), 24, 0, 1, 0) + body
+    assert routes.parse_answer(message) == (3, bytes([10, 0, 0, 2]))
+    assert routes.parse_answer(struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -101) + b"\0" * 16) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["name", "name=explode", "=kill", "a=kill,b"])
+def test_a_mistyped_failpoint_is_an_error(text):
+    with pytest.raises(ValueError):
+        failpoint.parse(text)
+
+
+def test_failpoints_count():
+    assert failpoint.parse("a.b:3=kill,c=raise") == {"a.b": [3, "kill"], "c": [1, "raise"]}
+
+
+def test_the_port_token_is_the_plans():
+    assert ranks.PORT_TOKEN == plan.PORT_TOKEN
+    assert ranks.put_port("--port=" + plan.PORT_TOKEN, 29500) == "--port=29500"
+
+
+def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
+    login = {b"PATH": b"/bin", b"X": b"login", b"ASCENDRUN_FAILPOINT": b"x=kill", b"ASCENDRUN_TAG": b"outer.1"}
+    env = ranks.rank_environ(login, {"X": "plan", "Y": "plan"}, master_port=1, secret={"Y": "secret"}, tag="run.1",
+                             root="/r")
+    assert env == {b"PATH": b"/bin", b"X": b"plan", b"Y": b"secret", b"MASTER_PORT": b"1", b"ASCENDRUN_TAG": b"run.1",
+                   b"ASCENDRUN_NODE_ROOT": b"/r"}
+
+
+@pytest.mark.parametrize("numbers, text", [([], ""), ([5], "5"), ([5, 6, 7, 9], "5-7, 9"), ([9, 5], "9, 5")])
+def test_ports_are_folded_for_people(numbers, text):
+    assert attempts.fold_numbers(numbers) == text
+
+
+frames = st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)),
+                  max_size=5)
+
+
+@settings(deadline=None)
+@given(frames, st.integers(1, 7), st.binary(max_size=40).filter(lambda noise: b"\nASC" not in noise))
+def test_frames_survive_any_cutting_behind_any_noise(frames, piece, noise):
+    data = noise + wire.MAGIC + b"".join(wire.pack(header, body) for header, body in frames)
+    reader = wire.FrameReader(expect_magic=True)
+    found = [frame for at in range(0, len(data), piece) for frame in reader.feed(data[at:at + piece])]
+    assert found == [(json.loads(json.dumps(header)), body) for header, body in frames]
+    assert reader.noise == noise

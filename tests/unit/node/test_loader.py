@@ -1,0 +1,70 @@
+"""The fixed line and the dialogue, from bytes alone."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascendrun.node import loader, pack, wire
+
+NEED = b"\nASCENDRUN-NEED 0123456789abcdef\n"
+
+
+def test_the_line_holds_nothing_that_a_shell_reads_within_single_quotes():
+    line = loader.login_command("0123456789abcdef")
+    assert line.isascii() and line.isprintable() and not set(line) & set("!\\\n")
+    assert line.startswith("sh -c '") and line.endswith("'") and line.count("'") == 2
+    assert len(line) < 4000
+
+
+@pytest.mark.parametrize("bad", ["", "0123", "0123456789ABCDEF", "0123456789abcde'", "0123456789abcdef\n"])
+def test_only_the_start_of_a_hash_goes_into_the_line(bad):
+    with pytest.raises(ValueError):
+        loader.login_command(bad)
+
+
+@given(st.binary(max_size=80).filter(lambda noise: b"\nASC" not in noise), st.integers(1, 9), st.binary(max_size=20))
+def test_the_dialogue_survives_noise_and_any_cutting(noise, piece, leftover):
+    data = noise + NEED + wire.MAGIC + leftover
+    boot = loader.Boot()
+    steps = [step for at in range(0, len(data), piece) for step in boot.feed(data[at:at + piece])]
+    assert [(step.kind, step.detail) for step in steps] == [(loader.NEED_AGENT, "0123456789abcdef"), (loader.READY, "")]
+    assert boot.noise == noise and boot.leftover == leftover and boot.is_over
+
+
+def test_failures_are_told_with_their_reason_and_end_the_dialogue():
+    boot = loader.Boot()
+    assert boot.feed(b"motd\nASCENDRUN-FAILED No space left on device\n") == \
+        [loader.Step(loader.FAILED, "No space left on device")]
+    assert boot.is_over and boot.feed(NEED) == []
+    boot = loader.Boot()
+    assert boot.feed(b"\nASCENDRUN-NO-PYTHON\n")[0].kind == loader.NO_PYTHON
+
+
+def test_a_node_that_asks_for_ever_is_a_failure():
+    boot = loader.Boot()
+    kinds = [step.kind for step in boot.feed(NEED * 10)]
+    assert kinds == [loader.NEED_AGENT] * loader.MAX_UPLOADS + [loader.FAILED]
+
+
+def test_endless_noise_is_kept_in_bounds_and_shown():
+    boot = loader.Boot()
+    for _ in range(200):
+        boot.feed(b"x" * 10000)
+    assert len(boot.all_noise()) <= loader.NOISE_BYTES and boot.all_noise().startswith(b"xxx")
+    assert boot.feed(wire.MAGIC)[0].kind == loader.READY
+
+
+def test_the_archive_depends_on_names_and_contents_only():
+    files = {"b.py": b"2", "a.py": b"1"}
+    assert pack.pack_files(files) == pack.pack_files(dict(sorted(files.items())))
+    data, sha256 = pack.agent_pyz()
+    assert hashlib.sha256(data).hexdigest() == sha256
+    names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    assert names == sorted(names) and {"__main__.py", "ascendrun/__init__.py", "ascendrun/node/serve.py"} <= set(names)
+    assert all(name.startswith(("ascendrun/node/", "ascendrun/__init__", "__main__")) for name in names)
