@@ -235,6 +235,16 @@ def refuse_other_python(environment: Environment) -> None:
                           f"  unset ASCENDRUN_PYTHON, or make it anew: rm -r '{environment.folder}'")
 
 
+def describe(environment: Environment, missing: Sequence[str], fault: Optional[str]) -> str:
+    """What is about to happen, and why."""
+    names = ", ".join(missing)
+    if fault:
+        return f"{environment.folder} {fault}; installing {names} there, and nowhere else"
+    if not set(missing) & set(environment.known_groups()):
+        return f"adding {names} to {environment.folder}"
+    return f"setup.cfg or constraints.txt has changed; bringing {names} in {environment.folder} in step"
+
+
 def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, List[str]]) -> None:
     """Under the lock: makes the environment when it is missing or broken, installs what is not in step."""
     begun = environment.folder / "setup.begun"
@@ -248,8 +258,7 @@ def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, 
     if not missing:
         begun.unlink(missing_ok=True)
         return
-    why = f"{environment.folder} {fault}" if fault else f"{environment.folder} is not in step with setup.cfg and constraints.txt"
-    environment.progress.say(f"{why}; installing {', '.join(missing)} there, and nowhere else (log: bootstrap.log)")
+    environment.progress.say(f"{describe(environment, missing, fault)} (log: bootstrap.log)")
     write_atomically(begun, " ".join(missing))
     if fault:
         environment.create()

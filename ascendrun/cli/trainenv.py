@@ -37,7 +37,7 @@ def ensure_training_stack(python: Optional[str], progress: Optional[Callable[[st
     setup = _own_setup()
     if setup is None or not _is_ours(python):
         raise _lacks(python or sys.executable, missing)
-    _install(setup, progress)
+    _install(setup, progress or _say, missing)
     still_missing = _missing_here()
     if still_missing:
         raise _lacks(sys.executable, still_missing)
@@ -72,12 +72,16 @@ def _missing_in(python: str) -> Tuple[str, ...]:
                      hint="set the job's python: to a Python that does, or leave it out") from error
 
 
-def _install(setup: Path, progress: Optional[Callable[[str], None]]) -> None:
-    talk = sys.stderr if progress is None else subprocess.PIPE
-    with subprocess.Popen([str(setup), "train"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=talk,
-                          text=True, errors="replace") as child:
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str]) -> None:
+    progress(f"the bundled programs need {', '.join(missing)} here; installing them once, which takes minutes")
+    is_live = sys.stderr.isatty()  # then the seconds count there, which no line by line can show
+    with subprocess.Popen([str(setup), "train"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, text=True,
+                          stderr=sys.stderr if is_live else subprocess.PIPE, errors="replace") as child:
         for line in child.stderr or ():
-            assert progress is not None, "the lines are piped for it"
             progress(line.rstrip("\n"))
     if child.returncode != 0:
         raise NotFit("the training stack could not be installed", hint=f"see {setup.parent.parent}/.venv/bootstrap.log")

@@ -89,7 +89,7 @@ def test_changed_constraints_are_brought_in_step(environ: Dict[str, str], copy_o
     (checkout / "constraints.txt").write_text("tiny-base==2.0\n")
     start = run([checkout / "bin" / "ascendrun", "--version"], environ)
     assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
-    assert "is not in step with setup.cfg and constraints.txt" in start.stderr
+    assert "setup.cfg or constraints.txt has changed; bringing base in" in start.stderr
     asked = run([checkout / ".venv/bin/python", "-c", "import tiny_base; print(tiny_base.version)"], environ)
     assert asked.stdout == "2.0\n"
 
@@ -204,6 +204,9 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
     ask = "from ascendrun.cli.trainenv import ensure_training_stack as ensure; ensure(None, print); import torch, h3"
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
+    assert added.stdout.splitlines()[0] == (
+        "the bundled programs need torch, h3, numpy, pyarrow, safetensors, scikit-learn, tokenizers, transformers "
+        "here; installing them once, which takes minutes")
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
     assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == [
         "torch", "h3, numpy, pyarrow, safetensors, scikit-learn, tokenizers, transformers"]
