@@ -31,6 +31,8 @@ START_S = 20.0
 """How long a supervisor may take to say that it is there."""
 NOTICE_S = 5.0
 """How long a supervisor may take to go after it has written the end."""
+OBEY_S = 5.0
+"""How long it may take to look at an order to stop at once, before it is killed and its work taken over."""
 
 PREPARED_KEYS = ("tag", "node_rank", "ranks", "cwd", "setup", "trees", "link_tree", "ports", "stop", "start_s", "max_s",
                  "exit_s", "linger_s", "rotate_bytes")
@@ -204,9 +206,27 @@ class Attempts:
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" in identity and procs.is_alive(identity):
             procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
+            if wish["now"] and not self._is_obeyed(tag, folder):
+                procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
+                self._wait_gone(identity)
+                self._end_without_supervisor(tag, folder, identity)
         elif self.phase(tag) != "ended":
             self._end_without_supervisor(tag, folder, identity)
         return {}
+
+    def _is_obeyed(self, tag: str, folder: str) -> bool:
+        """Whether the supervisor took the wish within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
+        deadline = time.monotonic() + OBEY_S
+        while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _wait_gone(self, identity: Dict[str, Any]) -> None:
+        deadline = time.monotonic() + NOTICE_S
+        while procs.is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _end_without_supervisor(self, tag: str, folder: str, identity: Dict[str, Any]) -> None:
         """Nobody else will: kill what the attempt left and write its end."""
@@ -281,9 +301,8 @@ class Attempts:
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
-        deadline = time.monotonic() + NOTICE_S
-        while self.phase(tag) == "ended" and procs.is_alive(identity) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if self.phase(tag) == "ended":
+            self._wait_gone(identity)
         with locked(self._root, tag):
             if self.phase(tag) == "running":
                 raise Refusal("attempt-running", "attempt %s is still running" % tag, "stop it first")

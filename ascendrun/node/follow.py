@@ -22,9 +22,9 @@ AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
 EVENTS = ("events", 0)
 BATCH_S = 0.1
-LOOK_S = 0.025
+LOOK_S = 0.04
 QUIET_LOOK_S = 0.1
-QUIET_AFTER_S = 5.0
+QUIET_AFTER_S = 2.0
 LOST_CHECK_S = 1.0
 
 

@@ -35,6 +35,7 @@ TAG_VARIABLE = "ASCENDRUN_TAG"
 PULLED_FILE = re.compile(r"^(events|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 
 PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
+STOP_TAKEN = "stop.taken.json"
 """An attempt's own records: what was prepared; who owns it; the wish to stop; its end; that its owner was lost."""
 
 

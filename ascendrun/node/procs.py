@@ -146,7 +146,10 @@ def _pidfd_send_signal(handle: int, signum: int) -> None:
 
 
 def _syscall(number: int, *arguments: Any) -> int:
-    import ctypes
+    try:
+        import ctypes
+    except ImportError as error:  # a Python built without libffi
+        raise OSError(errno.ENOSYS, "no ctypes") from error
     libc = ctypes.CDLL(None, use_errno=True)
     result = libc.syscall(number, *arguments)
     if result < 0:
@@ -157,5 +160,8 @@ def _syscall(number: int, *arguments: Any) -> int:
 
 def become_subreaper() -> bool:
     """Orphans below this process become its own children from now on. False where the kernel refuses."""
-    import ctypes
+    try:
+        import ctypes
+    except ImportError:
+        return False
     return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)

@@ -93,8 +93,12 @@ class Spool:
             self._stamp(at_ns)
 
     def _stamp(self, at_ns: int) -> None:
-        # The place is asked of the kernel, not counted: the user may truncate the file under us.
-        self._size = os.lseek(self._files[0], 0, os.SEEK_CUR)
+        # The place is asked of the kernel, not counted: the user may truncate the file under us, or remove it.
+        facts = os.fstat(self._files[0])
+        self._size = facts.st_size
+        if facts.st_nlink == 0:
+            self._next_generation()
+            return
         try:
             write_all(self._files[1], TIMES.pack(self._size, at_ns))
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -11,7 +12,7 @@ from ascendrun.node import cgroup, layout, linger, procs, reap, stopping
 from ascendrun.node.crew import Rank, drain, read_some
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
-from ascendrun.node.layout import STOP
+from ascendrun.node.layout import STOP, STOP_TAKEN
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, write_end
 from ascendrun.node.refusal import Refusal
@@ -269,12 +270,18 @@ class Supervisor:
         """True when a stop was asked for, now or before."""
         wish = read_json(os.path.join(self.folder, STOP))
         if wish is None:
-            return False
+            return self.stop_seen is not None
         if wish != self.stop_seen:
             self.stop_seen = wish
+            self._acknowledge_stop()
             self._stop("head", wish.get("reason") or "asked to stop", now=bool(wish.get("now")),
                        grace_s=wish.get("grace_s"))
         return True
+
+    def _acknowledge_stop(self) -> None:
+        """The wish that has gone was taken: whoever asked can tell a supervisor that hangs from one that works."""
+        with contextlib.suppress(OSError):
+            os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
 
     def _stop(self, by: str, reason: str, *, now: bool = False, grace_s: Optional[float] = None) -> None:
         """Sets the way to the end; a slower one than that already taken changes nothing."""

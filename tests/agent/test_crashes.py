@@ -164,3 +164,15 @@ def test_a_paused_supervisor_does_not_stop_the_agent_from_answering(node):
     assert agent.phase(TAG) == "running"
     procs.send_signal(identity["pid"], identity["start"], signal.SIGCONT)
     agent.wait_ended(TAG)
+
+
+def test_a_supervisor_that_hangs_is_taken_over_by_a_stop_at_once(node):
+    agent = node.connect(ASCENDRUN_FAILPOINT="stop.after_mark=pause")
+    agent.start(node.job(TAG, HIDER))
+    agent.wait(lambda: agent.output(TAG) == b"hidden\n")
+    agent.do("stop", tag=TAG, now=False, grace_s=500)
+    identity = node.identity(TAG)
+    agent.wait(lambda: procs.read_stat(identity["pid"]).state == "T")
+    agent.do("stop", tag=TAG, now=True, grace_s=None)
+    assert agent.wait_ended(TAG)["leftovers"] == []
+    assert not procs.is_alive(identity) and node.alive(TAG) == []

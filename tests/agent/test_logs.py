@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import struct
@@ -96,6 +97,27 @@ def test_a_file_that_a_user_truncates_is_told_and_followed_on(node, agent):
     (node.root / "runs" / "head-job" / "work" / "go").touch()
     agent.wait_ended(TAG)
     agent.wait(lambda: agent.output(TAG) == b"a" * 10 + b"after\n")
+
+
+def test_a_log_that_a_user_deletes_goes_on_in_the_next_generation(node, agent):
+    code = ("import os,time\nos.write(1,b'before\\n')\nfor n in range(2):\n"
+            "    while not os.path.exists('go%d' % n): time.sleep(0.01)\n    os.write(1,b'after %d\\n' % n)")
+    agent.start(node.job(TAG, python(code)))
+    agent.wait(lambda: agent.output(TAG) == b"before\n")
+    (node.folder(TAG) / "rank-0.out.0").unlink()
+    work = node.root / "runs" / "head-job" / "work"
+    (work / "go0").touch()
+    agent.wait(lambda: procs_wrote(node, "rank-0.out.times.0"))
+    (work / "go1").touch()
+    agent.wait_ended(TAG)
+    agent.wait(lambda: agent.output(TAG) == b"before\nafter 1\n")
+
+
+def procs_wrote(node, name):
+    """Whether the chunk after the deletion was taken: it went to the deleted file, so only the generation moves on."""
+    supervisor = node.identity(TAG)["pid"]
+    held = [os.readlink(path) for path in glob.glob("/proc/%d/fd/*" % supervisor) if os.path.islink(path)]
+    return not any(name in target for target in held)
 
 
 def test_metrics_and_error_files_are_followed_too(node, agent):
