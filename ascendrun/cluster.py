@@ -252,14 +252,16 @@ class Cluster:
             return ControlClient(self.settings.state_dir)
 
     def _ask(self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False) -> Mapping[str, Any]:
-        try:
-            with self._client() as client:
-                return client.call(op, fields, timeout_s=timeout_s)
-        except CannotConnect:
-            if not repeat:
-                raise
-        with self._client() as client:
-            return client.call(op, fields, timeout_s=timeout_s)
+        """One question to the controller. `repeat`: it may be asked again when the controller dies over it."""
+        until = time.monotonic() + CONTROLLER_START_S
+        while True:
+            try:
+                with self._client() as client:
+                    return client.call(op, fields, timeout_s=timeout_s)
+            except CannotConnect:
+                if not repeat or time.monotonic() > until:
+                    raise
+            time.sleep(POLL_S)  # a killed controller's socket may still accept for a moment
 
     def _keep_watched(self, views: Sequence[JobView]) -> None:
         """A live job whose controller died gets a new one from whoever looks at it."""

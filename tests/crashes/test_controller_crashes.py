@@ -1,0 +1,129 @@
+"""The controller dies at every step that it takes, on real agents and ranks of this machine; the job never notices.
+
+A few deaths run always; `--every-crash` sweeps over all steps of a job's life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+
+CODE = Path(__file__).resolve().parents[2]
+DEADLINE_S = 90.0
+
+RANK = """
+import os, sys, time
+with open(os.path.join(sys.argv[1], "starts"), "a") as file:
+    file.write("%s.%s\\n" % (os.environ["RANK"], os.environ["ASCENDRUN_ATTEMPT"]))
+for number in range(20):
+    print("line", number, "of rank", os.environ["RANK"], flush=True)
+    time.sleep(0.05)
+"""
+
+
+class Head:
+    """The command line with a state dir of its own; local hosts, so that only ascendrun itself is in play."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        (folder / "rank.py").write_text(RANK)
+        (folder / "two.hosts").write_text("a slots=2 addr=local\nb slots=2 addr=local\n")
+        command = [sys.executable, str(folder / "rank.py"), str(folder)]
+        (folder / "job.yaml").write_text(f"name: crashing\ncommand: {json.dumps(command)}\nhostfile: two.hosts\n")
+
+    def environ(self, failpoint: str = "") -> Dict[str, str]:
+        more = {"ASCENDRUN_FAILPOINT": failpoint} if failpoint else {}
+        return {**os.environ, "PYTHONPATH": str(CODE), "ASCENDRUN_STATE_DIR": str(self.state_dir), **more}
+
+    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([sys.executable, "-m", "ascendrun", *argv], env=self.environ(), cwd=self.folder,
+                              capture_output=True, text=True, timeout=DEADLINE_S)
+
+    def doomed_controller(self, failpoint: str) -> "subprocess.Popen[bytes]":
+        """A controller that will die at the failpoint; returns when it answers or has died."""
+        process = subprocess.Popen([sys.executable, "-m", "ascendrun", "controller", "run"], cwd=self.folder,
+                                   env=self.environ(failpoint), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        await_that(lambda: process.poll() is not None or self.run("controller", "status").returncode == 0)
+        return process
+
+    def show(self, job: str) -> Dict[str, Any]:
+        done = self.run("show", job, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        detail: Dict[str, Any] = json.loads(done.stdout)
+        return detail
+
+    def starts(self) -> List[str]:
+        return sorted((self.folder / "starts").read_text().split())
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, "not within the deadline"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    head = Head(tmp_path)
+    yield head
+    for job in ("j-0001", "j-0002"):
+        head.run("stop", "--now", job)
+    head.run("controller", "stop")
+
+
+ALWAYS = ["submit.before_txn", "submit.after_commit_before_ack", "controller.before_save:3", "controller.after_save:2",
+          "controller.after_save:7", "controller.after_actions:9", "controller.after_save:12", "controller.before_save:16"]
+EVERY = [f"controller.{name}:{count}" for count in range(1, 25) for name in ("before_save", "after_save")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "failpoint" in metafunc.fixturenames:
+        chosen = [*ALWAYS, *EVERY] if metafunc.config.getoption("--every-crash") else ALWAYS
+        metafunc.parametrize("failpoint", chosen)
+
+
+def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: str) -> None:
+    doomed = head.doomed_controller(f"{failpoint}=kill")
+    submitted = head.run("submit", "job.yaml", "--detach", "-o", "json")
+    assert submitted.returncode == 0, submitted.stderr
+    job = json.loads(submitted.stdout)["id"]
+    waited = head.run("wait", job)
+    assert waited.returncode == 0, f"{waited.stderr}\n{json.dumps(head.show(job)['events'], indent=1)}"
+    detail = head.show(job)
+    attempt = detail["job"]["attempt"]
+    assert [one["id"] for one in json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]] == [job]
+    assert head.starts() == [f"{rank}.{attempt}" for rank in range(4)], "each rank starts exactly once"
+    spool = head.state_dir / "jobs" / job / f"attempt-{attempt}"
+    await_that(lambda: (spool / "complete").exists())
+    for rank in range(4):
+        copies = list(spool.glob(f"*/rank-{rank}.out.0"))
+        assert [copy.read_text() for copy in copies] == ["".join(f"line {n} of rank {rank}\n" for n in range(20))]
+    if doomed.poll() is None:  # the job had fewer steps than that: then nothing was tested
+        doomed.terminate()
+        doomed.wait()
+        pytest.fail(f"{failpoint} was never reached")
+
+
+def test_an_id_that_was_printed_is_there_after_the_head_is_killed_at_once(head: Head) -> None:
+    doomed = head.doomed_controller("controller.before_save:1=kill")
+    job = json.loads(head.run("submit", "job.yaml", "--detach", "-o", "json").stdout)["id"]
+    doomed.wait(timeout=DEADLINE_S)
+    assert head.show(job)["job"]["id"] == job
+
+
+def test_a_second_controller_of_one_state_folder_refuses_and_harms_nothing(head: Head) -> None:
+    first = head.doomed_controller("never=kill")
+    second = head.run("controller", "run")
+    assert second.returncode == 7, second.stderr
+    assert head.run("controller", "status").returncode == 0
+    head.run("controller", "stop")
+    first.wait(timeout=DEADLINE_S)
