@@ -88,6 +88,13 @@ class Bed:
         head_end_s, hosts_end_s = self.cpu_seconds()
         return Cost(cost.wall_s, head_end_s - head_s, hosts_end_s - hosts_s, cost.status, cost.tail)
 
+    def rest(self, seconds: float) -> Cost:
+        """What doing nothing costs for so long."""
+        head_s, hosts_s = self.cpu_seconds()
+        time.sleep(seconds)
+        head_end_s, hosts_end_s = self.cpu_seconds()
+        return Cost(seconds, head_end_s - head_s, hosts_end_s - hosts_s, 0, "")
+
     def settle(self) -> None:
         """Returns when head and hosts are quiet, or after SETTLE_S: live connections beat now and then."""
         deadline = time.monotonic() + SETTLE_S

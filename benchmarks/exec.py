@@ -18,7 +18,7 @@ from benchmarks.bed import Bed, Cost
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 
-COLUMNS = ("hosts", "what", "repeat", "wall_s", "head_cpu_s", "hosts_cpu_s", "status", "load", "note")
+COLUMNS = ("hosts", "what", "repeat", "wall_s", "head_cpu_s", "hosts_cpu_s", "controller_mb", "status", "load", "note")
 CURVE = "KexAlgorithms=curve25519-sha256"
 ASYNCSSH_FAN = Path(__file__).with_name("peers") / "asyncssh_fan.py"
 MASTERS_AT_ONCE = 8
@@ -28,10 +28,14 @@ FIRST, COLD, WARM = "ascendrun, first time", "ascendrun, cold", "ascendrun, warm
 PDSH, PDSH_CURVE = "pdsh", "pdsh, curve25519"
 CLUSH, CLUSH_CURVE = "clush -f64", "clush -f64, curve25519"
 ASYNCSSH, SSH, SSH_CURVE, MASTER = "asyncssh", "ssh", "ssh, curve25519", "ssh over ControlMasters"
+IDLE = "ascendrun, idle"
 WARM_ONES = (MASTER, WARM)
 ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, *WARM_ONES)
 
-Measured = Iterator[Tuple[str, Cost]]
+IDLE_S = 5.0
+
+Measured = Iterator[Tuple[str, Cost, Optional[int]]]
+"""What was measured, its cost, and the controller's memory in bytes (None: no controller of ours)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def plain(what: str, argv: Callable[[Sequence[str]], List[str]], env: Optional[M
     """A peer that keeps nothing between two commands."""
 
     def measure(bed: Bed, hosts: Sequence[str]) -> Measured:
-        yield what, bed.measure(argv(hosts), env=env)
+        yield what, bed.measure(argv(hosts), env=env), None
 
     return measure
 
@@ -80,21 +84,22 @@ def control_master(bed: Bed, hosts: Sequence[str]) -> Measured:
     if opened.status:
         raise RuntimeError(f"ssh opened no masters: {opened.tail}")
     try:
-        yield MASTER, bed.measure([*clients, "{}", "true"])
+        yield MASTER, bed.measure([*clients, "{}", "true"]), None
     finally:
         bed.run([*clients, "-O", "exit", "{}"])
 
 
 def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
-    """First without an agent on the hosts, then without a controller, then with both."""
+    """First without an agent on the hosts, then without a controller, then with both, then at rest."""
     ours = Ours(bed)
     argv = ours.argv("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
     ours.forget(hosts)
     try:
-        yield FIRST, bed.measure(argv, env=ours.environ())
+        yield FIRST, bed.measure(argv, env=ours.environ()), None
         ours.stop_controller()
-        yield COLD, bed.measure(argv, env=ours.environ())
-        yield WARM, bed.measure(argv, env=ours.environ())
+        yield COLD, bed.measure(argv, env=ours.environ()), None
+        yield WARM, bed.measure(argv, env=ours.environ()), None
+        yield IDLE, bed.rest(IDLE_S), ours.controller_memory_bytes()
     finally:
         ours.stop_controller()
 
@@ -121,11 +126,11 @@ def run(counts: Sequence[int], repeats: int, sheet: Sheet) -> None:
             for repeat in range(repeats):
                 turn = repeat % len(able)
                 for group in able[turn:] + able[:turn]:
-                    for what, cost in group.measure(bed, hosts):
-                        add(sheet, count, what, repeat, cost)
+                    for what, cost, memory_bytes in group.measure(bed, hosts):
+                        add(sheet, count, what, repeat, cost, memory_bytes)
 
 
-def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost) -> None:
+def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost, memory_bytes: Optional[int]) -> None:
     note = without_paths(cost.tail) if cost.status else ""
     sheet.add(
         hosts=count,
@@ -134,6 +139,7 @@ def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost) -> None:
         wall_s=cost.wall_s,
         head_cpu_s=cost.head_cpu_s,
         hosts_cpu_s=cost.hosts_cpu_s,
+        controller_mb=None if memory_bytes is None else memory_bytes / 1e6,
         status=cost.status,
         load=f"{os.getloadavg()[0]:.1f}",
         note=note,
@@ -142,26 +148,48 @@ def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost) -> None:
 
 def render(rows: Sequence[Row]) -> str:
     counts = sorted({int(row["hosts"]) for row in rows})
-    return "".join(f"## {count} host{'s' if count > 1 else ''}\n\n{_render_count(rows, count)}\n" for count in counts)
+    pages = [f"## {count} host{'s' if count > 1 else ''}\n\n{_render_count(rows, count)}\n" for count in counts]
+    return "".join(pages) + _render_idle(rows, counts)
 
 
 def _render_count(rows: Sequence[Row], count: int) -> str:
-    cold_s, warm_s = (wall(rows, count, what) for what in (COLD, WARM))
-    lines = []
-    for what in ORDER:
-        mine = [row for row in rows if int(row["hosts"]) == count and row["what"] == what]
-        if not mine:
-            continue
-        good = [row for row in mine if row["status"] == "0"]
-        wall_s, ours_s = median(good, "wall_s"), warm_s if what in WARM_ONES else cold_s
-        ratio = None if wall_s is None or ours_s is None else wall_s / ours_s
-        failed = "" if len(good) == len(mine) else f" ({len(mine) - len(good)} of {len(mine)} failed)"
-        spread = "" if len(good) < 2 else f"{shown(min(_walls(good)))}–{shown(max(_walls(good)))}"
-        head_s, hosts_s = median(good, "head_cpu_s"), median(good, "hosts_cpu_s")
-        per_host_s = None if head_s is None else head_s / count
-        lines.append([f"{what}{failed}", shown(wall_s), spread, shown(ratio), shown(head_s), shown(per_host_s, "ms"),
-                      shown(hosts_s)])
-    return table(["", "wall s", "from–to", "wall ÷ ours", "head CPU s", "head CPU ms/host", "hosts CPU s"], lines)
+    header = ["", "wall s", "from–to", "÷ ours", "CPU s", "÷ ours", "head CPU ms a host", "hosts CPU ms a host"]
+    names = [what for what in ORDER if any(row["hosts"] == str(count) and row["what"] == what for row in rows)]
+    return table(header, (_line(rows, count, what) for what in names))
+
+
+def _line(rows: Sequence[Row], count: int, what: str) -> List[str]:
+    mine = [row for row in rows if row["hosts"] == str(count) and row["what"] == what]
+    good = [row for row in mine if row["status"] == "0"]
+    ours = WARM if what in WARM_ONES else COLD
+    failed = "" if len(good) == len(mine) else f" ({len(mine) - len(good)} of {len(mine)} failed)"
+    spread = "" if len(good) < 2 else f"{shown(min(_walls(good)))}–{shown(max(_walls(good)))}"
+    a_host = [cpu_s / count if cpu_s is not None else None for cpu_s in
+              (median(good, "head_cpu_s"), median(good, "hosts_cpu_s"))]
+    return [
+        f"{what}{failed}",
+        shown(wall(rows, count, what)),
+        spread,
+        shown(ratio(wall(rows, count, what), wall(rows, count, ours))),
+        shown(cpu(rows, count, what)),
+        shown(ratio(cpu(rows, count, what), cpu(rows, count, ours))),
+        *(shown(cpu_s, "ms") for cpu_s in a_host),
+    ]
+
+
+def _render_idle(rows: Sequence[Row], counts: Sequence[int]) -> str:
+    lines = [
+        [str(count), shown(idle_share(rows, count, "head_cpu_s"), "%"), shown(controller_mb(rows, count)),
+         shown(ratio(idle_share(rows, count, "hosts_cpu_s"), float(count)), "%")]
+        for count in counts
+    ]
+    header = ["hosts", "head, % of a core", "controller, MB", "each host, % of a core"]
+    return f"## ascendrun at rest, all connections open\n\n{table(header, lines)}"
+
+
+def ratio(one: Optional[float], other: Optional[float]) -> Optional[float]:
+    """None when either was not measured."""
+    return None if one is None or not other else one / other
 
 
 def _walls(rows: Sequence[Row]) -> List[float]:
@@ -175,11 +203,27 @@ def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> 
     )
 
 
+def cpu(rows: Sequence[Row], count: int, what: str) -> Optional[float]:
+    """Head and hosts together; what other work the machine does changes it little, unlike the wall."""
+    sides = [wall(rows, count, what, column) for column in ("head_cpu_s", "hosts_cpu_s")]
+    return None if None in sides else sum(side for side in sides if side is not None)
+
+
+def idle_share(rows: Sequence[Row], count: int, column: str) -> Optional[float]:
+    """Of one core, 1.0 for all of it."""
+    return ratio(wall(rows, count, IDLE, column), wall(rows, count, IDLE))
+
+
+def controller_mb(rows: Sequence[Row], count: int) -> Optional[float]:
+    return wall(rows, count, IDLE, "controller_mb")
+
+
 SAYS = (
     "One command, `true`, on every host; medians. *First time*: no controller runs and no host has the agent. "
     "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the command after that. "
-    "“wall ÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is slower. "
-    "CPU time counts everything on the head and on all hosts until both rest."
+    "“÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is slower. "
+    "CPU s counts everything on the head and on all hosts until both rest: divided by the cores it is the least wall "
+    "that this bed could show, and other work on the machine does not change it."
 )
 
 
@@ -191,12 +235,14 @@ def main() -> None:
     given = options.parse_args()
     with Sheet(given.results, "exec", COLUMNS) as sheet:
         run([int(count) for count in given.hosts.split(",")], given.repeat, sheet)
+    rows = read_rows(sheet.path)
     write_page(
         given.results / "exec.md",
         title="exec: one command on many hosts",
         says=SAYS,
-        body=render(read_rows(sheet.path)),
+        body=render(rows),
         command=f"python -m benchmarks.exec --hosts {given.hosts} --repeat {given.repeat}",
+        rows=rows,
     )
 
 

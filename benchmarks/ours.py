@@ -61,3 +61,11 @@ class Ours:
             if process.environ.get(STATE_VARIABLE) == str(self.state_dir) and "controller" in process.argv:
                 return process
         return None
+
+    def controller_memory_bytes(self) -> Optional[int]:
+        """What the running controller alone holds in memory, its share of what others map too; None: none runs."""
+        process = self.controller()
+        if process is None:
+            return None
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))

@@ -78,10 +78,10 @@ def median(rows: Iterable[Row], column: str) -> Optional[float]:
 
 
 def shown(value: Optional[float], unit: str = "") -> str:
-    """Three digits, "–" for None; `unit` "ms" takes seconds."""
+    """Three digits, "–" for None; with `unit` "ms" the value is in seconds, with "%" a share of 1."""
     if value is None:
         return "–"
-    number = value * 1000 if unit == "ms" else value
+    number = value * {"": 1, "ms": 1000, "%": 100}[unit]
     digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2
     return f"{number:.{digits}f}"
 
@@ -91,9 +91,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write_page(path: Path, *, title: str, says: str, body: str, command: str) -> None:
+def write_page(path: Path, *, title: str, says: str, body: str, command: str, rows: Iterable[Row]) -> None:
     """The page beside the CSV, whole or not at all."""
-    text = f"# {title}\n\n{says}\n\n{body}\n{provenance(command)}"
+    load = shown(median(rows, "load"))
+    text = f"# {title}\n\n{says}\n\n{body}\n{provenance(command)}\nLoad of the machine meanwhile, this run's own " \
+        f"and other work together: {load} (median).\n"
     fresh = path.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
@@ -106,7 +108,7 @@ def provenance(command: str) -> str:
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return (
         f"Measured {date} by `{command}`: ascendrun {__version__}{_revision()}, Python {platform.python_version()}, "
-        f"{listed}.\nMachine: {machine()}.\n"
+        f"{listed}.\nMachine: {machine()}."
     )
 
 

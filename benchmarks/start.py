@@ -115,12 +115,14 @@ def main() -> None:
     given = options.parse_args()
     with Sheet(given.results, "start", COLUMNS) as sheet:
         run(given.repeat, sheet)
+    rows = read_rows(sheet.path)
     write_page(
         given.results / "start.md",
         title="start: what a word to ascendrun costs",
         says=SAYS,
-        body=render(read_rows(sheet.path)),
+        body=render(rows),
         command=f"python -m benchmarks.start --repeat {given.repeat}",
+        rows=rows,
     )
 
 

@@ -88,7 +88,7 @@ def test_a_trial_sees_what_a_launcher_leaves_and_takes_it_away(needs_cluster: No
 
 def test_goals_judge_by_the_rows_and_call_the_unmeasured_unmeasured() -> None:
     exec_rows = [
-        {"hosts": "8", "what": what, "repeat": "0", "wall_s": wall_s, "head_cpu_s": "0.1", "status": status}
+        {"hosts": "8", "what": what, "wall_s": wall_s, "head_cpu_s": "0.1", "hosts_cpu_s": "", "status": status}
         for what, wall_s, status in (("ascendrun, cold", "0.7", "0"), ("pdsh, curve25519", "1.0", "0"),
                                      ("ascendrun, cold", "9.9", "6"))  # one that failed counts nowhere
     ]
@@ -97,7 +97,7 @@ def test_goals_judge_by_the_rows_and_call_the_unmeasured_unmeasured() -> None:
         for event, gone_s, left in ((jobs.STOP, "0.4", "0"), (jobs.RANK_KILLED, "", "2"))
     ]
     text = goals.render({"exec": exec_rows, "jobs": job_rows, "start": []})
-    lines = {(what, goal): (value, verdict) for what, goal, value, verdict in map(cells, text.splitlines()[2:])}
+    lines = {(what, goal): (value, verdict) for what, goal, value, _, verdict in map(cells, text.splitlines()[2:])}
     assert lines["`exec true` cold, 8 hosts", "≤ 0.8 × pdsh, curve25519"] == ("0.70", "met")
     assert lines["stop to last process gone, none left", "≤ 1 s"] == ("0.40", "met")
     assert lines["rank killed to all ranks of all hosts gone", "≤ 1 s"] == ("processes left", "**not met yet**")
