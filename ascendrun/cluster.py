@@ -239,8 +239,10 @@ class Cluster:
     def run_controller(self) -> bool:
         """Is the controller, in this process, until it ends. False at once when another process already is."""
         from ascendrun.backends import Backends
+        from ascendrun.head.askpass import find_askpass
         from ascendrun.head.daemon import run_controller
-        return run_controller(self.settings.state_dir, Backends(self.settings))
+        backends = Backends(self.settings, ask=find_askpass(os.environ), transport=self.settings.transport)
+        return run_controller(self.settings.state_dir, backends)
 
     def _client(self) -> "ControlClient":
         from ascendrun.head.control import ControlClient

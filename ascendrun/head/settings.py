@@ -21,6 +21,7 @@ class Settings:
     """`state_dir`: everything the head keeps (0700, on a local disk).
     `hostfile`: for verbs that were given none, None: they say so.
     `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
+    `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
     `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
     """
 
@@ -28,6 +29,7 @@ class Settings:
     hostfile: Optional[Path] = None
     color: str = "auto"
     timeout_s: float = 60.0
+    transport: str = "auto"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -53,10 +55,12 @@ def _parse_path(text: str, folder: Path) -> Path:
     return Path(os.path.abspath(folder / os.path.expanduser(text)))
 
 
-def _parse_color(text: str, _folder: Path) -> str:
-    if text not in ("auto", "always", "never"):
-        raise ValueError(f"{text!r} is none of auto, always, never")
-    return text
+def _one_of(*choices: str) -> Callable[[str, Path], str]:
+    def parse(text: str, _folder: Path) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return text
+    return parse
 
 
 def _parse_seconds(text: str, _folder: Path) -> float:
@@ -72,8 +76,10 @@ def _parse_seconds(text: str, _folder: Path) -> float:
 SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
     Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
-    Setting("color", "auto, always or never", _parse_color),
+    Setting("color", "auto, always or never", _one_of("auto", "always", "never")),
     Setting("timeout_s", "how long exec lets a command run on a host, in seconds", _parse_seconds),
+    Setting("transport", "auto, paramiko, or openssh: how hosts behind SSH are reached",
+            _one_of("auto", "paramiko", "openssh")),
 )
 
 

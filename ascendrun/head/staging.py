@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence
 
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.plan import Tree
+from ascendrun.core.rankenv import is_own_variable
 from ascendrun.head.remote import Reply
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ def read_secret_env(spec: "JobSpec") -> Dict[str, str]:
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
                 problems.append(Problem(str(source.file), number, 1, "not NAME=value"))
+                continue
+            if is_own_variable(name.strip()):
+                problems.append(Problem(str(source.file), number, 1, f"{name.strip()} is set by ascendrun itself"))
                 continue
             values[name.strip()] = value
     if problems:

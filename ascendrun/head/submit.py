@@ -51,12 +51,19 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:
     """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
     trees: List[Tree] = []
     if spec.stage is not None:
-        trees.append(_pack("code", spec.stage.dir, spec.stage.exclude, state_dir))
+        exclude = (*spec.stage.exclude, *_inside(state_dir, spec.stage.dir))
+        trees.append(_pack("code", spec.stage.dir, exclude, state_dir))
     if spec.program is not None:
         with tempfile.TemporaryDirectory() as folder:
             _copy_programs(Path(folder))
             trees.append(_pack("programs", folder, (), state_dir))
     return tuple(trees)
+
+
+def _inside(state_dir: Path, folder: str) -> Tuple[str, ...]:
+    """The pattern that leaves ascendrun's own state out of a staged folder; () when it lies elsewhere."""
+    below = os.path.relpath(os.path.realpath(state_dir), os.path.realpath(folder))
+    return () if below.startswith("..") else (f"/{below}",)
 
 
 def _copy_programs(folder: Path) -> None:
