@@ -1,0 +1,400 @@
+"""Short answers of `hccn_tool -i N -<item> -g`: the network port of one NPU.
+
+    parse_link, parse_link_history, parse_ip, parse_net_health, parse_tls, parse_ping, parse_speed, parse_mtu,
+    parse_gateway, parse_fec, parse_netdetect, parse_vnic, parse_lldp
+
+Each gives its own frozen dataclass with `errors` and `unparsed`. The answer does not say which NPU was asked, except
+where `device_id` is printed; the caller knows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ascendrun.ascend.reading import (
+    Field,
+    field_of,
+    lines_of,
+    read_choice,
+    read_float,
+    read_int,
+    read_ip,
+    read_word,
+    unparsed_of,
+)
+from ascendrun.ascend.tool_errors import ToolError, split_errors
+
+NET_HEALTH_WORDS = (
+    "Success", "Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Init",
+    "Thread error", "Detect ip set", "Unknown",
+)  # fmt: skip
+FEC_WORDS = ("rs FEC mode", "no FEC mode", "auto FEC mode")
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_ASCTIME = re.compile(
+    r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})"
+)
+_DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
+_TLS = re.compile(r"dev_id:([0-9]{1,5}), ?tls switch\[([01])\]")
+_ALARM = re.compile(r"tls alarm time threshold\[([0-9]{1,5})\]days")
+_PING_HEAD = re.compile(r"device ([0-9]{1,5}) PING6? (\S+)")
+_PING_SUM = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received, ([0-9.]{1,9})% packets? loss.*")
+_PING_ONE = re.compile(
+    r"recv seq[ =]([0-9]{1,9}), ?time ?= ?([0-9.]{1,20})(ms|us)(?:, L1 plane check result = 0x[0-9a-f]+)?"
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    is_up: Optional[bool]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """When the link went up or down, by the device's own clock, in its own time zone."""
+
+    at: datetime
+    is_up: bool
+
+
+@dataclass(frozen=True)
+class LinkHistory:
+    """`-link_stat`: `changes` newest first; () when the tool says NA, None when it does not say.
+
+    `down_count` is printed by newer drivers only.
+    """
+
+    device_id: Optional[int]
+    now: Optional[datetime]
+    up_count: Optional[int]
+    down_count: Optional[int]
+    changes: Optional[Tuple[LinkChange, ...]]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Address:
+    """`-ip`: `is_set` is False when the answer is empty, None when there was an error or a riddle."""
+
+    is_set: Optional[bool]
+    address: Optional[str]
+    netmask: Optional[str]
+    prefix_length: Optional[int]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NetHealth:
+    """One of NET_HEALTH_WORDS; `Init` is normal while no address to detect is configured."""
+
+    status: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """All ranks of a job must have the same `is_enabled`."""
+
+    device_id: Optional[int]
+    is_enabled: Optional[bool]
+    alarm_days: Optional[int]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Round trips in the order of their answers; `loss_percent` as the tool counted it."""
+
+    device_id: Optional[int]
+    address: Optional[str]
+    sent: Optional[int]
+    received: Optional[int]
+    loss_percent: Optional[float]
+    round_trips_ms: Tuple[float, ...]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Speed:
+    mbit_per_s: Optional[int]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mtu:
+    mtu_bytes: Optional[int]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    address: Optional[str]
+    interface: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fec:
+    """One of FEC_WORDS; `no FEC mode` is a fault on a training port."""
+
+    mode: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NetDetect:
+    """The address that net_health pings."""
+
+    address: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Vnic:
+    """The virtual port of an A3."""
+
+    is_up: Optional[bool]
+    address: Optional[str]
+    netmask: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lldp:
+    """What the switch says of itself: its port, name and address; free text, so `unparsed` stays empty."""
+
+    port: Optional[str]
+    system_name: Optional[str]
+    management_address: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+def parse_link(text: str) -> Link:
+    errors, odd, field = _sole_field(text, "link status")
+    word = read_choice(field.value, ("UP", "DOWN")) if field else None
+    return Link(None if word is None else word == "UP", errors, _report(odd, field, word))
+
+
+def parse_link_history(text: str) -> LinkHistory:
+    errors, rest = split_errors(lines_of(text))
+    odd: List[str] = []
+    devices, values = set(), {}
+    changes: Optional[List[LinkChange]] = None
+    for line in rest:
+        found = _DEVICE.fullmatch(line)
+        if not found:
+            odd.append(line)
+            continue
+        devices.add(int(found[1]))
+        field, change = field_of(found[2]), _link_change(found[2])
+        if change and changes is not None:
+            changes.append(change)
+        elif field and field.name == "link change records":
+            changes = []
+            odd.extend([line] if field.value not in ("", "NA") else [])
+        elif field and field.name in _HISTORY_NAMES and field.name not in values:
+            values[field.name] = field.value
+        else:
+            odd.append(line)
+    counts = [read_int(values.get(name, ""), 0, 2**40) for name in _HISTORY_NAMES[1:]]
+    if len(devices) != 1 or (changes and any(a.at < b.at for a, b in zip(changes, changes[1:]))):
+        return LinkHistory(None, None, None, None, None, errors, unparsed_of(rest))
+    now = _asctime(values.get("current time", ""))
+    odd.extend(line for name, line in values.items() if _lost(name, line, now, counts))
+    records = None if changes is None else tuple(changes)
+    return LinkHistory(devices.pop(), now, counts[0], counts[1], records, errors, unparsed_of(odd))
+
+
+_HISTORY_NAMES = ("current time", "link up count", "link down count")
+
+
+def _lost(name: str, value: str, now: Optional[datetime], counts: Sequence[Optional[int]]) -> bool:
+    read = (now, *counts)[_HISTORY_NAMES.index(name)]
+    return read is None and value != "NA"
+
+
+def longest_down_s(history: LinkHistory) -> Optional[float]:
+    """The longest time in seconds that the link was down within its records; None without records or a clock."""
+    if history.changes is None or history.now is None:
+        return None
+    longest, until = 0.0, history.now
+    for change in history.changes:
+        if not change.is_up:
+            longest = max(longest, (until - change.at).total_seconds())
+        until = change.at
+    return longest
+
+
+def parse_ip(text: str) -> Address:
+    errors, rest = split_errors(lines_of(text))
+    found, odd = _fields(rest, ("ipaddr", "netmask", "ipv6_address", "prefix_length"))
+    address = read_ip(found.get("ipaddr", found.get("ipv6_address", "")))
+    netmask = read_ip(found.get("netmask", ""))
+    prefix = read_int(found.get("prefix_length", ""), 0, 128)
+    if "ipaddr" in found and "ipv6_address" in found:
+        address = netmask = prefix = None
+    is_set = True if address else (None if errors or found or unparsed_of(odd) else False)
+    lost = [f"{name}:{value}" for name, value in found.items() if _unread(name, address, netmask, prefix)]
+    return Address(is_set, address, netmask, prefix, errors, unparsed_of(odd + lost))
+
+
+def _unread(name: str, address: Optional[str], netmask: Optional[str], prefix: Optional[int]) -> bool:
+    return {"netmask": netmask, "prefix_length": prefix}.get(name, address) is None
+
+
+def parse_net_health(text: str) -> NetHealth:
+    errors, odd, field = _sole_field(text, "net health status")
+    status = read_choice(field.value, NET_HEALTH_WORDS) if field else None
+    return NetHealth(status, errors, _report(odd, field, status))
+
+
+def parse_tls(text: str) -> Tls:
+    """The first line's switch; the certificates below it are kept unread, and not reported as riddles."""
+    errors, rest = split_errors(lines_of(text))
+    heads = [line for line in rest if line.startswith("dev_id:")]
+    switch = _TLS.match(heads[0]) if len(heads) == 1 else None
+    alarm = _ALARM.search(heads[0]) if switch else None
+    odd = [line for line in rest if line.strip() and not heads] + ([] if switch else heads)
+    if not switch:
+        return Tls(None, None, None, errors, unparsed_of(odd))
+    return Tls(int(switch[1]), switch[2] == "1", int(alarm[1]) if alarm else None, errors, unparsed_of(odd))
+
+
+def parse_ping(text: str) -> Ping:
+    errors, rest = split_errors(lines_of(text))
+    heads, sums, trips, odd = [], [], [], []
+    for line in rest:
+        head, total, one = _PING_HEAD.fullmatch(line), _PING_SUM.fullmatch(line), _PING_ONE.fullmatch(line)
+        milliseconds = read_float(one[2], 0, 1e7) if one else None
+        if head and read_ip(head[2]):
+            heads.append(head)
+        elif total:
+            sums.append(total)
+        elif one and milliseconds is not None:
+            trips.append(milliseconds if one[3] == "ms" else milliseconds / 1000)
+        elif not re.match(r"(?:max|min|average|TP[0-9]+) time ", line):
+            odd.append(line)
+    sent, received, loss = None, None, None
+    if len(sums) == 1:
+        sent, received, loss = int(sums[0][1]), int(sums[0][2]), read_float(sums[0][3], 0, 100)
+        if received > sent:
+            sent = received = loss = None
+            odd.append(sums[0][0])
+    device = int(heads[0][1]) if len(heads) == 1 else None
+    address = heads[0][2] if len(heads) == 1 else None
+    return Ping(device, address, sent, received, loss, tuple(trips), errors, unparsed_of(odd))
+
+
+def parse_speed(text: str) -> Speed:
+    errors, odd, field = _sole_field(text, "Speed")
+    found = re.fullmatch(r"([0-9]{1,9}) ?Mb/s", field.value) if field else None
+    mbit_per_s = read_int(found[1], 1, 10_000_000) if found else None
+    unknown = field is not None and field.value == "Unknown!"
+    return Speed(mbit_per_s, errors, _report(odd, field, mbit_per_s or unknown or None))
+
+
+def parse_mtu(text: str) -> Mtu:
+    errors, odd, field = _sole_field(text, "mtu")
+    mtu = read_int(field.value, 68, 65535) if field else None
+    return Mtu(mtu, errors, _report(odd, field, mtu))
+
+
+def parse_gateway(text: str) -> Gateway:
+    errors, odd, field = _sole_field(text, "default gateway")
+    found = re.fullmatch(r"(\S+?), ?Iface:(\S+)", field.value) if field else None
+    address, interface = (read_ip(found[1]), read_word(found[2])) if found else (None, None)
+    return Gateway(address, interface, errors, _report(odd, field, address and interface))
+
+
+def parse_fec(text: str) -> Fec:
+    errors, odd, field = _sole_field(text, "fec mode")
+    mode = read_choice(field.value, FEC_WORDS) if field else None
+    return Fec(mode, errors, _report(odd, field, mode))
+
+
+def parse_netdetect(text: str) -> NetDetect:
+    errors, odd, field = _sole_field(text, "netdetect addr")
+    address = read_ip(field.value) if field else None
+    return NetDetect(address, errors, _report(odd, field, address))
+
+
+def parse_vnic(text: str) -> Vnic:
+    errors, rest = split_errors(lines_of(text))
+    found, odd = _fields(rest, ("vnic link status", "vnic ipaddr", "vnic netmask"))
+    word = read_choice(found.get("vnic link status", ""), ("UP", "DOWN"))
+    address, netmask = read_ip(found.get("vnic ipaddr", "")), read_ip(found.get("vnic netmask", ""))
+    read = {"vnic link status": word, "vnic ipaddr": address, "vnic netmask": netmask}
+    odd.extend(f"{name}: {value}" for name, value in found.items() if read[name] is None)
+    return Vnic(None if word is None else word == "UP", address, netmask, errors, unparsed_of(odd))
+
+
+def parse_lldp(text: str) -> Lldp:
+    errors, rest = split_errors(lines_of(text))
+    said: Dict[str, str] = {}
+    title = ""
+    for line in rest:
+        if line.strip() and not line[0].isspace():
+            title = line.strip()
+        elif line.strip():
+            said.setdefault(title, line.strip())
+    port = said.get("Port ID TLV", "").partition(":")[2]
+    management = said.get("Management Address TLV", "").partition(":")[2]
+    name = read_word(said.get("System Name TLV", ""))
+    return Lldp(read_word(port), name, read_ip(management), errors, ())
+
+
+def _sole_field(text: str, name: str) -> Tuple[Tuple[ToolError, ...], List[str], Optional[Field]]:
+    """The errors, the other lines, and the one field of that name; None when there is none or more than one."""
+    errors, rest = split_errors(lines_of(text))
+    fields = [field for field in map(field_of, rest) if field and field.name == name]
+    if len(fields) != 1:
+        return errors, list(rest), None
+    return errors, [line for line in rest if line != fields[0].line], fields[0]
+
+
+def _report(odd: List[str], field: Optional[Field], read: object) -> Tuple[str, ...]:
+    return unparsed_of(odd + ([field.line] if field and read is None else []))
+
+
+def _fields(lines: Sequence[str], names: Sequence[str]) -> Tuple[Dict[str, str], List[str]]:
+    """The values of the known names, each once; all other lines, and those of a name that comes twice."""
+    fields = [(line, field_of(line)) for line in lines]
+    known = [field for _, field in fields if field and field.name in names]
+    twice = {field.name for field in known if sum(other.name == field.name for other in known) > 1}
+    found = {field.name: field.value for field in known if field.name not in twice}
+    return found, [line for line, field in fields if not (field and field.name in found)]
+
+
+def _link_change(text: str) -> Optional[LinkChange]:
+    stamp, _, word = text.strip().partition("    ")
+    at, state = _asctime(stamp), read_choice(word, ("LINK UP", "LINK DOWN"))
+    return LinkChange(at, state == "LINK UP") if at and state else None
+
+
+def _asctime(text: str) -> Optional[datetime]:
+    """C's asctime without its weekday, which the devices often have wrong; None when it is no date."""
+    found = _ASCTIME.fullmatch(text.strip())
+    if not found or found[1] not in _MONTHS:
+        return None
+    day, hour, minute, second, year = (int(found[n]) for n in range(2, 7))
+    try:
+        return datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second)
+    except ValueError:
+        return None

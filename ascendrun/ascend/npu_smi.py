@@ -1,0 +1,349 @@
+"""The table that `npu-smi info` prints, in every layout that its versions and chips are known to use.
+
+    parse_info(text) -> NpuSmiInfo(layout, chips: NpuChip..., processes: NpuProcess..., errors, unparsed)
+
+The columns are found by the table's own header, so that a layout between two known ones still reads. Megabytes are
+the tool's: 2**20 bytes. Layouts: L1 910A/910B (98 columns), L1b (99), L1c (116), L2 A3 (two chips an NPU),
+L3 310/310P (no HBM), L4 950 (the NPU's id in a cell of its own).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+from ascendrun.ascend.reading import lines_of, read_choice, read_float, read_int, read_percent, read_word, unparsed_of
+from ascendrun.ascend.tool_errors import ToolError, split_errors
+
+HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
+MAX_PROCESSES_SHOWN = 8  # a chip: npu-smi prints no more, and names are cut to 15 characters
+
+_MAX_MB = 4 * 2**20
+_MAX_PID = 2**22
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
+_TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
+_IDLE = re.compile(r"No running processes found in NPU ([0-9]{1,6})")
+_PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
+_POWER_ROW = re.compile(r"(\S+)\s+(\S+)\s+" + _PAIR)
+_LOAD_ROW = re.compile(r"(\S+)\s+" + _PAIR)
+_LOAD_ROW_HBM = re.compile(r"(\S+)\s+" + _PAIR + r"\s+" + _PAIR)
+_WIDTHS = {98: "L1", 99: "L1b", 116: "L1c"}
+_ABSENT = ("NA", "-")
+
+
+@dataclass(frozen=True)
+class NpuChip:
+    """One chip (on an A3: one of the NPU's two dies). None: not printed in this layout, printed as NA, or unreadable.
+
+    `chip_id` counts within its NPU. `load_percent`: AI Core use, on the 950 NPU use. `power_w` of an A3 stands at
+    chip 0 for both. `ddr_*` is 0 where the chip has HBM only.
+    """
+
+    npu_id: int
+    chip_id: Optional[int] = None
+    phy_id: Optional[int] = None
+    logic_id: Optional[int] = None
+    name: Optional[str] = None
+    health: Optional[str] = None
+    bus_id: Optional[str] = None
+    power_w: Optional[float] = None
+    temperature_c: Optional[int] = None
+    load_percent: Optional[int] = None
+    hugepages_used: Optional[int] = None
+    hugepages_total: Optional[int] = None
+    ddr_used_mb: Optional[int] = None
+    ddr_total_mb: Optional[int] = None
+    hbm_used_mb: Optional[int] = None
+    hbm_total_mb: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class NpuProcess:
+    """One process on a chip. None: `chip_id` on the 950, `pid_in_container` where the tool gives none."""
+
+    npu_id: int
+    chip_id: Optional[int]
+    pid: int
+    name: Optional[str]
+    memory_mb: Optional[int]
+    pid_in_container: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class NpuSmiInfo:
+    """What one `npu-smi info` said. `processes` and `idle_npus` are None when the process table was not there.
+
+    `driver_incomplete`: the tool warned that the driver package may not be completely installed.
+    """
+
+    layout: Optional[str]
+    tool_version: Optional[str]
+    driver_version: Optional[str]
+    chips: Tuple[NpuChip, ...]
+    processes: Optional[Tuple[NpuProcess, ...]]
+    idle_npus: Optional[Tuple[int, ...]]
+    driver_incomplete: bool
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+def parse_info(text: str) -> NpuSmiInfo:
+    """The answer of `npu-smi info`; never raises."""
+    rows = lines_of(text)
+    table = [line for line in rows if line.lstrip()[:1] in ("|", "+")]
+    errors, other = split_errors(line for line in rows if line.lstrip()[:1] not in ("|", "+"))
+    warned = [line for line in other if "driver package may not be completely installed" in line]
+    reading = _Table()
+    for line in table:
+        reading.take(line)
+    return NpuSmiInfo(
+        layout=reading.layout,
+        tool_version=reading.tool_version,
+        driver_version=reading.driver_version,
+        chips=reading.chips(),
+        processes=tuple(reading.processes) if reading.process_cells else None,
+        idle_npus=tuple(reading.idle) if reading.process_cells else None,
+        driver_incomplete=bool(warned),
+        errors=errors,
+        unparsed=unparsed_of([line for line in other if line not in warned] + reading.unparsed()),
+    )
+
+
+def npu_ids(info: NpuSmiInfo) -> Tuple[int, ...]:
+    """The NPUs of the table, each once, in the table's order."""
+    return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
+
+
+def may_hide_processes(info: NpuSmiInfo, npu_id: int, chip_id: Optional[int]) -> bool:
+    """Whether the chip shows as many processes as npu-smi prints at most, so that there may be more."""
+    shown_here = [one for one in info.processes or () if (one.npu_id, one.chip_id) == (npu_id, chip_id)]
+    return len(shown_here) >= MAX_PROCESSES_SHOWN
+
+
+class _Table:
+    """The table as far as it was read: headers first, then pairs of rows a chip, then the processes."""
+
+    def __init__(self) -> None:
+        self.tool_version: Optional[str] = None
+        self.driver_version: Optional[str] = None
+        self.processes: List[NpuProcess] = []
+        self.idle: List[int] = []
+        self.process_cells = 0
+        self._width: Optional[int] = None
+        self._cells = 0  # of a chip's rows, once both headers were seen
+        self._second: Tuple[str, ...] = ()  # the words of the second header's first cell
+        self._has_hbm = False
+        self._first: Optional[Tuple[str, NpuChip]] = None  # a first row that waits for its second
+        self._chips: List[Tuple[NpuChip, Tuple[str, ...]]] = []
+        self._lines: List[str] = []
+        self._bad: Set[int] = set()
+
+    @property
+    def layout(self) -> Optional[str]:
+        if not self._has_second_header:
+            return None
+        if self._cells == 4:
+            return "L4"
+        if "Device" in self._second:
+            return "L3"
+        if "Phy-ID" in self._second:
+            return "L2"
+        return _WIDTHS.get(self._width or 0, "L1")
+
+    @property
+    def _has_second_header(self) -> bool:
+        return self._cells > 0 and self._has_load
+
+    _has_load = False
+
+    def take(self, line: str) -> None:
+        self._lines.append(line)
+        stripped = line.strip()
+        if stripped.startswith("+"):
+            self._width = self._width or len(stripped)
+            self._close()
+            if stripped.strip("+-="):
+                self._reject()
+            return
+        if len(stripped) < 2 or not stripped.endswith("|"):
+            self._reject()
+            self._close()
+            return
+        cells = [" ".join(cell.split()) for cell in stripped[1:-1].split("|")]
+        if not (self._title(cells) or self._header(cells) or self._row(cells)):
+            self._reject()
+
+    def _reject(self) -> None:
+        """Keep the current line for the report."""
+        self._bad.add(len(self._lines) - 1)
+
+    def unparsed(self) -> List[str]:
+        self._close()
+        doubled = {line for one in self._doubled() for line in one}
+        return [line for n, line in enumerate(self._lines) if n in self._bad or line in doubled]
+
+    def _title(self, cells: List[str]) -> bool:
+        found = _TITLE.fullmatch(cells[0]) if len(cells) == 1 else None
+        if not found:
+            return False
+        self.tool_version, self.driver_version = found[1], found[2]
+        return True
+
+    def _header(self, cells: List[str]) -> bool:
+        if "Health" in cells:
+            self._cells = len(cells) if cells in (_POWER_HEADER, _POWER_HEADER_950) else 0
+            return self._cells > 0
+        if "Bus-Id" in cells:
+            load = cells[-1].split(" ")
+            self._has_hbm = load[-1] == "HBM-Usage(MB)"
+            self._second = tuple(cells[0].split(" "))
+            self._has_load = cells[-1] in _LOAD_HEADERS and len(cells) == self._cells and cells[0] in _ID_HEADERS
+            return self._has_load
+        if "Process id" in cells:
+            known = cells[:4] in _PROCESS_HEADERS and cells[4:] in ([], ["Process id in container"])
+            self.process_cells = len(cells) if known else 0
+            return known
+        return False
+
+    def _row(self, cells: List[str]) -> bool:
+        idle = _IDLE.fullmatch(cells[0]) if len(cells) == 1 else None
+        if idle and self.process_cells:
+            self.idle.append(int(idle[1]))
+            return True
+        if self.process_cells:
+            return len(cells) == self.process_cells and self._process(cells)
+        if not self._has_second_header or len(cells) != self._cells:
+            self._close()
+            return False
+        if self._first is not None:
+            line, chip = self._first
+            second = self._second_row(cells, chip)
+            if second is not None:
+                self._first = None
+                self._chips.append((second, (line, self._lines[-1])))
+                return True
+        self._close()
+        return self._first_row(cells)
+
+    def _close(self) -> None:
+        """A first row whose second never came is still a chip, of which less is known."""
+        if self._first is not None:
+            line, chip = self._first
+            self._first = None
+            self._chips.append((chip, (line,)))
+
+    def _first_row(self, cells: List[str]) -> bool:
+        ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
+        npu_id = read_int(ids[0], 0, 65535)
+        found = _POWER_ROW.fullmatch(cells[-1])
+        if npu_id is None or len(ids) != 2 or not found:
+            return False
+        used, total = _used_total(found[3], found[4], 2**40)
+        chip = NpuChip(
+            npu_id,
+            name=read_word(ids[1]),
+            health=read_choice(cells[-2], HEALTH_WORDS),
+            power_w=read_float(found[1], 0, 5000),
+            temperature_c=read_int(found[2], -60, 200),
+            hugepages_used=used,
+            hugepages_total=total,
+        )
+        self._first = (self._lines[-1], chip)
+        read = (chip.name, chip.health, chip.power_w, chip.temperature_c, used, total)
+        return _all_read(read, (ids[1], cells[-2], *found.groups())) or self._note()
+
+    def _second_row(self, cells: List[str], chip: NpuChip) -> Optional[NpuChip]:
+        """The chip with what its second row says; None when this is no second row."""
+        found = (_LOAD_ROW_HBM if self._has_hbm else _LOAD_ROW).fullmatch(cells[-1])
+        named = self._second if self._cells == 3 else ()
+        ids = cells[0].split(" ") if self._cells == 3 else []
+        numbers = [read_int(word, 0, 65535) for word in ids]
+        bus = cells[-2]
+        if not found or len(ids) != len(named) or None in numbers or (self._cells == 4 and any(cells[:2])):
+            return None
+        by_name = dict(zip(named, numbers))
+        ddr_used, ddr_total = _used_total(found[2], found[3], _MAX_MB)
+        hbm_used, hbm_total = _used_total(found[4], found[5], _MAX_MB) if self._has_hbm else (None, None)
+        whole = replace(
+            chip,
+            chip_id=by_name.get("Chip"),
+            phy_id=by_name.get("Phy-ID"),
+            logic_id=by_name.get("Device"),
+            bus_id=bus if _BUS_ID.fullmatch(bus) else None,
+            load_percent=read_percent(found[1]),
+            ddr_used_mb=ddr_used,
+            ddr_total_mb=ddr_total,
+            hbm_used_mb=hbm_used,
+            hbm_total_mb=hbm_total,
+        )
+        memory = (ddr_used, ddr_total, hbm_used, hbm_total) if self._has_hbm else (ddr_used, ddr_total)
+        if not _all_read((whole.bus_id, whole.load_percent, *memory), (bus, *found.groups())):
+            self._reject()
+        return whole
+
+    def _note(self) -> bool:
+        self._reject()
+        return True
+
+    def _process(self, cells: List[str]) -> bool:
+        ids = [read_int(word, 0, 65535) for word in cells[0].split(" ")]
+        pid = read_int(cells[1], 1, _MAX_PID)
+        if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
+            return False
+        memory_mb = read_int(cells[3], 0, _MAX_MB)
+        inner = read_int(cells[4], 1, _MAX_PID) if len(cells) == 5 else None
+        one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_word(cells[2]), memory_mb, inner)
+        self.processes.append(one)
+        read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ([], [""], ["0"]) else ())
+        return _all_read(read, cells[2:]) or self._note()
+
+    def chips(self) -> Tuple[NpuChip, ...]:
+        """The chips in the table's order; of a chip that stands there twice, what both rows agree on."""
+        self._close()
+        kept: Dict[Tuple[int, Optional[int]], NpuChip] = {}
+        for chip, _ in self._chips:
+            key = (chip.npu_id, chip.chip_id)
+            kept[key] = _agreed(kept[key], chip) if key in kept else chip
+        return tuple(kept.values())
+
+    def _doubled(self) -> List[Tuple[str, ...]]:
+        """The rows of chips that stand there twice and differ."""
+        first: Dict[Tuple[int, Optional[int]], NpuChip] = {}
+        doubled: List[Tuple[str, ...]] = []
+        for chip, lines in self._chips:
+            if first.setdefault((chip.npu_id, chip.chip_id), chip) != chip:
+                doubled.append(lines)
+        return doubled
+
+
+_POWER_HEADER = ["NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)"]
+_POWER_HEADER_950 = ["NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)"]
+_ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
+_LOAD_HEADERS = (
+    "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
+    "AICore(%) Memory-Usage(MB)",
+    "NPU Util(%) Memory-Usage(MB) HBM-Usage(MB)",
+)
+_PROCESS_HEADERS = (
+    ["NPU Chip", "Process id", "Process name", "Process memory(MB)"],
+    ["NPU ID", "Process id", "Process name", "Process memory(MB)"],
+)
+
+
+def _used_total(used: str, total: str, high: int) -> Tuple[Optional[int], Optional[int]]:
+    """Both numbers; None for both when more is used than there is, since then one of them is wrong."""
+    numbers = read_int(used, 0, high), read_int(total, 0, high)
+    if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
+        return None, None
+    return numbers
+
+
+def _all_read(values: Sequence[object], words: Sequence[str]) -> bool:
+    """Whether each value was read, or its word says that there is none."""
+    return all(value is not None or word in _ABSENT for value, word in zip(values, words))
+
+
+def _agreed(one: NpuChip, other: NpuChip) -> NpuChip:
+    differ = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
+    return replace(one, **differ)  # type: ignore[arg-type]

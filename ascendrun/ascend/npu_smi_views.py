@@ -1,0 +1,440 @@
+"""The views `npu-smi info -t <type> -i N` that print one block of `name : value` lines for each chip of a card.
+
+    parse_usages, parse_common, parse_temperature, parse_power, parse_ecc, parse_memory -> CardView[...]
+    parse_board -> Board      parse_health -> CardView[ChipHealth]      parse_processes -> CardView[ChipProcesses]
+
+A block is what stands between blank lines; its `Chip ID` stands first or last. A block that has a name twice has lost
+its border to another chip's: it is reported, not read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
+
+from ascendrun.ascend.npu_smi import HEALTH_WORDS
+from ascendrun.ascend.reading import (
+    Field,
+    Reader,
+    field_of,
+    lines_of,
+    once_each,
+    read_int,
+    read_word,
+    shown,
+    unparsed_of,
+)
+from ascendrun.ascend.tool_errors import ToolError, split_errors
+
+T = TypeVar("T")
+
+COMPATIBILITY_WORDS = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
+
+_MAX_MB = 4 * 2**20
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
+_CODE = re.compile(r"[0-9A-F]{8}")
+_PROCESS = re.compile(
+    r"\s*Process id:([0-9]{1,7})\s+Process name:(.{1,64}?)\s+Process memory\(MB\):([0-9]{1,9})\s*"
+)
+
+
+@dataclass(frozen=True)
+class CardView(Generic[T]):
+    """What one view said of one NPU: its chips in the order printed. None: not printed or unreadable."""
+
+    npu_id: Optional[int]
+    chip_count: Optional[int]
+    chips: Tuple[T, ...]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChipUsage:
+    """`-t usages`. The 310 family calls its only memory Memory; here it is `ddr_*`."""
+
+    chip_id: Optional[int]
+    ddr_mb: Optional[int]
+    ddr_percent: Optional[int]
+    hugepages_total: Optional[int]
+    hugepages_percent: Optional[int]
+    hbm_mb: Optional[int]
+    hbm_percent: Optional[int]
+    aicore_percent: Optional[int]
+    aivector_percent: Optional[int]
+    aicube_percent: Optional[int]
+    aicpu_percent: Optional[int]
+    ctrlcpu_percent: Optional[int]
+    ddr_bandwidth_percent: Optional[int]
+    hbm_bandwidth_percent: Optional[int]
+    npu_percent: Optional[int]
+
+
+@dataclass(frozen=True)
+class ChipCommon:
+    """`-t common`. `aicore_mhz` is the rated clock, `aicore_now_mhz` the present one (lower while idle)."""
+
+    chip_id: Optional[int]
+    memory_percent: Optional[int]
+    hbm_percent: Optional[int]
+    aicore_percent: Optional[int]
+    aicore_mhz: Optional[int]
+    aicore_now_mhz: Optional[int]
+    aicore_count: Optional[int]
+    temperature_c: Optional[int]
+    power_w: Optional[float]
+
+
+@dataclass(frozen=True)
+class ChipTemperature:
+    chip_id: Optional[int]
+    temperature_c: Optional[int]
+
+
+@dataclass(frozen=True)
+class ChipPower:
+    """`power_w` is drawn now; `rated_power_w` is all that some 310P cards print."""
+
+    chip_id: Optional[int]
+    power_w: Optional[float]
+    rated_power_w: Optional[float]
+
+
+@dataclass(frozen=True)
+class EccCounts:
+    """Errors of one memory: since the driver started, in total, and pages taken out of use."""
+
+    single_bit: Optional[int]
+    double_bit: Optional[int]
+    single_bit_total: Optional[int]
+    double_bit_total: Optional[int]
+    single_bit_pages: Optional[int]
+    double_bit_pages: Optional[int]
+
+
+@dataclass(frozen=True)
+class ChipEcc:
+    chip_id: Optional[int]
+    ddr: EccCounts
+    hbm: EccCounts
+
+
+@dataclass(frozen=True)
+class ChipMemory:
+    chip_id: Optional[int]
+    ddr_mb: Optional[int]
+    ddr_mhz: Optional[int]
+    hbm_mb: Optional[int]
+    hbm_mhz: Optional[int]
+    hbm_temperature_c: Optional[int]
+
+
+@dataclass(frozen=True)
+class ChipHealth:
+    """`error_codes`: eight hex digits each, as printed; () when the tool says NA, None when it does not say."""
+
+    chip_id: Optional[int]
+    health: Optional[str]
+    error_codes: Optional[Tuple[str, ...]]
+    error_texts: Optional[Tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    pid: int
+    name: Optional[str]
+    memory_mb: Optional[int]
+
+
+@dataclass(frozen=True)
+class ChipProcesses:
+    """`processes` is () when the tool says that there is none, None when it says nothing."""
+
+    chip_id: Optional[int]
+    processes: Optional[Tuple[ProcessMemory, ...]]
+
+
+@dataclass(frozen=True)
+class Board:
+    """`-t board`; with `-c` the chip's own board. `compatibility` (driver with firmware) needs root."""
+
+    npu_id: Optional[int]
+    chip_id: Optional[int]
+    chip_count: Optional[int]
+    chip_type: Optional[str]
+    chip_name: Optional[str]
+    chip_version: Optional[str]
+    product_name: Optional[str]
+    serial_number: Optional[str]
+    software_version: Optional[str]
+    firmware_version: Optional[str]
+    compatibility: Optional[str]
+    board_id: Optional[int]
+    bus_id: Optional[str]
+    pci_vendor_id: Optional[int]
+    pci_device_id: Optional[int]
+    vdie_id: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+def parse_usages(text: str) -> CardView[ChipUsage]:
+    return _card_view(text, _usage)
+
+
+def parse_common(text: str) -> CardView[ChipCommon]:
+    return _card_view(text, _common)
+
+
+def parse_temperature(text: str) -> CardView[ChipTemperature]:
+    names = ("NPU Temperature (C)", "Temperature (C)", "NPU Temperature(C)", "Temperature(C)")
+    return _card_view(text, lambda chip, block: ChipTemperature(chip, block.integer(*names, low=-60, high=200)))
+
+
+def parse_power(text: str) -> CardView[ChipPower]:
+    def read(chip: Optional[int], block: Reader) -> ChipPower:
+        now = block.decimal("NPU Real-time Power(W)", "Power Dissipation(W)", high=5000)
+        return ChipPower(chip, now, block.decimal("Rated Power Dissipation(W)", high=5000))
+
+    return _card_view(text, read)
+
+
+def parse_ecc(text: str) -> CardView[ChipEcc]:
+    return _card_view(text, lambda chip, block: ChipEcc(chip, _ecc(block, "DDR"), _ecc(block, "HBM")))
+
+
+def parse_memory(text: str) -> CardView[ChipMemory]:
+    return _card_view(text, _memory)
+
+
+def parse_board(text: str) -> Board:
+    errors, rest = split_errors(lines_of(text))
+    fields, odd = _fields_of(rest)
+    by_name = once_each(fields)
+    block = Reader(by_name or {})
+    bus = block.value("PCIe Bus Info")
+    board = Board(
+        npu_id=block.integer("NPU ID", high=65535),
+        chip_id=block.integer("Chip ID", high=64),
+        chip_count=block.integer("Chip Count", high=64),
+        chip_type=block.word("Chip Type"),
+        chip_name=block.word("Chip Name"),
+        chip_version=block.word("Chip Version"),
+        product_name=block.word("Product Name"),
+        serial_number=block.word("Serial Number"),
+        software_version=block.word("Software Version"),
+        firmware_version=block.word("Firmware Version"),
+        compatibility=block.choice(COMPATIBILITY_WORDS, "Compatibility"),
+        board_id=block.hexadecimal("Board ID"),
+        bus_id=bus if bus and _BUS_ID.fullmatch(bus) else None,
+        pci_vendor_id=block.hexadecimal("PCI Vendor ID"),
+        pci_device_id=block.hexadecimal("PCI Device ID"),
+        vdie_id=block.word("VDie ID", "Die ID"),
+        errors=errors,
+        unparsed=(),
+    )
+    for name in _BOARD_NAMES_UNUSED:
+        block.value(name)
+    return replace(board, unparsed=unparsed_of(odd + (block.unread() if by_name else [f.line for f in fields])))
+
+
+_BOARD_NAMES_UNUSED = (
+    "Model", "Manufacturer", "PCB ID", "BOM ID", "Slot ID", "Class ID", "Subsystem Vendor ID", "Subsystem Device ID",
+    "NDie ID", "Chip Position ID", "Module Board ID", "NPU Name",
+)  # fmt: skip
+
+
+def parse_health(text: str) -> CardView[ChipHealth]:
+    """`-t health`, of a card or of one chip; error texts go on over lines without a name, with blank lines between."""
+    errors, rest = split_errors(lines_of(text))
+    head, chips, odd = {}, [], []
+    block: List[Field] = []
+    last = ""
+    for line in rest:
+        field = field_of(line)
+        if field is None and line.strip(" \t").startswith(":") and last in ("Error Code", "Error Information"):
+            block.append(Field(line, last, line.strip(" \t")[1:].strip()))
+        elif field is None:
+            odd.append(line)
+        elif field.name in ("NPU ID", "Chip Count"):
+            head[field.name] = field
+        else:
+            if field.name in {f.name for f in block}:  # the border to the next chip is gone
+                chips.append(_health(block, odd))
+                block = []
+            block.append(field)
+            last = field.name
+            if field.name == "Chip ID" and len(block) > 1:
+                chips.append(_health(block, odd))
+                block, last = [], ""
+    if block:
+        chips.append(_health(block, odd))
+    card = Reader(head)
+    npu_id, count = card.integer("NPU ID", high=65535), card.integer("Chip Count", high=64)
+    return CardView(npu_id, count, tuple(chips), errors, unparsed_of(odd + card.unread()))
+
+
+def parse_processes(text: str) -> CardView[ChipProcesses]:
+    """`-t proc-mem`."""
+    errors, rest = split_errors(lines_of(text))
+    card = _Card()
+    chips = []
+    for block in _blocks(rest):
+        found = [(line, _PROCESS.fullmatch(line)) for line in block]
+        processes = [_process(match) for _, match in found if match]
+        none = [line for line, match in found if not match and line.strip() == "No process in device."]
+        others = [line for line, match in found if not match and line not in none]
+        reader = card.reader_of(others)
+        if reader is None:
+            card.odd.extend(line for line, match in found if match)
+            continue
+        chip_id = reader.integer("Chip ID", high=64)
+        card.odd.extend(reader.unread())
+        if processes or none or chip_id is not None:
+            said = tuple(processes) if processes or none else None
+            chips.append(ChipProcesses(chip_id, said))
+    return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.odd))
+
+
+class _Card:
+    """The head of a view, and the lines that nobody understood, gathered while its blocks are read."""
+
+    def __init__(self) -> None:
+        self.npu_id: Optional[int] = None
+        self.chip_count: Optional[int] = None
+        self.odd: List[str] = []
+
+    def reader_of(self, block: Sequence[str]) -> Optional[Reader]:
+        """The block's fields, less the card's own; None when a name stands there twice."""
+        fields, odd = _fields_of(block)
+        self.odd.extend(odd)
+        by_name = once_each(fields)
+        if by_name is None:
+            self.odd.extend(field.line for field in fields)
+            return None
+        reader = Reader(by_name)
+        if "NPU ID" in by_name:
+            self.npu_id = reader.integer("NPU ID", high=65535)
+        if "Chip Count" in by_name:
+            self.chip_count = reader.integer("Chip Count", high=64)
+        return reader
+
+
+def _card_view(text: str, read: Callable[[Optional[int], Reader], T]) -> CardView[T]:
+    errors, rest = split_errors(lines_of(text))
+    card = _Card()
+    chips = []
+    for lines in _blocks(rest):
+        block = card.reader_of(lines)
+        if block is None:
+            continue
+        names = {field.name for field in _fields_of(lines)[0]} - {"NPU ID", "Chip Count"}
+        is_controller = "Chip Name" in names and "Chip ID" not in names  # the board's MCU, a chip only by name
+        if names and not is_controller:
+            chips.append(read(block.integer("Chip ID", high=64), block))
+        if not is_controller:
+            card.odd.extend(block.unread())
+    return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.odd))
+
+
+def _blocks(lines: Sequence[str]) -> List[List[str]]:
+    blocks: List[List[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            blocks[-1].append(line)
+        elif blocks[-1]:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _fields_of(lines: Sequence[str]) -> Tuple[List[Field], List[str]]:
+    fields, odd = [], []
+    for line in lines:
+        field = field_of(line)
+        if field:
+            fields.append(field)
+        else:
+            odd.append(line)
+    return fields, odd
+
+
+def _usage(chip_id: Optional[int], block: Reader) -> ChipUsage:
+    return ChipUsage(
+        chip_id,
+        ddr_mb=block.integer("DDR Capacity(MB)", "Memory Capacity(MB)", high=_MAX_MB),
+        ddr_percent=block.percent("DDR Usage Rate(%)", "Memory Usage Rate(%)"),
+        hugepages_total=block.integer("DDR Hugepages Total(page)", "Hugepages Total(page)"),
+        hugepages_percent=block.percent("DDR Hugepages Usage Rate(%)", "Hugepages Usage Rate(%)"),
+        hbm_mb=block.integer("HBM Capacity(MB)", high=_MAX_MB),
+        hbm_percent=block.percent("HBM Usage Rate(%)"),
+        aicore_percent=block.percent("Aicore Usage Rate(%)"),
+        aivector_percent=block.percent("Aivector Usage Rate(%)", "Vectorcore Usage Rate(%)"),
+        aicube_percent=block.percent("Aicube Usage Rate(%)"),
+        aicpu_percent=block.percent("Aicpu Usage Rate(%)"),
+        ctrlcpu_percent=block.percent("Ctrlcpu Usage Rate(%)"),
+        ddr_bandwidth_percent=block.percent("DDR Bandwidth Usage Rate(%)", "Memory Bandwidth Usage Rate(%)"),
+        hbm_bandwidth_percent=block.percent("HBM Bandwidth Usage Rate(%)"),
+        npu_percent=block.percent("NPU Utilization(%)"),
+    )
+
+
+def _common(chip_id: Optional[int], block: Reader) -> ChipCommon:
+    return ChipCommon(
+        chip_id,
+        memory_percent=block.percent("Memory Usage Rate(%)"),
+        hbm_percent=block.percent("HBM Usage Rate(%)"),
+        aicore_percent=block.percent("Aicore Usage Rate(%)"),
+        aicore_mhz=block.integer("Aicore Freq(MHZ)", high=10000),
+        aicore_now_mhz=block.integer("Aicore curFreq(MHZ)", high=10000),
+        aicore_count=block.integer("Aicore Count", high=1024),
+        temperature_c=block.integer("Temperature(C)", low=-60, high=200),
+        power_w=block.decimal("NPU Real-time Power(W)", high=5000),
+    )
+
+
+def _ecc(block: Reader, memory: str) -> EccCounts:
+    return EccCounts(
+        single_bit=block.integer(f"{memory} Single Bit Error Count", high=2**32),
+        double_bit=block.integer(f"{memory} Double Bit Error Count", high=2**32),
+        single_bit_total=block.integer(f"{memory} Single Bit Aggregate Total Err Cnt", high=2**32),
+        double_bit_total=block.integer(f"{memory} Double Bit Aggregate Total Err Cnt", high=2**32),
+        single_bit_pages=block.integer(f"{memory} Single Bit Isolated Pages Count", high=2**32),
+        double_bit_pages=block.integer(f"{memory} Double Bit Isolated Pages Count", high=2**32),
+    )
+
+
+def _memory(chip_id: Optional[int], block: Reader) -> ChipMemory:
+    block.value("HBM Manufacturer ID")
+    return ChipMemory(
+        chip_id,
+        ddr_mb=block.integer("DDR Capacity(MB)", "Capacity(MB)", "Memory Capacity(MB)", high=_MAX_MB),
+        ddr_mhz=block.integer("DDR Clock Speed(MHz)", "Clock Speed(MHz)", high=100000),
+        hbm_mb=block.integer("HBM Capacity(MB)", high=_MAX_MB),
+        hbm_mhz=block.integer("HBM Clock Speed(MHz)", high=100000),
+        hbm_temperature_c=block.integer("HBM Temperature(C)", low=-60, high=200),
+    )
+
+
+def _health(block: Sequence[Field], odd: List[str]) -> ChipHealth:
+    known = ("Health", "Health Status", "Error Code", "Error Information", "Chip ID")
+    odd.extend(field.line for field in block if field.name not in known)
+    head = {f.name: f for f in block if f.name in known and not f.name.startswith("Error ")}
+    reader = Reader(head)
+    words = [(f, word) for f in block if f.name == "Error Code" for word in f.value.split() if word != "NA"]
+    odd.extend(field.line for field, word in words if not _CODE.fullmatch(word))
+    texts = [f for f in block if f.name == "Error Information" and f.value not in ("", "NA")]
+    named = {field.name for field in block}
+    codes = tuple(word for _, word in words if _CODE.fullmatch(word))
+    chip = ChipHealth(
+        reader.integer("Chip ID", high=64),
+        reader.choice(HEALTH_WORDS, "Health", "Health Status"),
+        codes if "Error Code" in named else None,
+        tuple(shown(f.value) for f in texts) if "Error Information" in named else None,
+    )
+    odd.extend(reader.unread())
+    return chip
+
+
+def _process(match: "re.Match[str]") -> ProcessMemory:
+    return ProcessMemory(int(match[1]), read_word(match[2]), read_int(match[3], 0, _MAX_MB))

@@ -1,0 +1,167 @@
+"""How foreign text becomes lines, words and numbers: total functions that answer None rather than something wrong."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
+
+T = TypeVar("T")
+
+# A last line without its line break may have been cut in the middle: no number or free word may end at this mark.
+CUT = "\N{REPLACEMENT CHARACTER}"
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
+_HEX = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
+_IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}")
+_WORD = re.compile(r"[^\x00-\x1f\x7f\ufffd]+")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One `name : value` line: where it stood, and both sides without surrounding blanks."""
+
+    line: str
+    name: str
+    value: str
+
+
+def lines_of(text: str) -> Tuple[str, ...]:
+    """The lines of a tool's answer without their breaks; a last line that has none ends with the mark CUT."""
+    lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
+    last = lines.pop()
+    if last:
+        lines.append(last + CUT)
+    return tuple(lines)
+
+
+def shown(line: str) -> str:
+    """A line as it stood in the text, for reports."""
+    return line[:-1] if line.endswith(CUT) else line
+
+
+def unparsed_of(lines: Sequence[str]) -> Tuple[str, ...]:
+    """The lines to report: those that are not blank, as they stood."""
+    return tuple(shown(line) for line in lines if shown(line).strip())
+
+
+def read_int(word: str, low: int, high: int) -> Optional[int]:
+    """The whole word as a decimal integer between `low` and `high`; else None."""
+    word = word.strip(" \t")
+    if not _INTEGER.fullmatch(word):
+        return None
+    number = int(word)
+    return number if low <= number <= high else None
+
+
+def read_float(word: str, low: float, high: float) -> Optional[float]:
+    """The whole word as a plain decimal number (no exponent, nan or inf) between `low` and `high`; else None."""
+    word = word.strip(" \t")
+    if not _DECIMAL.fullmatch(word):
+        return None
+    number = float(word)
+    return number if low <= number <= high else None
+
+
+def read_hex(word: str) -> Optional[int]:
+    """The whole word as 0x...; else None."""
+    word = word.strip(" \t")
+    return int(word, 16) if _HEX.fullmatch(word) else None
+
+
+def read_percent(word: str) -> Optional[int]:
+    return read_int(word, 0, 100)
+
+
+def read_word(word: str) -> Optional[str]:
+    """The word itself, unless it is empty, says NA, was cut or holds control characters."""
+    word = word.strip(" \t")
+    return word if word and word != "NA" and _WORD.fullmatch(word) else None
+
+
+def read_ip(word: str) -> Optional[str]:
+    """An IPv4 or IPv6 address as it stood; else None."""
+    word = word.strip(" \t")
+    if _IPV4.fullmatch(word):
+        return word
+    return word if _is_ipv6(word) else None
+
+
+def _is_ipv6(word: str) -> bool:
+    if len(word) > 45 or not re.fullmatch(r"[0-9a-fA-F:.]+", word) or ":" not in word:
+        return False
+    try:
+        ipaddress.IPv6Address(word)
+    except ValueError:
+        return False
+    return True
+
+
+def read_choice(word: str, choices: Sequence[str]) -> Optional[str]:
+    """The one of `choices` that the word is, exactly; a cut last line does no harm, since the choice is complete."""
+    word = shown(word).strip(" \t")
+    return word if word in choices else None
+
+
+def field_of(line: str, separator: str = ":") -> Optional[Field]:
+    """The line as name and value at its first separator; None when it has none or no name."""
+    name, found, value = line.partition(separator)
+    name = name.strip(" \t")
+    return Field(line, name, value.strip(" \t")) if found and name else None
+
+
+def once_each(fields: Sequence[Field]) -> Optional[Dict[str, Field]]:
+    """The fields by name; None when a name comes twice, since then nobody knows whose the values are."""
+    by_name = {field.name: field for field in fields}
+    return by_name if len(by_name) == len(fields) else None
+
+
+class Reader:
+    """The fields of one block, each to be read once; what nobody could read is left to report."""
+
+    def __init__(self, fields: Dict[str, Field]) -> None:
+        self._fields = fields
+        self._unread: Dict[str, str] = {name: field.line for name, field in fields.items()}
+
+    def value(self, *names: str) -> Optional[str]:
+        """The raw value of the first of `names` that is there, counted as read; None when none is."""
+        for name in names:
+            if name in self._fields:
+                self._unread.pop(name, None)
+                return self._fields[name].value
+        return None
+
+    def integer(self, *names: str, low: int = 0, high: int = 2**31) -> Optional[int]:
+        value = self.value(*names)
+        return None if value is None else self._keep(names, read_int(value, low, high), value)
+
+    def decimal(self, *names: str, low: float = 0.0, high: float = 1e9) -> Optional[float]:
+        value = self.value(*names)
+        return None if value is None else self._keep(names, read_float(value, low, high), value)
+
+    def percent(self, *names: str) -> Optional[int]:
+        return self.integer(*names, high=100)
+
+    def hexadecimal(self, *names: str) -> Optional[int]:
+        value = self.value(*names)
+        return None if value is None else self._keep(names, read_hex(value), value)
+
+    def word(self, *names: str) -> Optional[str]:
+        value = self.value(*names)
+        return None if value is None else self._keep(names, read_word(value), value)
+
+    def choice(self, choices: Sequence[str], *names: str) -> Optional[str]:
+        value = self.value(*names)
+        return None if value is None else self._keep(names, read_choice(value, choices), value)
+
+    def unread(self) -> List[str]:
+        """The lines whose name or value was not understood; a value NA or - is an answer, not a riddle."""
+        return list(self._unread.values())
+
+    def _keep(self, names: Sequence[str], read: Optional[T], value: str) -> Optional[T]:
+        if read is None and value not in ("NA", "-"):
+            name = next(name for name in names if name in self._fields)
+            self._unread[name] = self._fields[name].line
+        return read

@@ -1,0 +1,115 @@
+"""The errors that npu-smi and hccn_tool print, often on stdout, instead of an answer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Iterable, List, Optional, Pattern, Tuple
+
+from ascendrun.ascend.reading import shown
+
+
+@dataclass(frozen=True)
+class ToolError:
+    """One error: `kind` is stable, `code` the tool's own number (None where it gives none), `text` the line itself.
+
+    `says` and `hint` are ours; `hint` is None where only the neighbouring lines know the way out.
+    """
+
+    kind: str
+    code: Optional[int]
+    text: str
+    says: str
+    hint: Optional[str]
+
+
+# DCMI return codes: dcmi_interface_api.h in Huawei's driver repository.
+DCMI_CODES = {
+    -8001: "invalid parameter",
+    -8002: "operation not permitted",
+    -8003: "memory operation failed",
+    -8004: "secure function failed",
+    -8005: "inner error: driver not loaded, device nodes missing, or libraries of another version",
+    -8006: "timed out",
+    -8007: "invalid device id",
+    -8008: "no such device",
+    -8009: "ioctl failed",
+    -8010: "sending a message to the device failed",
+    -8011: "receiving a message from the device failed",
+    -8012: "device not ready",
+    -8013: "not supported in a container",
+    -8014: "file operation failed",
+    -8015: "reset failed",
+    -8016: "aborted",
+    -8017: "an upgrade is running",
+    -8020: "device held by another container or process",
+    -8022: "partition error",
+    -8023: "no such configuration",
+    -8255: "not supported",
+}
+
+# Most specific first: (kind, pattern, what it means, the way out). A group named `code` is the tool's number.
+_TABLE: Tuple[Tuple[str, Pattern[str], str, Optional[str]], ...] = tuple(
+    (kind, re.compile(pattern), says, hint)
+    for kind, pattern, says, hint in (
+        ("device-held", r"device is used\. ret is (?P<code>-[0-9]{4})", "the device is held by another container",
+         "find who mounts it: docker ps; stop that container, or take other devices"),
+        ("driver", r"dcmi mod(?:ule|el) initialized? failed\. ret is (?P<code>-8005)",
+         "npu-smi cannot reach the driver: not loaded, no device nodes, no permission, or other libraries",
+         "lsmod | grep drv_; ls -l /dev/davinci_manager /dev/davinci*; id -nG (HwHiAiUser?); reinstall the driver"),
+        ("dcmi", r"dcmi mod(?:ule|el) initialized? failed.*?ret is (?P<code>-[0-9]{4})",
+         "npu-smi cannot reach the driver", "dmesg | tail; npu-smi info"),
+        ("dcmi", r"npu get board type failed\. ret is (?P<code>-?[0-9]{1,6})", "npu-smi cannot tell the board", None),
+        ("dcmi", r"Failed to execute npu-smi \w+\. ret is (?P<code>-[0-9]{4})", "npu-smi could not do it", None),
+        ("no-card", r"^\s*Invalid card id\.", "no such NPU: a wrong id, or the card dropped off the bus",
+         "npu-smi info -l; lspci -d 19e5:"),
+        ("no-card", r"^\s*There is no NPU card on this server\.", "the driver sees no NPU", "lspci -d 19e5:; dmesg"),
+        ("no-chip", r"^\s*Invalid chip id\.", "no such chip on this NPU", "npu-smi info -m"),
+        ("wrong-use", r"This command must input (?:card id|phy id|chip id)", "the query needs an id", None),
+        ("wrong-use", r"Must input parameter of \w+", "the query needs one more parameter", None),
+        ("wrong-use", r"Command or option is not found\.", "this npu-smi does not know the command", None),
+        ("wrong-use", r"^\s*Error parameter (?:of -\w|in querying)", "the tool refused the parameter", None),
+        ("unsupported", r"This device does not support (?:querying|switching) ", "not supported on this chip", None),
+        ("unsupported", r"[Tt]his command cannot be executed on a VM", "not allowed in a VM or a container",
+         "ask on the host, or in a privileged container"),
+        ("unsupported", r"NPU is working in SMP mode", "not supported in SMP mode", None),
+        ("permission", r"pls check cmd run permission", "the tool may not read the device", "run it as root"),
+        ("permission", r"[Pp]ermission denied|Operation not permitted|(?:requires?|need|have) root p",
+         "the user may not do this", "run as root or as a member of HwHiAiUser: id -nG"),
+        ("missing-library", r"error while loading shared libraries: (?P<name>\S+?):",
+         "a library that the tool needs is missing or not on LD_LIBRARY_PATH",
+         "ls /usr/local/Ascend/driver/lib64; in a container: mount /usr/local/Ascend/driver and /usr/local/dcmi"),
+        ("missing-tool", r"(?:npu-smi|hccn_tool)\S*: (?:command )?not found",
+         "the tool is not installed or not on PATH",
+         "ls -l /usr/local/bin/npu-smi /usr/local/Ascend/driver/tools/hccn_tool; install the driver"),
+        ("no-file", r"No such file or directory", "a file is not there", None),
+        ("failed", r"[Cc](?:md|ommand) execute failed|Read file failed", "the tool failed without a reason", None),
+        ("failed", r"^\s*(?:Failed to (?:query|get|alloc|malloc)|[Gg]et npu info failed|Get pid name failed)",
+         "the tool could not ask the device", None),
+        ("failed", r"fail!\s*$", "the tool could not ask the device", None),
+    )
+)
+
+
+def read_error(line: str) -> Optional[ToolError]:
+    """The error that a line is, or None when it is none that we know."""
+    text = shown(line)
+    for kind, pattern, says, hint in _TABLE:
+        found = pattern.search(text)
+        if found:
+            code = found.groupdict().get("code")
+            return ToolError(kind, int(code) if code else None, text.strip(), says, hint)
+    return None
+
+
+def split_errors(lines: Iterable[str]) -> Tuple[Tuple[ToolError, ...], Tuple[str, ...]]:
+    """The known errors among the lines, and the lines that are none; usage lines that follow an error are dropped."""
+    errors: List[ToolError] = []
+    rest: List[str] = []
+    for line in lines:
+        error = read_error(line)
+        if error:
+            errors.append(error)
+        elif not (errors and shown(line).lstrip().startswith("Usage:")):
+            rest.append(line)
+    return tuple(errors), tuple(rest)
