@@ -1,0 +1,218 @@
+"""Version files that driver, firmware and CANN leave on a node's disk.
+
+    parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
+    parse_install (/etc/ascend_install.info), parse_components (version.cfg); where they lie: VERSION_FILES
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from ascendrun.ascend.reading import field_of, read_word, unparsed_of
+from ascendrun.ascend.tool_errors import ToolError, split_errors
+from ascendrun.ascend.versions import is_within
+
+ETC_INSTALL = "/etc/ascend_install.info"
+DEFAULT_ROOT = "/usr/local/Ascend"
+
+# What to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
+VERSION_FILES: Mapping[str, Tuple[str, ...]] = {
+    "driver": ("driver/version.info",),
+    "firmware": ("firmware/version.info",),
+    "cann": (
+        "cann/{arch}-linux/ascend_toolkit_install.info",  # CANN 8.5 and newer
+        "ascend-toolkit/latest/{arch}-linux/ascend_toolkit_install.info",  # up to CANN 8.3
+    ),
+    "nnae": ("nnae/latest/ascend_nnae_install.info", "nnae/latest/{arch}-linux/ascend_nnae_install.info"),
+    "components": ("ascend-toolkit/latest/version.cfg",),
+}
+SET_ENV_FILES = ("cann/set_env.sh", "ascend-toolkit/set_env.sh", "nnae/set_env.sh")
+
+_PAIR = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Versions from `low` to `high`, both included."""
+
+    low: str
+    high: str
+
+
+@dataclass(frozen=True)
+class DriverVersion:
+    """driver/version.info. `firmware_intervals`: the firmware that this driver takes; () when the file names none."""
+
+    version: Optional[str]
+    inner_version: Optional[str]
+    package_version: Optional[str]
+    firmware_intervals: Tuple[Interval, ...]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FirmwareVersion:
+    """firmware/version.info. `driver_intervals`: the drivers that this firmware takes."""
+
+    version: Optional[str]
+    package_version: Optional[str]
+    driver_intervals: Tuple[Interval, ...]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CannVersion:
+    """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or what the package says."""
+
+    kind: Optional[str]
+    version: Optional[str]
+    inner_version: Optional[str]
+    arch: Optional[str]
+    path: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DriverInstall:
+    """/etc/ascend_install.info. `is_complete` None: the file does not say; npu-smi warns unless it says complete."""
+
+    user: Optional[str]
+    group: Optional[str]
+    install_type: Optional[str]
+    driver_path: Optional[str]
+    firmware_path: Optional[str]
+    for_all_users: Optional[bool]
+    is_complete: Optional[bool]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Component:
+    name: str
+    inner_version: str
+    cann_version: str
+
+
+@dataclass(frozen=True)
+class Components:
+    """version.cfg: the CANN that each part comes from; more than one version is a mixed install."""
+
+    components: Tuple[Component, ...]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+    @property
+    def cann_versions(self) -> Tuple[str, ...]:
+        return tuple(sorted({one.cann_version for one in self.components}))
+
+
+def files_of(kind: str, *, arch: str, root: str = DEFAULT_ROOT) -> Tuple[str, ...]:
+    """The files to try for a kind of VERSION_FILES, in order; the first that is there counts."""
+    return tuple(f"{root.rstrip('/')}/{path.format(arch=arch)}" for path in VERSION_FILES[kind])
+
+
+def parse_driver(text: str) -> DriverVersion:
+    values, errors, odd = _values(text)
+    firmware = _intervals(values, "compatible_version_fw", odd)
+    version, inner = _word(values, "Version"), _word(values, "Innerversion")
+    package = _word(values, "package_version")
+    return DriverVersion(version, inner, package, firmware, errors, unparsed_of(odd))
+
+
+def parse_firmware(text: str) -> FirmwareVersion:
+    values, errors, odd = _values(text)
+    drivers = _intervals(values, "compatible_version_drv", odd)
+    version, package = _word(values, "Version"), _word(values, "package_version")
+    return FirmwareVersion(version, package, drivers, errors, unparsed_of(odd))
+
+
+def parse_cann(text: str) -> CannVersion:
+    values, errors, odd = _values(text)
+    package = _word(values, "package_name")
+    kind = package.replace("Ascend-cann-", "", 1) if package else None
+    inner = _word(values, "innerversion")
+    return CannVersion(
+        kind, _word(values, "version"), inner, _word(values, "arch"), _word(values, "path"), errors, unparsed_of(odd)
+    )
+
+
+def parse_install(text: str) -> DriverInstall:
+    values, errors, odd = _values(text)
+    status = _word(values, "Driver_Install_Status")
+    for_all = {"yes": True, "no": False}.get((_word(values, "Driver_Install_For_All") or "").lower())
+    return DriverInstall(
+        user=_word(values, "UserName"),
+        group=_word(values, "UserGroup"),
+        install_type=_word(values, "Driver_Install_Type"),
+        driver_path=_word(values, "Driver_Install_Path_Param"),
+        firmware_path=_word(values, "Firmware_Install_Path_Param"),
+        for_all_users=for_all,
+        is_complete=None if status is None else status == "complete",
+        errors=errors,
+        unparsed=unparsed_of(odd),
+    )
+
+
+def parse_components(text: str) -> Components:
+    values, errors, odd = _values(text)
+    components = []
+    for name, value in values.items():
+        found = re.fullmatch(r"\[([^\[\]:]{1,60}):([^\[\]:]{1,60})\]", value)
+        if found and name.endswith("_running_version"):
+            components.append(Component(name[: -len("_running_version")], found[1], found[2]))
+        elif name.endswith("_running_version"):
+            odd.append(f"{name}={value}")
+    return Components(tuple(components), errors, unparsed_of(odd))
+
+
+def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> Optional[bool]:
+    """Whether each lies in an interval of the other; None when neither file names intervals that can be judged."""
+    ways = (
+        _lies_in(firmware.version, driver.firmware_intervals),
+        _lies_in(driver.version, firmware.driver_intervals),
+    )
+    if False in ways:
+        return False
+    return True if True in ways else None
+
+
+def _lies_in(version: Optional[str], intervals: Tuple[Interval, ...]) -> Optional[bool]:
+    if version is None or not intervals:
+        return None
+    answers = [is_within(version, one.low, one.high) for one in intervals]
+    if True in answers:
+        return True
+    return None if None in answers else False
+
+
+def _values(text: str) -> Tuple[Dict[str, str], Tuple[ToolError, ...], List[str]]:
+    """The file's `key=value` lines; keys that come twice with two values are nobody's. A file's end is no cut."""
+    errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
+    values: Dict[str, str] = {}
+    bad, odd = set(), []
+    for line in rest:
+        field = None if line.lstrip().startswith("#") else field_of(line, "=")
+        if field is None:
+            odd.extend([] if line.lstrip().startswith("#") else [line])
+        elif values.setdefault(field.name, field.value) != field.value:
+            bad.add(field.name)
+            odd.append(line)
+    return {name: value for name, value in values.items() if name not in bad}, errors, odd
+
+
+def _word(values: Mapping[str, str], name: str) -> Optional[str]:
+    return read_word(values.get(name, ""))
+
+
+def _intervals(values: Mapping[str, str], name: str, odd: List[str]) -> Tuple[Interval, ...]:
+    value = values.get(name, "")
+    if _PAIR.sub("", value).strip(", "):
+        odd.append(f"{name}={value}")
+        return ()
+    return tuple(Interval(found[1].strip(), found[2].strip()) for found in _PAIR.finditer(value))
