@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ JOB_FILE = "job.yaml"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """`says`: the job file's first comment. `files`: where a copied file comes from, by its path in the target.
+    """`says`: the first sentence of the job file's comment. `files`: where a copied file comes from, by its path in the target.
     `job_file`: the one of them to submit."""
 
     name: str
@@ -65,7 +66,7 @@ def _find(name: str) -> Skeleton:
 def _from_folder(folder: Path) -> Skeleton:
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))
              if path.is_file() and "__pycache__" not in path.parts}
-    return Skeleton(folder.name, _first_comment(folder / JOB_FILE), files, JOB_FILE)
+    return Skeleton(folder.name, _first_sentence(folder / JOB_FILE), files, JOB_FILE)
 
 
 def _from_job(path: Path, root: Path) -> Skeleton:
@@ -74,7 +75,7 @@ def _from_job(path: Path, root: Path) -> Skeleton:
     hostfile = _hostfile_of(path)
     if hostfile is not None:
         files[hostfile.relative_to(root).as_posix()] = hostfile
-    return Skeleton(path.stem, _first_comment(path), files, f"jobs/{path.name}")
+    return Skeleton(path.stem, _first_sentence(path), files, f"jobs/{path.name}")
 
 
 def _hostfile_of(job_file: Path) -> Optional[Path]:
@@ -87,6 +88,8 @@ def _hostfile_of(job_file: Path) -> Optional[Path]:
     return path if path is not None and path.is_file() else None
 
 
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
+def _first_sentence(path: Path) -> str:
+    """Of the comment at the file's head; "" without one."""
+    head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    sentence, stop, _ = " ".join(line.lstrip("# ") for line in head).partition(". ")
+    return sentence + stop.rstrip()
