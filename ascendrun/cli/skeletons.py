@@ -15,8 +15,8 @@ JOB_FILE = "job.yaml"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """`says`: the first sentence of the job file's comment. `files`: where a copied file comes from, by its path in the target.
-    `job_file`: the one of them to submit."""
+    """`says`: the first sentence of the job file's comment. `files`: where a copied file comes from, by its path
+    in the target. `job_file`: the one of them to submit."""
 
     name: str
     says: str
