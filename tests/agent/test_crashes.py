@@ -15,7 +15,8 @@ PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
 HIDER = [PY, "-c", "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n"
                    "    os._exit(0)\nos.wait()\nprint('hidden',flush=True)\ntime.sleep(600)"]
-DEAF = [PY, "-c", "import signal,time\nsignal.signal(15,signal.SIG_IGN)\ntime.sleep(600)"]
+DEAF = [PY, "-c", "import signal,time\nsignal.signal(15,signal.SIG_IGN)\nprint('deaf',flush=True)\n"
+                  "time.sleep(600)"]
 TAG = "head-job.1"
 
 
@@ -136,7 +137,7 @@ END_POINTS = ["agent.after_exit_before_record", "agent.after_exit_record", "stop
 def test_killed_while_stopping_the_next_stop_ends_it_once_and_leaves_nobody(node, point):
     hurt = node.connect(ASCENDRUN_FAILPOINT="%s=kill" % point)
     hurt.start(node.job(TAG, HIDER, DEAF))
-    hurt.wait(lambda: hurt.output(TAG) == b"hidden\n")
+    hurt.wait(lambda: hurt.output(TAG) == b"hidden\n" and hurt.output(TAG, 1) == b"deaf\n")
     try:
         hurt.do("stop", tag=TAG, now=False, grace_s=0.05)
         hurt.wait(lambda: hurt.told(TAG, "ended") or hurt.told(TAG, "supervisor_lost"))
