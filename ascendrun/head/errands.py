@@ -121,12 +121,13 @@ class _Exec:
             self._say(host, reply)
             sweep()
 
+        def done_of(host: Host) -> Callable[[Reply], None]:
+            return lambda reply: post(lambda: answered(host, reply))
+
+        deadline_s = self._timeout_s + 30.0
         for host in self._hosts:
-            link = self._links.get(host)
-            if not link.is_up:
-                link.connect()
-            link.call("exec", fields, deadline_s=self._timeout_s + 30.0,
-                      done=lambda reply, host=host: post(lambda: answered(host, reply)))  # type: ignore[misc]
+            if not self._links.run_once(host, fields, deadline_s=deadline_s, done=done_of(host)):
+                self._links.get(host).call("exec", fields, deadline_s=deadline_s, done=done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
         is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= EXEC_CONNECT_TRIES

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Dict, Iterator
+from functools import partial
+from typing import Callable, Dict, Iterator, Mapping
 
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.head.boot import AgentImage
-from ascendrun.head.remote import Link, LinkListener
+from ascendrun.head.once import Once
+from ascendrun.head.remote import Link, LinkListener, Reply
 from ascendrun.head.transport import Backend
 
 CONNECTING_AT_ONCE = 32
@@ -27,13 +30,37 @@ class Links:
 
     def get(self, host: Host) -> Link:
         """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
+        link = self._known(host)
+        link.tick()
+        return link
+
+    def run_once(self, host: Host, fields: Mapping[str, object], *, deadline_s: float, done: Callable[[Reply], None]
+                 ) -> bool:
+        """Runs a command on a host that is not connected yet, and keeps the connection for an agent.
+
+        False: the host's agent is there or on its way, ask that.
+        """
+        link = self._known(host)
+        turn = link.lend()
+        if turn is None:
+            return False
+
+        def failed(error: AscendrunError) -> None:
+            link.call("exec", fields, deadline_s=deadline_s, done=done)  # should it come up after all
+            link.fail(turn, error)
+
+        once = Once(host, fields, backend=self._backend, done=done, keep=partial(link.adopt, turn), failed=failed,
+                    lost=partial(link.fail, turn))
+        self._connecting.submit(once.run)
+        return True
+
+    def _known(self, host: Host) -> Link:
         key = _dialled(host)
         link = self._links.get(key)
         if link is None:
             link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
                         connecting=self._connecting, sending=self._sending)
             self._links[key] = link
-            link.tick()
         return link
 
     def __iter__(self) -> Iterator[Link]:

@@ -79,7 +79,7 @@ class Link:
         self._epoch = 0
         self._connection: Optional[Connection] = None
         self._stream: Optional[Stream] = None
-        self._is_up = self._is_connecting = self._is_draining = self._is_closed = False
+        self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_lent = False
         self._outbox: Deque[Tuple[int, _Call]] = deque()
         self._pending: Dict[int, _Call] = {}
         self._failures = 0
@@ -110,10 +110,32 @@ class Link:
         return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
 
     def connect(self) -> None:
-        """Starts connecting now unless it is up or on its way; back-off is over."""
+        """Starts connecting now unless it is up or on its way; back-off is over, and nobody else's turn counts."""
         with self._lock:
             self._retry_mono = 0.0
+            if self._is_lent:
+                self._is_lent = self._is_connecting = False
         self.tick()
+
+    def lend(self) -> Optional[int]:
+        """Gives away the turn to connect; None when the link is up or on its way.
+
+        End with `adopt` or `fail`, with the number got here; the link connects for itself as soon as it must.
+        """
+        with self._lock:
+            if self._is_up or self._is_connecting or self._is_closed:
+                return None
+            self._is_lent = self._is_connecting = True
+            self._epoch += 1
+            return self._epoch
+
+    def adopt(self, epoch: int, connection: Connection) -> None:
+        """Goes on with a connection that another made: brings up the agent on it."""
+        self._connecting.submit(self._start_agent, epoch, connection)
+
+    def fail(self, epoch: int, error: AscendrunError) -> None:
+        """Whoever had the turn could not connect."""
+        self._drop(epoch, error)
 
     def call(self, op: str, fields: Mapping[str, Any], body: bytes = b"", *, deadline_s: float, done: Done) -> None:
         """Asks the agent; `done` gets exactly one Reply, within `deadline_s` also when the host never answers."""
@@ -174,9 +196,13 @@ class Link:
         except Exception as error:  # a fault of ours in a worker thread would vanish with its future
             self._drop(epoch, CannotConnect(f"{self.host.name}: {type(error).__name__}: {error}"))
             return
+        self._start_agent(epoch, connection)
+
+    def _start_agent(self, epoch: int, connection: Connection) -> None:
         with self._lock:
-            stale = self._is_closed or epoch != self._epoch
+            stale = self._is_closed or epoch != self._epoch or not self._is_connecting
             if not stale:
+                self._is_lent = False
                 self._connection = connection
         if stale:
             connection.close()
@@ -241,7 +267,7 @@ class Link:
         with self._lock:
             if epoch != self._epoch or not (self._is_up or self._is_connecting):
                 return
-            self._is_up = self._is_connecting = False
+            self._is_up = self._is_connecting = self._is_lent = False
             self._boot_deadline_mono = None
             self._epoch += 1
             self._failures += 1

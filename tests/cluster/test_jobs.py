@@ -251,5 +251,6 @@ def test_login_shells_noise_and_a_single_session_do_not_matter(ascendrun: Ascend
     scene = Scene(ascendrun.on(cluster), cluster)
     done = scene.ascendrun("submit", scene.job("plain", "meet", "print", "hello $(touch /tmp/pwn) 'quoted' \"too\""))
     assert done.returncode == 0, run_text(done)
-    assert done.stdout == "[0-3] hello $(touch /tmp/pwn) 'quoted' \"too\"\n"
+    said = {data for name, data in scene.on_head("j-0001", "rank-*.out.0").items()}
+    assert said == {b"hello $(touch /tmp/pwn) 'quoted' \"too\"\n"}
     assert not any(cluster.path(host, "/tmp/pwn").exists() for host in cluster.hosts)
