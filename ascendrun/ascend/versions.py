@@ -21,6 +21,7 @@ class Version:
 
 
 _FINAL = (3, 0)  # what a missing place means: 8.0.0 is 8.0
+_PLACES = 8
 
 
 def parse_version(text: str) -> Optional[Version]:
@@ -34,9 +35,7 @@ def parse_version(text: str) -> Optional[Version]:
             return None
         rank, number = next((n, int(value)) for n, value in enumerate(found.groups()) if value is not None)
         key.append((_ORDER[rank], number))
-    while len(key) > 1 and key[-1] == _FINAL:
-        key.pop()
-    return Version((*key, _FINAL))
+    return Version((*key, *[_FINAL] * (_PLACES - len(key)))) if len(key) <= _PLACES else None
 
 
 _ORDER = (3, 2, 0, 1, 4)  # of plain number, rc, alpha, beta, post

@@ -1,0 +1,16 @@
+"""Facts as data, one JSON file a table; every row names its source, and its doubt where it is not verified."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Mapping
+
+
+@lru_cache(maxsize=None)
+def load_table(name: str) -> Mapping[str, Any]:
+    """The table `name`.json of this package; read once, not to be changed by who reads it."""
+    text = resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+    table: Mapping[str, Any] = json.loads(text)
+    return table
