@@ -79,7 +79,8 @@ class JobView:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>). `first_failure`: the sentence naming the first failing rank, None: none failed.
+    """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>).
+    `first_failure`: the sentence naming the first failing rank, None: none failed.
     `unconfirmed`: hosts whose processes could not be confirmed gone when the job ended."""
 
     job: JobView
@@ -141,13 +142,14 @@ class Cluster:
         """Checks the file completely, stages its folders, stores the job. When this returns the job survives a crash.
         `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job."""
         from ascendrun.head.submit import make_submission
-        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile, state_dir=self.settings.state_dir,
-                                     key=key or secrets.token_hex(16))
+        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
+                                     state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
         # The controller may die between storing and answering; the key makes asking again harmless.
         answer = self._ask("submit", {"submission": submission.to_json()}, repeat=True)
         return self.job(answer["job"]).job
 
-    def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None) -> Mapping[str, Any]:
+    def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None
+             ) -> Mapping[str, Any]:
         """Exactly what `submit` would start, as `core.plan.render_plan` shows it: asks the nodes, starts nothing."""
         from ascendrun.head.submit import make_submission
         submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
@@ -253,7 +255,8 @@ class Cluster:
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
             return ControlClient(self.settings.state_dir)
 
-    def _ask(self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False) -> Mapping[str, Any]:
+    def _ask(self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False
+             ) -> Mapping[str, Any]:
         """One question to the controller. `repeat`: it may be asked again when the controller dies over it."""
         until = time.monotonic() + CONTROLLER_START_S
         while True:
@@ -299,8 +302,8 @@ class Cluster:
         nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
                                node.phase.value) for node in job.nodes)
         ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
-        return JobDetail(job=view, run=job.run, nodes=nodes, ranks=ranks, events=events, first_failure=job.first_failure,
-                         unconfirmed=job.unconfirmed, spec=stored.spec)
+        return JobDetail(job=view, run=job.run, nodes=nodes, ranks=ranks, events=events,
+                         first_failure=job.first_failure, unconfirmed=job.unconfirmed, spec=stored.spec)
 
 
 def _rank_view(node: "NodeProgress", rank: int) -> RankView:
@@ -311,7 +314,7 @@ def _rank_view(node: "NodeProgress", rank: int) -> RankView:
 
 
 def newest_metrics(attempt_dir: Path, job: "Job") -> Optional[Mapping[str, Any]]:
-    """The last complete line of rank 0's metrics that is here; None: none yet. A line that is no object is passed over."""
+    """The last complete line of rank 0's metrics that is here, None: none yet. What is no object is passed over."""
     host = next((node.host for node in job.nodes if 0 in node.ranks), None)
     if host is None:
         return None

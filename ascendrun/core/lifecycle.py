@@ -352,4 +352,4 @@ _HANDLERS: Mapping[Type[object], Callable[..., None]] = {
     w.Tick: _tick,
 }
 
-assert {field for field in _HANDLERS} == set(w.Event.__args__), "an event without a handler"  # type: ignore[attr-defined]
+assert set(_HANDLERS) == set(w.Event.__args__), "an event without a handler"  # type: ignore[attr-defined]

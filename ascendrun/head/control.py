@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
-from ascendrun.core.errors import AscendrunError, CannotConnect, Conflict, DeadlineExceeded, InvalidInput, NotFit, NotFound
+from ascendrun.core.errors import (
+    AscendrunError,
+    CannotConnect,
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFit,
+    NotFound,
+    Problem,
+)
 from ascendrun.node import wire
 
 SOCKET_NAME = "controller.sock"
@@ -19,7 +28,8 @@ _UCRED = struct.Struct("3i")
 Answer = Callable[[Mapping[str, Any], bytes, bool], None]
 """answer(header, body, is_last): called once or, for streams, several times, from any thread."""
 
-_ERRORS: Mapping[str, type] = {kind.code: kind for kind in (Conflict, NotFit, NotFound, CannotConnect, DeadlineExceeded)}
+_KINDS = (Conflict, NotFit, NotFound, CannotConnect, DeadlineExceeded)
+_ERRORS: Mapping[str, type] = {kind.code: kind for kind in _KINDS}
 
 
 @contextmanager
@@ -104,7 +114,6 @@ def error_answer(error: AscendrunError) -> Mapping[str, Any]:
 def raise_error(error: Mapping[str, Any]) -> None:
     """Raises what an error answer says, as the same kind of AscendrunError where it is known."""
     if error.get("problems"):
-        from ascendrun.core.errors import Problem
         raise InvalidInput([Problem(**problem) for problem in error["problems"]])
     kind = _ERRORS.get(str(error.get("code")), AscendrunError)
     raise kind(str(error.get("message")), hint=error.get("hint"))
@@ -122,7 +131,7 @@ class ControlClient:
         except OSError as error:
             self._socket.close()
             raise CannotConnect(f"no controller runs for {state_dir}: {error.strerror}",
-                                hint="`ascendrun controller run` starts one in the foreground and shows why it ends") from error
+                                hint="`ascendrun controller run` in the foreground shows why it ends") from error
         self._next_id = 0
         self._reader = wire.FrameReader()
 

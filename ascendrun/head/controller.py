@@ -196,8 +196,9 @@ class Controller:
                      "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
                      "status": self._status, "shutdown": self._shutdown}[op]
         except KeyError:
+            hint = "it may be of another version: `ascendrun controller stop`"
             answer({"ok": False, "error": {"code": "unknown-op", "message": f"the controller knows no {op!r}",
-                                           "hint": "it may be of another version: `ascendrun controller stop`"}}, b"", True)
+                                           "hint": hint}}, b"", True)
             return
         try:
             serve(header, answer)

@@ -108,7 +108,8 @@ class Errands:
 class _Exec:
     """One command on several hosts; `waiting` are the hosts without an answer yet."""
 
-    def __init__(self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Links, answer: Answer) -> None:
+    def __init__(self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Links, answer: Answer
+                 ) -> None:
         self._hosts, self._argv, self._timeout_s = hosts, list(argv), timeout_s
         self._links, self._answer = links, answer
         self._started_mono = time.monotonic()
@@ -130,7 +131,8 @@ class _Exec:
                 self._links.get(host).call("exec", fields, deadline_s=deadline_s, done=done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= EXEC_CONNECT_TRIES
+        is_hopeless = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged))
+        is_final = is_hopeless or link.failures >= EXEC_CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
                 self._say(host, Reply({}, b"", {"code": error.code, "message": error.message, "hint": error.hint}))

@@ -45,7 +45,8 @@ class Desk:
 class JobRunner:
     """One live job. Every method runs in the controller's thread, except `take_data`."""
 
-    def __init__(self, job: Job, *, spec: "JobSpec", hosts: Tuple[Host, ...], trees: Tuple[Tree, ...], desk: Desk) -> None:
+    def __init__(self, job: Job, *, spec: "JobSpec", hosts: Tuple[Host, ...], trees: Tuple[Tree, ...],
+                 desk: Desk) -> None:
         self.job = job
         self.spec, self.hosts, self.trees = spec, hosts, trees
         self._desk = desk

@@ -19,7 +19,8 @@ SEND_S = 30.0
 
 # The words come on standard input, a line each, as printf's %b reads them: they become arguments and nothing else.
 # No backslash, newline, exclamation mark or single quote may stand in the line (csh and fish read those).
-_SHELL = ('echo; echo ASCENDRUN-ONCE; set --; while IFS= read -r w; do w=$(printf %b "$w."); set -- "$@" "${w%.}"; done; '
+_SHELL = ('echo; echo ASCENDRUN-ONCE; set --; '
+          'while IFS= read -r w; do w=$(printf %b "$w."); set -- "$@" "${w%.}"; done; '
           't=$1; shift; if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$t" "$@" </dev/null; '
           'else exec "$@" </dev/null; fi')
 COMMAND = f"exec /bin/sh -c '{_SHELL}'"
@@ -32,8 +33,12 @@ def encode_words(words: Sequence[str]) -> bytes:
         data = word.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("an argument cannot hold a NUL")
-        lines.append(b"".join(bytes([byte]) if chr(byte).isalnum() and byte < 128 else b"\\0%03o" % byte for byte in data))
-    return b"".join(line + b"\n" for line in lines)
+        lines.append(b"".join(_encode_byte(byte) for byte in data) + b"\n")
+    return b"".join(lines)
+
+
+def _encode_byte(byte: int) -> bytes:
+    return bytes([byte]) if byte < 128 and chr(byte).isalnum() else b"\\0%03o" % byte
 
 
 class Once:
@@ -90,9 +95,9 @@ class Once:
             self._lost(error)
             return
         signal = status - 128 if status > 128 else None
-        header = {"code": None if signal else status, "signal": signal, "timed_out": status == TIMED_OUT and self._is_late(),
-                  "out_bytes": len(self._out.data), "err_bytes": len(self._err.data),
-                  "truncated": self._out.is_cut or self._err.is_cut}
+        header = {"code": None if signal else status, "signal": signal,
+                  "timed_out": status == TIMED_OUT and self._is_late(),
+                  "out_bytes": len(self._out.data), "err_bytes": len(self._err.data), "truncated": self._out.is_cut or self._err.is_cut}
         self._done(Reply(header, bytes(self._out.data + self._err.data), None))
         self._keep(connection)
 

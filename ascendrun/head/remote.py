@@ -9,7 +9,7 @@ import time
 from collections import deque
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple, Union
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host
@@ -169,8 +169,9 @@ class Link:
         if dead_epoch is not None:
             self._drop(dead_epoch, CannotConnect(f"{self.host.name}: silent for {UNREACHABLE_S:g} s"))
         if boot_epoch is not None:
-            self._drop(boot_epoch, CannotConnect(f"{self.host.name}: logged in, but no agent came up within {BOOT_S:g} s",
-                                                 hint="log in by hand: a shell startup file may wait for something"))
+            text = f"{self.host.name}: logged in, but no agent came up within {BOOT_S:g} s"
+            hint = "log in by hand: a startup file of the shell may wait for something"
+            self._drop(boot_epoch, CannotConnect(text, hint=hint))
         if should_connect:
             self._connecting.submit(self._connect, epoch)
 
@@ -214,7 +215,7 @@ class Link:
         try:
             stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
         except (AscendrunError, StreamClosed) as error:
-            self._drop(epoch, error if isinstance(error, AscendrunError) else CannotConnect(f"{self.host.name}: {error}"))
+            self._drop(epoch, self._as_ours(error))
             return
         with self._lock:
             self._stream = stream
@@ -280,6 +281,9 @@ class Link:
         for call in lost:
             call.done(_failed("link-lost", f"{self.host.name}: {error.message}", error))
         self._listener.on_down(self, error)
+
+    def _as_ours(self, error: Union[AscendrunError, StreamClosed]) -> AscendrunError:
+        return error if isinstance(error, AscendrunError) else CannotConnect(f"{self.host.name}: {error}")
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
 

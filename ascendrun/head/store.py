@@ -167,7 +167,7 @@ class Store:
             db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
 
     def live_jobs(self) -> Tuple[StoredJob, ...]:
-        """Jobs that the controller is not done with: not over, hosts unconfirmed, or logs not all here; oldest first."""
+        """Jobs that a controller still has to care for, oldest first: not over, hosts unconfirmed, or logs not here."""
         marks = ", ".join("?" for _ in TERMINAL)
         return self._jobs(f"WHERE state NOT IN ({marks}) OR has_unconfirmed OR NOT is_drained ORDER BY number",
                           [state.value for state in TERMINAL])
@@ -221,7 +221,7 @@ def make_state_dir(state_dir: Path) -> None:
     kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
     if kind in _NETWORK_FILESYSTEMS:
         raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
-                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, for example /var/tmp/$USER/ascendrun")
+                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun")
 
 
 def filesystem_of(path: Path, mounts: str) -> Optional[str]:
@@ -245,7 +245,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
-        raise StoreUnusable(f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on") from error
+        raise StoreUnusable(f"{path}: {error}",
+                            hint="move the file aside to start afresh; jobs on the nodes go on") from error
     return connection
 
 

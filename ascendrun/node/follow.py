@@ -74,8 +74,13 @@ class Follow:
         elif not full and now_s - self._last_batch_s < BATCH_S:
             return False
         more = False
+        unfinished: Set[str] = set()
         for key, size in found:
-            more = self._send_file(key, size) or more
+            if key[0] in unfinished:
+                continue  # a generation is sent whole before the next one begins: readers go on with the next for good
+            if self._send_file(key, size):
+                unfinished.add(key[0])
+                more = True
         if found:
             self._last_batch_s = self.moved_s = now_s
         return more

@@ -28,7 +28,8 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
 
 def test_a_taken_port_on_the_rank_0_node_means_nobody_starts_and_is_named(scene: Scene) -> None:
     job_file = scene.job("taken", "touch", "/tmp/started", more="env: {MASTER_PORT: 29555}\n")
-    listen = ["python3", "-c", "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"]
+    program = "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"
+    listen = ["python3", "-c", program]
     with scene.cluster.host_popen("node1", listen, stdout=-1, env=dict(scene.cluster.host_environ())) as squatter:
         assert squatter.stdout.readline()
         done = scene.ascendrun("submit", job_file)
@@ -236,7 +237,8 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
     done = scene.ascendrun("submit", quickstart, "--hostfile", hostfile, "--set", f"python={venv_python()}",
                            "--set", "args.tracks=600", "--set", "args.epochs=3", timeout=400)
     assert done.returncode == 0, run_text(done)
-    report = json.loads(next(scene.cluster.path("node1", "/root/.ascendrun/runs").glob("*/work/out/report.json")).read_text())
+    found = scene.cluster.path("node1", "/root/.ascendrun/runs").glob("*/work/out/report.json")
+    report = json.loads(next(found).read_text())
     assert report["test"]["macro_f1"] > report["majority_baseline"]["macro_f1"]
     assert "macro F1" in done.stdout and "majority class" in done.stdout
 

@@ -81,7 +81,8 @@ def head(tmp_path: Path) -> Iterator[Head]:
 
 
 ALWAYS = ["submit.before_txn", "submit.after_commit_before_ack", "controller.before_save:3", "controller.after_save:2",
-          "controller.after_save:7", "controller.after_actions:9", "controller.after_save:12", "controller.before_save:16"]
+          "controller.after_save:7", "controller.after_actions:9", "controller.after_save:12",
+          "controller.before_save:16"]
 EVERY = [f"controller.{name}:{count}" for count in range(1, 25) for name in ("before_save", "after_save")]
 
 

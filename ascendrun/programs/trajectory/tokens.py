@@ -95,8 +95,7 @@ def compass(degrees: float) -> str:
 def compact_words(track: Track, *, resolution: int) -> Words:
     """The track's region from coarse to fine and its motion as a whole; then, a point: its speed and its turn.
 
-    So short a text leaves little to learn by heart: with more words a point, or without the summary, a model
-    trained on a few thousand tracks scores lower.
+    A short text leaves little to learn by heart when only a few thousand tracks are at hand.
     """
     region = h3.latlng_to_cell(float(np.median(track.lat)), float(np.median(track.lon)), resolution)
     cells = tuple(f"R{level}_{h3.cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution)

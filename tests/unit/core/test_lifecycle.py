@@ -209,7 +209,8 @@ def any_event(rng: random.Random) -> Event:
     host, rank = rng.choice(HOSTS), rng.randrange(4)
     host = "node1" if rank < 2 else "node2"
     choices: Sequence[Event] = (
-        w.NodesFree(), w.HeldBy("held"), w.NodeReported(host, "b", 0.0), w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
+        w.NodesFree(), w.HeldBy("held"), w.NodeReported(host, "b", 0.0),
+        w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
         w.NodeStaged(host), w.NodeReady(host, 29400), w.Refused(host, "no"), w.RankStarted(host, rank, 1),
         ended(rank), ended(rank, 3), w.NodeEnded(host), w.NodeRebooted(host), w.SupervisorLost(host),
         w.StopRequested(rng.random() < 0.5), w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),

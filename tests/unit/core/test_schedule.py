@@ -62,6 +62,7 @@ def test_a_job_that_wants_the_whole_node_waits_for_named_devices_too() -> None:
 
 def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
     over = job(1, State.STOPPED, unconfirmed=("b",))
-    verdict = judge_queue([(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")), (job(3, State.QUEUED), whole("a"))])
+    verdict = judge_queue([(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")),
+                           (job(3, State.QUEUED), whole("a"))])
     assert verdict["j-0002"] == HeldBy("waits for b: not confirmed that j-0001 is gone there")
     assert verdict["j-0003"] == NodesFree()

@@ -18,14 +18,15 @@ from ascendrun.head.store import LostLease, Store, StoreUnusable, filesystem_of
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
-    node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, {1: Exit(3, None, 12, False, "note")}, (0,))
+    exits = {1: Exit(3, None, 12, False, "note")}
+    node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, exits, (0,))
     return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=("a",), grace_s=1, start_s=1, created_at_s=1.0,
                nodes=(node,), cause=Cause.FAILURE)
 
 
 def add(store: Store, key: str, name: str = "demo") -> Job:
-    return store.add_job(key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[], file=None,
-                         now_s=1.0)
+    return store.add_job(key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[],
+                         file=None, now_s=1.0)
 
 
 def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> None:
@@ -133,5 +134,6 @@ def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path, kind", [("/home/me/x", "nfs4"), ("/var/x", "ext4"), ("/with space/x", "lustre")])
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
-    mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n/dev/x /hom xfs rw 0 0\n"
+    mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n"
+    mounts += "/dev/x /hom xfs rw 0 0\n"
     assert filesystem_of(Path(path), mounts) == kind
