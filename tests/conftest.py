@@ -10,10 +10,16 @@ import uuid
 from pathlib import Path
 from typing import List
 
+import hypothesis
 import pytest
 
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
 LEFTOVER_GRACE_S = 5.0
+
+
+# A slow machine is no failure; in CI the same examples every time, so that a red run can be repeated.
+hypothesis.settings.register_profile("ascendrun", deadline=None, derandomize=os.environ.get("CI") == "true")
+hypothesis.settings.load_profile("ascendrun")
 
 
 def pytest_configure(config: pytest.Config) -> None:

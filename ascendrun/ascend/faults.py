@@ -13,6 +13,16 @@ from typing import Dict, Mapping, Optional, Tuple
 
 from ascendrun.ascend.tables import load_table
 
+_KEYS = {
+    "NotHandleFaultCodes": "NotHandle",
+    "SubHealthFaultCodes": "SubHealth",
+    "RestartRequestCodes": "RestartRequest",
+    "RestartBusinessCodes": "RestartBusiness",
+    "FreeRestartNPUCodes": "FreeRestartNPU",
+    "RestartNPUCodes": "RestartNPU",
+    "PreSeparateNPUCodes": "PreSeparate",
+    "SeparateNPUCodes": "Separate",
+}
 _CODE = re.compile(r"(?:0[xX])?([0-9A-Fa-f]{8})")
 
 
@@ -79,10 +89,7 @@ def read_class_file(text: str) -> Mapping[str, str]:
     ranks = {one.name: one.rank for one in fault_classes()}
     classes: Dict[str, str] = {}
     for key, codes in top.items() if isinstance(top, dict) else ():
-        name = re.sub(r"(?:NPU|Fault)?(?:Fault)?Codes$", "", key)
-        name = {"RestartRequest": "RestartRequest", "FreeRestart": "FreeRestartNPU", "Restart": "RestartNPU"}.get(
-            name, name
-        )
+        name = _KEYS.get(key, "")
         if name not in ranks or not isinstance(codes, list):
             continue
         for code in codes:

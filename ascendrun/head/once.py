@@ -97,7 +97,8 @@ class Once:
         signal = status - 128 if status > 128 else None
         header = {"code": None if signal else status, "signal": signal,
                   "timed_out": status == TIMED_OUT and self._is_late(),
-                  "out_bytes": len(self._out.data), "err_bytes": len(self._err.data), "truncated": self._out.is_cut or self._err.is_cut}
+                  "out_bytes": len(self._out.data), "err_bytes": len(self._err.data),
+                  "truncated": self._out.is_cut or self._err.is_cut}
         self._done(Reply(header, bytes(self._out.data + self._err.data), None))
         self._keep(connection)
 
