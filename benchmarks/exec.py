@@ -235,14 +235,12 @@ def main() -> None:
     given = options.parse_args()
     with Sheet(given.results, "exec", COLUMNS) as sheet:
         run([int(count) for count in given.hosts.split(",")], given.repeat, sheet)
-    rows = read_rows(sheet.path)
     write_page(
-        given.results / "exec.md",
+        sheet,
         title="exec: one command on many hosts",
         says=SAYS,
-        body=render(rows),
+        body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.exec --hosts {given.hosts} --repeat {given.repeat}",
-        rows=rows,
     )
 
 

@@ -158,14 +158,12 @@ def main() -> None:
     given = options.parse_args()
     with Sheet(given.results, "jobs", COLUMNS) as sheet:
         run(given.repeat, given.patience, sheet)
-    rows = read_rows(sheet.path)
     write_page(
-        given.results / "jobs.md",
+        sheet,
         title="jobs: start, stop and deaths on two hosts",
         says=says(given.patience),
-        body=render(rows),
+        body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.jobs --repeat {given.repeat} --patience {given.patience:g}",
-        rows=rows,
     )
 
 

@@ -31,11 +31,15 @@ Row = Mapping[str, str]
 
 
 class Sheet:
-    """The CSV of one run; each row is on the disk as soon as it is measured, and shown."""
+    """The CSV of one run; each row is on the disk as soon as it is measured, and shown.
+
+    `revision`: of the code when the run began.
+    """
 
     def __init__(self, folder: Path, name: str, columns: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.csv"
+        self.revision = revision()
         self._file: TextIO = open(self.path, "w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
         self._writer.writeheader()
@@ -91,23 +95,27 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write_page(path: Path, *, title: str, says: str, body: str, command: str, rows: Iterable[Row]) -> None:
-    """The page beside the CSV, whole or not at all."""
-    load = shown(median(rows, "load"))
-    text = f"# {title}\n\n{says}\n\n{body}\n{provenance(command)}\nLoad of the machine meanwhile, this run's own " \
-        f"and other work together: {load} (median).\n"
-    fresh = path.with_suffix(".new")
+def write_page(sheet: Sheet, *, title: str, says: str, body: str, command: str) -> None:
+    """The page beside the sheet's CSV, whole or not at all."""
+    load = shown(median(read_rows(sheet.path), "load"))
+    text = (
+        f"# {title}\n\n{says}\n\n{body}\n{provenance(command, sheet.revision)}\n"
+        f"Load of the machine meanwhile, this run's own and other work together: {load} (median).\n"
+    )
+    fresh = sheet.path.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    os.replace(fresh, sheet.path.with_suffix(".md"))
 
 
-def provenance(command: str) -> str:
-    """On what, with what and when it was measured; no name or path of the machine."""
+def provenance(command: str, began: str) -> str:
+    """On what, with what and when it was measured; no name or path of the machine. `began`: the revision then."""
+    now = revision()
+    code = began if began == now else f"{began}, {now} at the end: the code changed during the run"
     versions = {**program_versions(), **package_versions()}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return (
-        f"Measured {date} by `{command}`: ascendrun {__version__}{_revision()}, Python {platform.python_version()}, "
+        f"Measured {date} by `{command}`: ascendrun {__version__} ({code}), Python {platform.python_version()}, "
         f"{listed}.\nMachine: {machine()}."
     )
 
@@ -142,8 +150,8 @@ def package_versions() -> Dict[str, str]:
     return found
 
 
-def _revision() -> str:
-    """" (commit 1a2b3c4)" in a checkout, with "and changes" where tracked code differs; else nothing."""
+def revision() -> str:
+    """"commit 1a2b3c4", with "and changes" where tracked code differs; outside a checkout "no commit known"."""
     root = Path(__file__).resolve().parents[1]
 
     def ask(*words: str) -> str:
@@ -152,4 +160,4 @@ def _revision() -> str:
 
     commit = ask("rev-parse", "--short", "HEAD")
     changed = " and changes" if ask("status", "--porcelain", "--untracked-files=no", "--", "ascendrun") else ""
-    return f" (commit {commit}{changed})" if commit else ""
+    return f"commit {commit}{changed}" if commit else "no commit known"

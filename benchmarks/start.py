@@ -115,14 +115,12 @@ def main() -> None:
     given = options.parse_args()
     with Sheet(given.results, "start", COLUMNS) as sheet:
         run(given.repeat, sheet)
-    rows = read_rows(sheet.path)
     write_page(
-        given.results / "start.md",
+        sheet,
         title="start: what a word to ascendrun costs",
         says=SAYS,
-        body=render(rows),
+        body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.start --repeat {given.repeat}",
-        rows=rows,
     )
 
 
