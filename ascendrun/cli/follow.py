@@ -27,7 +27,7 @@ COMPLETE_DEADLINE_S = 15.0
 BLIND_DEADLINE_S = 60.0
 """How long a controller that does not answer is put up with."""
 BATCH_LINES = 2000
-LIVE_WINDOW_S = 0.5
+LIVE_WINDOW_S = 0.2
 """How long a line waits for other ranks to say the same: their bytes come at different times."""
 
 ENDED = frozenset(state.value for state in TERMINAL)

@@ -28,6 +28,8 @@ from ascendrun.head.transport import Backend
 from ascendrun.node.failpoint import failpoint
 
 TICK_S = 0.25
+RESTING_TICK_S = 1.0
+"""With nothing live the time matters less, and hundreds of open connections should cost next to nothing."""
 IDLE_S = 600.0
 """With nothing live and nobody asking for so long, the controller ends; connections stay warm until then."""
 
@@ -87,9 +89,11 @@ class Controller:
                 try:
                     self._inbox.get(timeout=max(0.0, next_tick - time.monotonic()))()
                 except queue.Empty:
-                    next_tick = time.monotonic() + TICK_S
                     self._tick()
+                    next_tick = time.monotonic() + (TICK_S if self._is_busy() else RESTING_TICK_S)
                 self._work_off_events()
+                if self._is_busy():
+                    next_tick = min(next_tick, time.monotonic() + TICK_S)
         except LostLease as error:
             print(f"controller: {error.message}", flush=True)
         finally:
@@ -109,10 +113,13 @@ class Controller:
             else:
                 self.feed(job_id, w.Tick(reachable))
         self._schedule()
-        if any(not runner.job.is_over for runner in self._runners.values()) or self._errands.is_busy:
+        if self._is_busy():
             self._busy_mono = time.monotonic()
         elif time.monotonic() - self._busy_mono > self._idle_s:
             self._is_over = True
+
+    def _is_busy(self) -> bool:
+        return bool(self._runners) or self._errands.is_busy
 
     def _schedule(self) -> None:
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
@@ -149,6 +156,8 @@ class Controller:
         for action in step.actions:
             runner.perform(action)
         failpoint("controller.after_actions")
+        if step.moves and step.job.is_over:
+            runner.drain()
 
     def _adopt(self, stored: StoredJob) -> None:
         submission = Submission.from_stored(stored)

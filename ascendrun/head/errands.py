@@ -47,6 +47,8 @@ class Errands:
     def _sweep(self) -> None:
         self._askings = [asking for asking in self._askings if not asking.is_done]
         self._execs = [errand for errand in self._execs if errand.waiting]
+        if not self._execs:
+            self._links.start_agents()
 
     def execute(self, header: Mapping[str, Any], answer: Answer) -> None:
         """argv on every host of `hosts`; one answer a host as it comes."""

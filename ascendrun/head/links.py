@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Callable, Dict, Iterator, Mapping
+from typing import Callable, Deque, Dict, Iterator, Mapping
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.once import Once
 from ascendrun.head.remote import Link, LinkListener, Reply
-from ascendrun.head.transport import Backend
+from ascendrun.head.transport import Backend, Connection
 
 CONNECTING_AT_ONCE = 32
 """More handshakes at once only fight for the interpreter lock: measured best at about 32 for any number of hosts."""
@@ -27,6 +28,7 @@ class Links:
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: Dict[Host, Link] = {}
+        self._kept: Deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> Link:
         """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
@@ -36,7 +38,7 @@ class Links:
 
     def run_once(self, host: Host, fields: Mapping[str, object], *, deadline_s: float, done: Callable[[Reply], None]
                  ) -> bool:
-        """Runs a command on a host that is not connected yet, and keeps the connection for an agent.
+        """Runs a command on a host that is not connected yet, and keeps the connection until `start_agents`.
 
         False: the host's agent is there or on its way, ask that.
         """
@@ -49,10 +51,21 @@ class Links:
             link.call("exec", fields, deadline_s=deadline_s, done=done)  # should it come up after all
             link.fail(turn, error)
 
-        once = Once(host, fields, backend=self._backend, done=done, keep=partial(link.adopt, turn), failed=failed,
+        def keep(connection: Connection) -> None:
+            self._kept.append(lambda: link.adopt(turn, connection))
+
+        once = Once(host, fields, backend=self._backend, done=done, keep=keep, failed=failed,
                     lost=partial(link.fail, turn))
         self._connecting.submit(once.run)
         return True
+
+    def start_agents(self) -> None:
+        """Brings up agents on the connections that `run_once` left, so that the next command is quick.
+
+        Not earlier: while answers are awaited, agents would only slow down the hosts that come after.
+        """
+        while self._kept:
+            self._kept.popleft()()
 
     def _known(self, host: Host) -> Link:
         key = _dialled(host)
