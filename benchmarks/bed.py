@@ -20,11 +20,12 @@ from ascendrun.sim.vcluster.spec import root_home
 HOSTS = "hosts"
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
 TIMEOUT_S = 180.0
-SETTLE_S = 2.0
-"""How long after a command its CPU time may still be counted: sshd ends a session after its client has gone."""
-QUIET_SHARE = 0.02
-"""A side that uses less of one core than this is quiet."""
-_LOOK_S = 0.1
+SETTLE_S = 30.0
+"""How long after a command its CPU time may still be counted: sshd ends sessions, ascendrun's agents come up."""
+QUIET_SHARE = 0.10
+"""Head and hosts that together use less of one core than this are quiet: 256 open connections beat now and then."""
+_LOOK_S = 0.15
+_QUIET_LOOKS = 2
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,13 @@ class Bed:
         return Cost(seconds, head_end_s - head_s, hosts_end_s - hosts_s, 0, "")
 
     def settle(self) -> None:
-        """Returns when head and hosts are quiet, or after SETTLE_S: live connections beat now and then."""
+        """Returns when head and hosts were quiet in two looks, or after SETTLE_S."""
         deadline = time.monotonic() + SETTLE_S
-        before = sum(self.cpu_seconds())
-        while time.monotonic() < deadline:
+        quiet, before = 0, sum(self.cpu_seconds())
+        while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             now = sum(self.cpu_seconds())
-            if now - before < QUIET_SHARE * _LOOK_S:
-                return
+            quiet = quiet + 1 if now - before < QUIET_SHARE * _LOOK_S else 0
             before = now
 
     def cpu_seconds(self) -> List[float]:

@@ -220,10 +220,10 @@ def controller_mb(rows: Sequence[Row], count: int) -> Optional[float]:
 
 SAYS = (
     "One command, `true`, on every host; medians. *First time*: no controller runs and no host has the agent. "
-    "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the command after that. "
-    "“÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is slower. "
-    "CPU s counts everything on the head and on all hosts until both rest: divided by the cores it is the least wall "
-    "that this bed could show, and other work on the machine does not change it."
+    "*Cold*: no controller runs, so Python, controller and connections all start. *Warm*: the command after that, "
+    "given at rest. “÷ ours” compares cold with ascendrun cold and warm with ascendrun warm; above 1 the peer is "
+    "slower. CPU s counts everything on the head and on all hosts until both rest, for ascendrun also the agents that "
+    "come up behind the answer; other work on the machine does not change it."
 )
 
 
