@@ -1,0 +1,82 @@
+"""What a job may rely on, whatever reaches its hosts: one suite for every backend."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict
+
+import pytest
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from tests.cluster.scenes import Scene, await_that, run_text
+
+Ascendrun = Any
+
+SSH_HOSTS = "node1 slots=2\nnode2 slots=2\n"
+LOCAL_HOSTS = "near1 slots=2 addr=local\nnear2 slots=2 addr=local\n"
+BACKENDS: Dict[str, Dict[str, str]] = {
+    "local": {"hosts": LOCAL_HOSTS, "transport": "auto"},
+    "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko"},
+    "openssh": {"hosts": SSH_HOSTS, "transport": "openssh"},
+}
+
+
+class Place(Scene):
+    """A scene whose jobs run on the hosts of one backend."""
+
+    def __init__(self, ascendrun: Ascendrun, cluster: VirtualCluster, backend: Dict[str, str]) -> None:
+        super().__init__(ascendrun, cluster)
+        self.backend = backend
+        (self.folder / "hosts").write_text(backend["hosts"])
+
+    def options(self) -> "tuple[str, ...]":
+        return ("--hostfile", str(self.folder / "hosts"))
+
+    def run(self, job_file: Any, *options: str) -> Any:
+        return self.ascendrun("submit", job_file, *self.options(), *options, env=self.env())
+
+    def env(self) -> Dict[str, str]:
+        return {"ASCENDRUN_TRANSPORT": self.backend["transport"]}
+
+
+@pytest.fixture(params=list(BACKENDS))
+def place(request: pytest.FixtureRequest, ascendrun: Ascendrun, cluster: VirtualCluster) -> Place:
+    return Place(ascendrun, cluster, BACKENDS[request.param])
+
+
+def test_a_failing_rank_fails_the_job_by_name(place: Place) -> None:
+    done = place.run(place.job("failing", "meet", "exit-rank", 3, 7, "hang"))
+    assert done.returncode == 1, run_text(done)
+    assert "rank 3 on" in done.stderr and "exited with code 7" in done.stderr
+
+
+def test_a_command_that_does_not_exist_starts_nobody(place: Place) -> None:
+    done = place.run(place.job("absent", command=["no-such-program"]))
+    assert done.returncode == 1, run_text(done)
+    assert "no-such-program" in done.stderr and "nothing was started" in done.stderr
+
+
+def test_stop_ends_every_rank_and_the_job_says_so(place: Place) -> None:
+    job = place.start(place.job("endless", "print", "ready", "hang"), *place.options(), env=place.env())
+    place.await_line(job, "ready", count=4)
+    assert place.ascendrun("stop", job).returncode == 0
+    detail = place.show(job)
+    assert detail["job"]["state"] == "STOPPED"
+    assert [rank["stopped"] for rank in detail["ranks"]] == [True] * 4
+
+
+def test_words_and_variables_reach_the_ranks_exactly(place: Place) -> None:
+    odd = "a'; touch /tmp/pwn; echo $(id) `id` \\ \" * ~ \n second line 汉字"
+    job_file = place.job("exact", "print", odd, "env", "ODD", more=f"env: {{ODD: {json.dumps(odd)}}}\n")
+    done = place.run(job_file)
+    assert done.returncode == 0, run_text(done)
+    for data in place.on_head("j-0001", "rank-*.out.0").values():
+        assert data.decode() == f"{odd}\n{json.dumps({'ODD': odd})}\n"
+
+
+def test_all_output_is_here_when_the_job_has_ended(place: Place) -> None:
+    done = place.run(place.job("talking", "meet", "beat", 1, "print", "the last word"))
+    assert done.returncode == 0, run_text(done)
+    await_that(lambda: place.is_drained("j-0001"), "every byte is here")
+    files = place.on_head("j-0001", "rank-*.out.0")
+    assert len(files) == 4 and all(data.endswith(b"the last word\n") for data in files.values())
