@@ -1,0 +1,67 @@
+"""Faults of a simulated node, switched on and off while it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Callable, List, Optional
+
+from ascendrun.core.errors import InvalidInput, NotFound, Problem
+from ascendrun.sim.ascend.scenario import PlannedFault, fault_problems
+from ascendrun.sim.ascend.tool import model
+from ascendrun.sim.ascend.tool.model import Fault
+
+
+def set_fault(
+    root: Path, card: Optional[int], fault: str, *, value: Optional[str] = None, after_s: float = 0.0
+) -> None:
+    """From now on (`after_s` seconds on) the node below `root` has the fault; set again, it begins anew.
+
+    `card`: an NPU id, None for a fault of the whole node. Raises InvalidInput, NotFound where no node is installed.
+    """
+    node = read_node(root)
+    npu_ids = tuple(dict.fromkeys(chip.npu_id for chip in node.chips))
+    problems = fault_problems(PlannedFault(fault, card, value, after_s), npu_ids)
+    if problems:
+        raise InvalidInput([Problem(str(root), None, None, message, hint) for message, hint in problems])
+    new = Fault(fault, card, time.time() + after_s, value)
+    _change(root, lambda faults: [*(one for one in faults if (one.name, one.card) != (fault, card)), new])
+
+
+def clear_faults(root: Path, card: Optional[int] = None, fault: Optional[str] = None) -> None:
+    """Undo faults: those of this card and this name; None: of every card and the node, of every name."""
+    read_node(root)
+    _change(
+        root,
+        lambda faults: [
+            one for one in faults if (card is not None and one.card != card) or fault not in (None, one.name)
+        ],
+    )
+
+
+def list_faults(root: Path) -> List[Fault]:
+    """Also those that begin later."""
+    read_node(root)
+    return model.read_faults(str(root / model.HOME))
+
+
+def read_node(root: Path) -> model.Node:
+    """Raises NotFound where no simulated node is installed."""
+    try:
+        return model.read_node(str(root / model.HOME))
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"{root}: no simulated node is installed there", hint=f"python -m ascendrun.sim.ascend install {root}"
+        ) from error
+
+
+def _change(root: Path, change: Callable[[List[Fault]], List[Fault]]) -> None:
+    """Under a lock, so that two changes at once are both kept; a reader sees the old or the new file."""
+    home = root / model.HOME
+    with open(home / "lock", "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        beside = home / f".{model.STATE_FILE}.new"
+        beside.write_text(model.dump_faults(change(model.read_faults(str(home)))))
+        os.replace(beside, home / model.STATE_FILE)

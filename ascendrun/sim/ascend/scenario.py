@@ -1,0 +1,271 @@
+"""What a simulated node is asked to be, and the node that its tools then show.
+
+    Scenario(chip="910B3", cards=8, driver="24.1.rc2", ...)      load_scenario(path): the same from YAML or JSON
+    make_node(scenario, now_s=...) -> Node                       make_faults(scenario, now_s=...) -> [Fault]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+
+from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.wording import suggestion
+from ascendrun.core.yamlsource import MappingNode, read_yaml, to_plain
+from ascendrun.sim.ascend.tool.families import FAMILIES, Family
+from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
+from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row
+
+T = TypeVar("T")
+
+FIRST_WIDE_DRIVER = 26  # npu-smi's tables are wide from this driver on
+BOOTED_AGO_S = 3 * 86400.0
+FIXABLE = ("health", "error_codes", "power_w", "temperature_c", "load_percent", "hbm_used_mb", "single_bit", "double_bit")
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    """A fault of the scenario: `card` is an NPU id, None for a fault of the node; in force `after_s` seconds on."""
+
+    name: str
+    card: Optional[int] = None
+    value: Optional[str] = None
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShownProcess:
+    """A process that stands in the table though nothing runs here; `device` is a chip's logic id."""
+
+    device: int
+    pid: int
+    name: str
+    memory_mb: int
+    load: int = 0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One node. Ids of devices are logic ids, one a chip (two a card on an A3 and most 310P); ids of cards are NPU ids.
+
+    `tool`: npu-smi's own version, None: the driver's. `layout` None: the chip's usual one for that driver.
+    `npu_ids` None: 0, 1, 2, …. `addresses`: of the ports by device, None: of a network of their own; an address may
+    be None (not set). `number`: which node of the cluster, for the addresses. `cann`, `nnae`: None: not installed.
+    `components`: versions in version.cfg that differ from CANN's own. `fixed`: readings by device that do not follow
+    the processes (names: FIXABLE).
+    """
+
+    chip: str = "910B3"
+    cards: int = 8
+    npu_ids: Optional[Tuple[int, ...]] = None
+    driver: str = "24.1.rc2"
+    tool: Optional[str] = None
+    firmware: str = "7.3.0.1.231"
+    is_compatible: bool = True
+    is_complete: bool = True
+    cann: Optional[str] = "8.0.RC3"
+    components: Mapping[str, str] = field(default_factory=dict)
+    nnae: Optional[str] = None
+    arch: str = "aarch64"
+    layout: Optional[str] = None
+    number: int = 0
+    addresses: Optional[Tuple[Optional[str], ...]] = None
+    netmask: str = "255.255.0.0"
+    gateway: Optional[str] = "29.1.0.1"
+    has_tls: bool = False
+    cpus: int = 192
+    processes: Tuple[ShownProcess, ...] = ()
+    fixed: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    faults: Tuple[PlannedFault, ...] = ()
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.chip]
+
+    @property
+    def cards_ids(self) -> Tuple[int, ...]:
+        return self.npu_ids if self.npu_ids is not None else tuple(range(self.cards))
+
+
+def make_node(scenario: Scenario, *, now_s: float) -> Node:
+    """Raises InvalidInput for a scenario that no node can be."""
+    check_scenario(scenario)
+    dies = scenario.family.dies
+    chips = [
+        _chip(scenario, npu_id, chip_id, place * dies + chip_id)
+        for place, npu_id in enumerate(scenario.cards_ids)
+        for chip_id in range(dies)
+    ]
+    rows = [Row(one.device, one.pid, one.name, one.memory_mb, one.load, 3600.0) for one in scenario.processes]
+    return Node(
+        chip=scenario.chip,
+        layout=scenario.layout or _usual_layout(scenario),
+        tool_version=scenario.tool or scenario.driver,
+        driver_version=scenario.driver,
+        firmware_version=scenario.firmware,
+        is_compatible=scenario.is_compatible,
+        booted_s=now_s - BOOTED_AGO_S,
+        cpus=scenario.cpus,
+        chips=tuple(chips),
+        rows=tuple(rows),
+    )
+
+
+def make_faults(scenario: Scenario, *, now_s: float) -> List[Fault]:
+    return [Fault(one.name, one.card, now_s + one.after_s, one.value) for one in scenario.faults]
+
+
+def _usual_layout(scenario: Scenario) -> str:
+    layouts = scenario.family.layouts
+    major = (scenario.tool or scenario.driver).split(".")[0]
+    return layouts[-1] if major.isdigit() and int(major) >= FIRST_WIDE_DRIVER else layouts[0]
+
+
+def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
+    """The chips differ a little in what they draw, hold and feel, as real ones do."""
+    family = scenario.family
+    turn = device % 8
+    ddr_mb = (13553, 15567, 15567, 15567)[turn % 4] if family.name == "910A" else family.ddr_mb
+    has_port = family.speed_mbit > 0
+    bus = family.buses[device % len(family.buses)] if family.buses else None
+    return Chip(
+        npu_id=npu_id,
+        chip_id=chip_id,
+        logic_id=device,
+        bus_id=f"0000:{bus}:00.0" if bus else "NA",
+        hbm_mb=family.hbm_mb,
+        hbm_idle_mb=family.hbm_idle_mb + (turn if family.hbm_idle_mb else 0),
+        ddr_mb=ddr_mb,
+        ddr_used_mb=920 + 200 * turn if ddr_mb else 0,
+        hugepages_total=0,
+        hugepages_used=0,
+        idle_w=round(family.idle_w + 0.7 * turn, 1),
+        idle_c=family.idle_c + turn % 4,
+        address=_address(scenario, device) if has_port else None,
+        netmask=scenario.netmask if has_port else None,
+        gateway=scenario.gateway if has_port else None,
+        netdetect=scenario.gateway if has_port else None,
+        vnic=f"192.168.{scenario.number % 250}.{199 + device % 50}" if family.dies == 2 and has_port else None,
+        has_tls=scenario.has_tls,
+        serial=f"SIM{scenario.number:04d}{npu_id:05d}",
+        fixed=dict(scenario.fixed.get(device, {})),
+    )
+
+
+def _address(scenario: Scenario, device: int) -> Optional[str]:
+    if scenario.addresses is not None:
+        return scenario.addresses[device]
+    return f"29.1.{1 + scenario.number % 250}.{10 + device}"
+
+
+def check_scenario(scenario: Scenario, *, file: str = "scenario") -> None:
+    """Raises InvalidInput with everything that is wrong."""
+    problems = _problems(scenario)
+    if problems:
+        raise InvalidInput([Problem(file, None, None, message, hint) for message, hint in problems])
+
+
+def _problems(scenario: Scenario) -> List[Tuple[str, Optional[str]]]:
+    if scenario.chip not in FAMILIES:
+        return [(f"chip: {scenario.chip} is unknown", suggestion(scenario.chip, list(FAMILIES)))]
+    found: List[Tuple[str, Optional[str]]] = []
+    layouts = scenario.family.layouts
+    devices = len(scenario.cards_ids) * scenario.family.dies
+    if scenario.layout is not None and scenario.layout not in layouts:
+        found.append((f"layout: {scenario.layout} is not one of a {scenario.chip}", f"known: {', '.join(layouts)}"))
+    if scenario.npu_ids is not None and len(set(scenario.npu_ids)) != len(scenario.npu_ids):
+        found.append(("npu_ids: an id stands there twice", None))
+    if scenario.addresses is not None and len(scenario.addresses) != devices:
+        found.append((f"addresses: {len(scenario.addresses)} for {devices} devices", None))
+    found += [(f"fixed: there is no device {one}", None) for one in scenario.fixed if not 0 <= one < devices]
+    names = {name for reading in scenario.fixed.values() for name in reading}
+    found += [(f"fixed: {name} is unknown", suggestion(name, FIXABLE)) for name in sorted(names - set(FIXABLE))]
+    found += [
+        (f"processes: there is no device {one.device}", None)
+        for one in scenario.processes
+        if not 0 <= one.device < devices
+    ]
+    return found + [problem for fault in scenario.faults for problem in fault_problems(fault, scenario.cards_ids)]
+
+
+def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> List[Tuple[str, Optional[str]]]:
+    """What is wrong with a fault on a node of these cards."""
+    kind = KINDS.get(fault.name)
+    if kind is None:
+        return [(f"fault {fault.name} is unknown", suggestion(fault.name, list(KINDS)))]
+    found: List[Tuple[str, Optional[str]]] = []
+    if kind.of == OF_CARD and fault.card not in npu_ids:
+        cards = ", ".join(str(npu_id) for npu_id in npu_ids)
+        found.append((f"fault {fault.name}: there is no card {fault.card}", f"cards: {cards}"))
+    if kind.of != OF_CARD and fault.card is not None:
+        found.append((f"fault {fault.name} is one of the node, not of a card", "leave the card out"))
+    if fault.value is not None and kind.default is None:
+        found.append((f"fault {fault.name} takes no value", None))
+    if fault.value is not None and kind.default is not None and _is_number(kind.default):
+        if not _is_number(fault.value) or float(fault.value) <= 0:
+            found.append((f"fault {fault.name}: {fault.value} is no number above 0", None))
+    return found
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def load_scenario(path: Path) -> Scenario:
+    """From a file of YAML or JSON. Raises InvalidInput, OSError."""
+    return read_scenario(path.read_bytes(), str(path))
+
+
+def read_scenario(text: "str | bytes", file: str) -> Scenario:
+    """Raises InvalidInput with every problem that can be told at once."""
+    source = read_yaml(text, file)
+    if source.problems:
+        raise InvalidInput(source.problems)
+    if not isinstance(source.root, MappingNode):
+        raise InvalidInput([Problem(file, None, None, "is no mapping of a scenario's fields")])
+    problems: List[Problem] = []
+    values = _known(Scenario, to_plain(source.root), file, problems, "")
+    values["faults"] = _items(PlannedFault, values.get("faults", ()), file, problems, "faults: ")
+    values["processes"] = _items(ShownProcess, values.get("processes", ()), file, problems, "processes: ")
+    values["fixed"] = {
+        int(device): reading for device, reading in values.get("fixed", {}).items() if str(device).isdigit()
+    }
+    if problems:
+        raise InvalidInput(problems)
+    try:
+        scenario = Scenario(**values)
+        check_scenario(scenario, file=file)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InvalidInput([Problem(file, None, None, f"a field has a value of the wrong kind: {error}")]) from error
+    return scenario
+
+
+def _known(
+    kind: Type[Any], raw: Mapping[str, Any], file: str, problems: List[Problem], where: str
+) -> Dict[str, Any]:
+    names = [one.name for one in fields(kind)]
+    for name in raw:
+        if name not in names:
+            problems.append(Problem(file, None, None, f"{where}{name} is unknown", suggestion(name, names)))
+    values = {name: value for name, value in raw.items() if name in names}
+    if "value" in values and values["value"] is not None:
+        values["value"] = str(values["value"])
+    return values
+
+
+def _items(
+    kind: Type[T], raw: Any, file: str, problems: List[Problem], where: str
+) -> Tuple[T, ...]:
+    items = []
+    for one in raw if isinstance(raw, tuple) else ():
+        values = _known(kind, one if isinstance(one, dict) else {"name": str(one)}, file, problems, where)
+        try:
+            items.append(kind(**values))
+        except TypeError as error:
+            problems.append(Problem(file, None, None, f"{where}{error}"))
+    return tuple(items)

@@ -1,0 +1,276 @@
+"""The views `npu-smi info -t TYPE -i CARD [-c CHIP]`: blocks of `name : value` lines, one block a chip."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ascendrun.sim.ascend.tool.live import Reading, memory_of, percent
+from ascendrun.sim.ascend.tool.model import Node
+from ascendrun.sim.ascend.tool.table import NAME_LENGTH
+
+# What -t health says of a code; the tool's own words are longer and differ by version.
+_CODE_WORDS = {
+    "A4025021": "ascend_monitor adda heart beat lost error",
+    "8C03A000": "node type=process-manager, sensor type=General Software, "
+    "event state=The process start failed or exit abnormally",
+    "8C084E00": "node type=adda, sensor type=Heartbeat Sensor, event state=Heartbeat Lost.",
+    "81078603": "node type=network, sensor type=Link, event state=Network port link status change",
+    "80E01801": "node type=HBM, sensor type=Memory, event state=Multi Bit ECC",
+    "80E18402": "node type=SOC, sensor type=Temperature, event state=Upper Critical",
+}
+
+
+class View(NamedTuple):
+    """What a view is asked of: one card's readings. `chip_id`: the chip that -c named, or None."""
+
+    node: Node
+    readings: Sequence[Reading]
+    chip_id: Optional[int]
+    is_privileged: bool
+    is_compatible: bool
+
+
+def line(name: str, value: object, width: int = 30) -> str:
+    return f"\t{name:<{width}} : {value}"
+
+
+def render_view(kind: str, view: View) -> str:
+    """Raises KeyError for a kind that these chips do not have (`product` and others)."""
+    if kind == "product" and not view.node.chip.startswith("310"):
+        raise KeyError(kind)
+    return "\n".join(VIEWS[kind](view)) + "\n"
+
+
+def _per_chip(
+    view: View, block: Callable[[Reading], List[str]], *, width: int = 30, chip_first: bool = False
+) -> List[str]:
+    """The card's head, then a block a chip with its id first or last; the 950 has neither chips nor their ids."""
+    npu_id = view.readings[0].chip.npu_id
+    if view.node.chip.startswith("Ascend950"):
+        return [line("NPU ID", npu_id, width), *block(view.readings[0])]
+    lines = [line("NPU ID", npu_id, width), line("Chip Count", view.node.family.dies, width)]
+    for reading in view.readings:
+        chip = [line("Chip ID", reading.chip.chip_id, width)]
+        lines += ["", *(chip if chip_first else []), *block(reading), *([] if chip_first else chip)]
+    return lines
+
+
+def _usages(view: View) -> List[str]:
+    return _per_chip(view, lambda reading: _usage(view.node, reading))
+
+
+def _usage(node: Node, reading: Reading) -> List[str]:
+    chip, load = reading.chip, reading.load_percent
+    has_hbm = chip.hbm_mb > 0
+    ddr, ram = ("DDR ", "DDR") if has_hbm else ("", "Memory")
+    lines = [
+        line(f"{ram} Capacity(MB)", chip.ddr_mb),
+        line(f"{ram} Usage Rate(%)", percent(reading.ddr_used_mb, chip.ddr_mb)),
+        line(f"{ddr}Hugepages Total(page)", chip.hugepages_total),
+        line(f"{ddr}Hugepages Usage Rate(%)", percent(chip.hugepages_used, chip.hugepages_total)),
+    ]
+    if has_hbm:
+        lines.append(line("HBM Capacity(MB)", reading.hbm_mb))
+        lines.append(line("HBM Usage Rate(%)", percent(reading.hbm_used_mb, reading.hbm_mb)))
+    lines.append(line("Aicore Usage Rate(%)", load))
+    if node.family.has_vector:
+        lines.append(line("Aivector Usage Rate(%)", load * 43 // 100))
+    lines.append(line("Aicpu Usage Rate(%)", 0))
+    lines.append(line("Ctrlcpu Usage Rate(%)", 3 if load else 0))
+    lines.append(line(f"{ram} Bandwidth Usage Rate(%)", 0 if has_hbm else load // 3))
+    if has_hbm:
+        lines.append(line("HBM Bandwidth Usage Rate(%)", load * 38 // 100))
+    if node.is_new and node.family.has_vector:
+        lines.append(line("NPU Utilization(%)", load))
+        lines.append(line("Aicube Usage Rate(%)", load * 97 // 100))
+    return lines
+
+
+def _common(view: View) -> List[str]:
+    def block(reading: Reading) -> List[str]:
+        used, total = memory_of(reading)
+        lines = [line("Memory Usage Rate(%)", percent(reading.ddr_used_mb, reading.chip.ddr_mb))]
+        if reading.chip.hbm_mb:
+            lines.append(line("HBM Usage Rate(%)", percent(used, total)))
+        lines += [
+            line("Aicore Usage Rate(%)", reading.load_percent),
+            line("Aicore Freq(MHZ)", view.node.family.mhz),
+            line("Aicore curFreq(MHZ)", reading.aicore_mhz),
+            line("Aicore Count", view.node.family.cores),
+            line("Temperature(C)", reading.temperature_c),
+        ]
+        if not view.node.chip.startswith("310P") and not (view.node.family.dies == 2 and reading.chip.chip_id):
+            lines.append(line("NPU Real-time Power(W)", f"{reading.power_w:.1f}"))
+        return lines
+
+    lines = _per_chip(view, block, chip_first=True)
+    if view.node.family.has_mcu and view.chip_id is None:
+        coolest = min(reading.chip.idle_c for reading in view.readings)
+        lines += ["", line("Chip Name", "mcu"), line("Temperature(C)", coolest - 8)]
+    return lines
+
+
+def _power(view: View) -> List[str]:
+    chip = view.node.chip
+    if chip.startswith("310P"):
+        return _per_chip(view, lambda reading: [line("Rated Power Dissipation(W)", "72.0")])
+    name = "Power Dissipation(W)" if chip.startswith("310") else "NPU Real-time Power(W)"
+    return _per_chip(view, lambda reading: [line(name, f"{reading.power_w:.1f}")])
+
+
+def _temp(view: View) -> List[str]:
+    is_server = view.node.chip.startswith("910")
+    name = "NPU Temperature (C)" if is_server else "Temperature (C)"
+    return _per_chip(view, lambda reading: [line(name, reading.temperature_c)])
+
+
+def _memory(view: View) -> List[str]:
+    def block(reading: Reading) -> List[str]:
+        chip = reading.chip
+        if not chip.hbm_mb:
+            return [line("Capacity(MB)", chip.ddr_mb), line("Clock Speed(MHz)", 2133)]
+        return [
+            line("DDR Capacity(MB)", chip.ddr_mb),
+            line("DDR Clock Speed(MHz)", 2400 if chip.ddr_mb else 0),
+            line("HBM Capacity(MB)", reading.hbm_mb),
+            line("HBM Clock Speed(MHz)", 1600),
+            line("HBM Temperature(C)", reading.temperature_c + 2),
+            line("HBM Manufacturer ID", "0x56"),
+        ]
+
+    return _per_chip(view, block)
+
+
+def _ecc(view: View) -> List[str]:
+    has_hbm = view.readings[0].chip.hbm_mb > 0
+    has_ddr_totals = view.readings[0].chip.ddr_mb > 0
+
+    def block(reading: Reading) -> List[str]:
+        hbm = (reading.single_bit, reading.double_bit)
+        return [
+            line(f"{ram} {bits} {what}", count if ram == "HBM" or not has_hbm else 0, 40)
+            for ram in (("DDR", "HBM") if has_hbm else ("DDR",))
+            for what, counts in (
+                ("Error Count", hbm),
+                ("Aggregate Total Err Cnt", hbm),
+                ("Isolated Pages Count", (0, reading.double_bit)),
+            )
+            if ram == "HBM" or has_ddr_totals or not what.startswith("Aggregate")
+            for bits, count in zip(("Single Bit", "Double Bit"), counts)
+        ]
+
+    return _per_chip(view, block, width=40)
+
+
+def _health(view: View) -> List[str]:
+    if view.chip_id is not None:
+        return _health_lines("Health Status", view.readings[0])
+    return _per_chip(view, lambda reading: _health_lines("Health", reading))
+
+
+def _health_lines(label: str, reading: Reading) -> List[str]:
+    words = [_CODE_WORDS.get(code, f"fault event {code}") for code in reading.error_codes] or ["NA"]
+    lines = [line(label, reading.health), line("Error Code", " ".join(reading.error_codes) or "NA")]
+    lines.append(line("Error Information", words[0]))
+    for word in words[1:]:
+        lines += ["", line("", word)]
+    return lines
+
+
+def _processes(view: View) -> List[str]:
+    def block(reading: Reading) -> List[str]:
+        rows = [
+            f"\tProcess id:{row.pid:<7} Process name:{row.name[:NAME_LENGTH]:<17} Process memory(MB):{row.memory_mb}"
+            for row in reading.rows
+        ]
+        return rows or ["\tNo process in device."]
+
+    return _per_chip(view, block)
+
+
+def _board(view: View) -> List[str]:
+    return _chip_board(view) if view.chip_id is not None else _card_board(view)
+
+
+def _card_board(view: View) -> List[str]:
+    node, chip = view.node, view.readings[0].chip
+    is_a1 = node.chip in ("910A", "910ProB")
+    maker = () if is_a1 else (
+        line("Product Name", node.family.product), line("Model", "NA"), line("Manufacturer", "NA"),
+        line("Serial Number", chip.serial),
+    )  # fmt: skip
+    match = ("OK" if view.is_compatible else "NOK") if view.is_privileged else "NOT SUPPORT"
+    subsystem = (0x0200, 0x0100) if is_a1 else (0x19E5, 0x4000)
+    return [
+        line("NPU ID", chip.npu_id),
+        *maker,
+        line("Software Version", node.driver_version),
+        line("Firmware Version", node.firmware_version),
+        line("Compatibility", match),
+        line("Board ID", "0x02" if is_a1 else "0x65"),
+        line("PCB ID", "A"),
+        line("BOM ID", 1),
+        line("PCIe Bus Info", chip.bus_id),
+        line("Slot ID", chip.npu_id),
+        line("Class ID", "NA"),
+        line("PCI Vendor ID", "0x19E5"),
+        line("PCI Device ID", f"0x{node.family.pci_device:04X}"),
+        line("Subsystem Vendor ID", f"0x{subsystem[0]:04X}"),
+        line("Subsystem Device ID", f"0x{subsystem[1]:04X}"),
+        line("Chip Count", node.family.dies),
+    ]
+
+
+def _chip_board(view: View) -> List[str]:
+    node, chip = view.node, view.readings[0].chip
+    return [
+        line("NPU ID", chip.npu_id),
+        line("Chip ID", chip.chip_id),
+        line("Chip Type", "Ascend"),
+        line("Chip Name", node.family.name),
+        line("Chip Version", "V1"),
+        line("Board ID", "0x02" if node.chip in ("910A", "910ProB") else "0x65"),
+        line("PCB ID", "NA"),
+        line("BOM ID", 1),
+        line("VDie ID", _die_id(chip.logic_id, 0x42C711D4)),
+        line("NDie ID", _die_id(chip.logic_id, 0x27216594)),
+        line("Chip Position ID", chip.logic_id),
+        line("PCIe Bus Info", chip.bus_id),
+        line("Firmware Version", node.firmware_version),
+    ]
+
+
+def _die_id(logic_id: int, seed: int) -> str:
+    """Five words of hex digits, other for each chip."""
+    words = [(seed + 0x01000193 * (5 * logic_id + part)) & 0xFFFFFFFF for part in range(5)]
+    return " ".join(f"{word:08X}" for word in words)
+
+
+def _product(view: View) -> List[str]:
+    chip = view.readings[0].chip
+    return [line("NPU ID", chip.npu_id), line("Product Name", view.node.family.product),
+            line("Serial Number", chip.serial)]  # fmt: skip
+
+
+VIEWS: Dict[str, Callable[[View], List[str]]] = {
+    "board": _board,
+    "usages": _usages,
+    "common": _common,
+    "temp": _temp,
+    "power": _power,
+    "memory": _memory,
+    "ecc": _ecc,
+    "health": _health,
+    "proc-mem": _processes,
+    "product": _product,
+}
+
+# The types that the help lists and that ask for a card; those without a view here say that they are not supported.
+TYPES: Tuple[str, ...] = (
+    "board", "flash", "memory", "usages", "sensors", "temp", "power", "volt", "mac-addr", "common", "health", "product",
+    "ecc", "ip", "sys-time", "i2c_check", "work-mode", "ecc-enable", "p2p-enable", "ssh-enable", "license",
+    "customized-info", "device-share", "nve-level", "aicpu-config", "pcie-err", "mcu-monitor", "err-count", "boot-area",
+    "vnpu-mode", "info-vnpu", "vnpu-svm", "cpu-num-cfg", "first-power-on-date", "proc-mem", "phyid-remap",
+    "vnpu-cfg-recover", "key-manage", "template-info", "pkcs-enable", "p2p-mem-cfg", "pwm-mode", "pwm-duty-ratio",
+    "boot-select", "topo",
+)  # fmt: skip
