@@ -90,13 +90,16 @@ class NpuSmiInfo:
 
 def parse_info(text: str) -> NpuSmiInfo:
     """The answer of `npu-smi info`; never raises."""
-    rows = lines_of(text)
-    table = [line for line in rows if line.lstrip()[:1] in ("|", "+")]
-    errors, other = split_errors(line for line in rows if line.lstrip()[:1] not in ("|", "+"))
-    warned = [line for line in other if "driver package may not be completely installed" in line]
     reading = _Table()
-    for line in table:
-        reading.take(line)
+    outside = []
+    for line in lines_of(text):
+        if line.lstrip()[:1] in ("|", "+"):
+            reading.take(line)
+        else:
+            reading.interrupt()
+            outside.append(line)
+    errors, other = split_errors(outside)
+    warned = [line for line in other if "driver package may not be completely installed" in line]
     return NpuSmiInfo(
         layout=reading.layout,
         tool_version=reading.tool_version,
@@ -173,6 +176,10 @@ class _Table:
         cells = [" ".join(cell.split()) for cell in stripped[1:-1].split("|")]
         if not (self._title(cells) or self._header(cells) or self._row(cells)):
             self._reject()
+
+    def interrupt(self) -> None:
+        """Something that is no table stands here: what follows belongs to no row before it."""
+        self._close()
 
     def _reject(self) -> None:
         """Keep the current line for the report."""

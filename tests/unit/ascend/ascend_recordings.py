@@ -1,0 +1,90 @@
+"""The recordings of tests/recordings/ascend, and which parser reads which folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from ascendrun.ascend import (
+    hccn,
+    hccn_conf,
+    hccn_counters,
+    install,
+    npu_smi,
+    npu_smi_lists,
+    npu_smi_views,
+    rank_table,
+)
+
+FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "ascend"
+
+TOOLS = {
+    "npu_smi_info": npu_smi.parse_info,
+    "usages": npu_smi_views.parse_usages,
+    "common": npu_smi_views.parse_common,
+    "temp": npu_smi_views.parse_temperature,
+    "power": npu_smi_views.parse_power,
+    "ecc": npu_smi_views.parse_ecc,
+    "memory": npu_smi_views.parse_memory,
+    "health": npu_smi_views.parse_health,
+    "proc-mem": npu_smi_views.parse_processes,
+    "board": npu_smi_views.parse_board,
+    "topo": npu_smi_lists.parse_topology,
+    "list": npu_smi_lists.parse_cards,
+    "mapping": npu_smi_lists.parse_mapping,
+    "watch": npu_smi_lists.parse_watch,
+    "tool-version": npu_smi_lists.parse_tool_version,
+    "link": hccn.parse_link,
+    "link-history": hccn.parse_link_history,
+    "ip": hccn.parse_ip,
+    "net-health": hccn.parse_net_health,
+    "tls": hccn.parse_tls,
+    "lldp": hccn.parse_lldp,
+    "ping": hccn.parse_ping,
+    "speed": hccn.parse_speed,
+    "mtu": hccn.parse_mtu,
+    "gateway": hccn.parse_gateway,
+    "fec": hccn.parse_fec,
+    "netdetect": hccn.parse_netdetect,
+    "vnic": hccn.parse_vnic,
+    "stat": hccn_counters.parse_stat,
+    "hw-stats": hccn_counters.parse_hw_stats,
+    "optical": hccn_counters.parse_optical,
+    "routes": hccn_counters.parse_routes,
+}
+FILES = {
+    "driver": install.parse_driver,
+    "firmware": install.parse_firmware,
+    "cann": install.parse_cann,
+    "install": install.parse_install,
+    "components": install.parse_components,
+    "hccn-conf": hccn_conf.parse_hccn_conf,
+    "rank-table": rank_table.read_rank_table,
+}
+PARSERS = {**TOOLS, **FILES}
+RECORDINGS = sorted(FOLDER.glob("*/*.txt"))
+NAMES = [f"{path.parent.name}/{path.stem}" for path in RECORDINGS]
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def parse(path):
+    return PARSERS[path.parent.name](read(path))
+
+
+def plain(value):
+    """A reading as JSON can hold it."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def as_json(value):
+    return json.dumps(plain(value), indent=1, ensure_ascii=False, sort_keys=True) + "\n"

@@ -1,0 +1,169 @@
+import os
+from pathlib import Path
+
+import pytest
+from ascend_recordings import FILES, FOLDER, NAMES, PARSERS, RECORDINGS, as_json, parse, read
+
+from ascendrun.ascend import hccn, hccn_counters, npu_smi, npu_smi_lists, npu_smi_views
+from ascendrun.ascend.tool_errors import split_errors
+
+ALLOWED_UNPARSED = {
+    "npu_smi_info/login-noise-before",  # a greeting is no table
+    "hccn-conf/two-ports",  # a strange key and no address
+}
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
+def test_a_recording_reads_as_expected(path, update_golden):
+    expected = path.with_suffix(".json")
+    found = as_json(parse(path))
+    if update_golden:
+        expected.write_text(found, encoding="utf-8")
+    assert found == expected.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
+def test_nothing_of_a_recording_is_left_unread(path):
+    name = f"{path.parent.name}/{path.stem}"
+    unparsed = getattr(parse(path), "unparsed", ())
+    assert bool(unparsed) == (name in ALLOWED_UNPARSED), unparsed
+
+
+def test_every_folder_of_recordings_has_a_parser_and_every_parser_a_recording():
+    assert {path.name for path in FOLDER.iterdir()} == set(PARSERS)
+
+
+@pytest.mark.parametrize("path", [p for p in RECORDINGS if p.parent.name not in FILES], ids=lambda p: p.stem)
+def test_windows_line_ends_change_nothing(path):
+    parser = PARSERS[path.parent.name]
+    assert parser(read(path).replace("\n", "\r\n")) == parser(read(path))
+
+
+def recorded(kind, name):
+    return PARSERS[kind](read(FOLDER / kind / f"{name}.txt"))
+
+
+def test_each_layout_is_told_from_the_others():
+    layouts = {path.stem: parse(path).layout for path in RECORDINGS if path.parent.name == "npu_smi_info"}
+    assert all(layout == name.split("-")[0] for name, layout in layouts.items() if name.startswith("L"))
+    assert all(layout is None for name, layout in layouts.items() if name.startswith("error"))
+
+
+def test_a_dropped_card_leaves_a_gap_and_the_others_keep_their_rows():
+    info = recorded("npu_smi_info", "L1-910B3-one-alarm-one-dropped")
+    assert npu_smi.npu_ids(info) == (0, 1, 2, 4, 5, 7)
+    assert [chip.npu_id for chip in info.chips if chip.health == "Alarm"] == [4]
+    assert {chip.npu_id: chip.hbm_used_mb for chip in info.chips} == {n: 3361 + n for n in (0, 1, 2, 4, 5, 7)}
+
+
+def test_both_dies_of_an_a3_keep_their_own_numbers_and_the_second_has_no_power():
+    chips = recorded("npu_smi_info", "L2-A3-two-dies").chips
+    assert [(chip.npu_id, chip.chip_id, chip.phy_id) for chip in chips] == [(n // 2, n % 2, n) for n in range(8)]
+    assert [chip.power_w is None for chip in chips] == [False, True] * 4
+
+
+def test_eight_processes_on_a_chip_may_be_more():
+    assert npu_smi.may_hide_processes(recorded("npu_smi_info", "L1-910B3-eight-processes-shown"), 0, 0)
+    assert not npu_smi.may_hide_processes(recorded("npu_smi_info", "L1-910B3-busy"), 2, 0)
+
+
+def test_no_process_table_is_not_the_same_as_no_process():
+    assert recorded("npu_smi_info", "error-driver-not-loaded").processes is None
+    assert recorded("npu_smi_info", "L1-910A-idle").processes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error", "code"),
+    [
+        ("npu_smi_info", "error-driver-not-loaded", "driver", -8005),
+        ("npu_smi_info", "error-held-by-a-container", "device-held", -8020),
+        ("npu_smi_info", "error-not-installed", "missing-tool", None),
+        ("npu_smi_info", "error-library-missing", "missing-library", None),
+        ("usages", "card-dropped", "no-card", None),
+        ("common", "not-in-a-container", "unsupported", None),
+        ("power", "needs-an-id", "wrong-use", None),
+        ("link", "failed", "failed", None),
+        ("link", "no-permission", "permission", None),
+    ],
+)
+def test_an_error_instead_of_an_answer_is_known_as_one(kind, name, error, code):
+    first = recorded(kind, name).errors[0]
+    assert (first.kind, first.code) == (error, code)
+
+
+def test_an_error_text_that_we_do_not_know_is_no_error_but_unparsed():
+    assert split_errors(["the moon is full"]) == ((), ("the moon is full",))
+
+
+def test_a_chip_printed_twice_with_two_values_has_neither():
+    text = read(FOLDER / "npu_smi_info" / "L1-910B3-busy.txt")
+    rows = [line for line in text.split("\n") if line.startswith("| 1     910B3")]
+    after = text.split("\n")[text.split("\n").index(rows[0]) + 1]
+    changed = after.replace("57362", "11111")
+    assert changed != after
+    info = npu_smi.parse_info(text.replace(after, after + "\n" + rows[0] + "\n" + changed))
+    one = [chip for chip in info.chips if chip.npu_id == 1]
+    assert [(chip.hbm_used_mb, chip.hbm_total_mb) for chip in one] == [(None, 65536)]
+    assert set(info.unparsed) == {rows[0], changed}
+
+
+def test_more_used_than_there_is_reads_as_unknown():
+    text = read(FOLDER / "npu_smi_info" / "L1-910A-idle.txt").replace("32768", "    1")
+    assert {(chip.hbm_used_mb, chip.hbm_total_mb) for chip in npu_smi.parse_info(text).chips} == {(None, None)}
+
+
+def test_a_topology_that_contradicts_itself_is_unknown_there():
+    text = read(FOLDER / "topo" / "910A-rings.txt").replace("X          HCCS", "X          SYS ", 1)
+    links = npu_smi_lists.parse_topology(text).links
+    assert (links[0][1], links[1][0], links[2][3]) == (None, None, "HCCS")
+
+
+def test_two_chips_whose_border_is_gone_are_reported_not_mixed():
+    text = read(FOLDER / "usages" / "A3-two-chips.txt").replace("\tChip ID                        : 0\n\n", "")
+    view = npu_smi_views.parse_usages(text)
+    assert view.chips == () and len(view.unparsed) > 20
+
+
+@pytest.mark.parametrize("cut", ["ipaddr:10.20.3.1", "ipaddr:10.20.3.17\nnetmask:255.255.2"])
+def test_an_address_cut_in_the_middle_is_no_address(cut):
+    read_so_far = hccn.parse_ip(cut)
+    assert read_so_far.address in (None, "10.20.3.17") and read_so_far.netmask is None and read_so_far.unparsed
+
+
+def test_the_longest_time_down_counts_a_link_that_is_still_down():
+    assert hccn.longest_down_s(recorded("link-history", "old")) == 90
+    assert hccn.longest_down_s(recorded("link-history", "new-still-down")) == 60
+    assert hccn.longest_down_s(recorded("link-history", "never-changed")) == 0
+
+
+def test_an_optical_module_is_judged_by_its_own_thresholds():
+    faults = hccn_counters.optical_faults(recorded("optical", "one-dark-lane"))
+    assert faults == ("Rx Power1 0.0021 mW outside 0.1-3.5 mW", "Rx Los Flag 0x2")
+    assert hccn_counters.optical_faults(recorded("optical", "absent")) == ("not present",)
+
+
+SAMPLES = os.environ.get("ASCENDRUN_ASCEND_SAMPLES")
+PATTERNS = {
+    "npu-smi_info_9*": "npu_smi_info", "npu-smi_info_A3*": "npu_smi_info", "npu-smi_info_-t_board*": "board",
+    "npu-smi_info_-t_usages*": "usages", "npu-smi_info_-t_common*": "common", "npu-smi_info_-t_temp*": "temp",
+    "npu-smi_info_-t_power*": "power", "npu-smi_info_-t_health*": "health", "npu-smi_info_-t_ecc*": "ecc",
+    "npu-smi_info_-t_memory*": "memory", "npu-smi_info_-t_proc-mem*": "proc-mem", "npu-smi_info_-t_topo*": "topo",
+    "npu-smi_info_-l*": "list", "npu-smi_info_-m*": "mapping", "npu-smi_info_watch*": "watch",
+    "hccn_tool_-link_-g*": "link", "hccn_tool_-link_stat*": "link-history", "hccn_tool_-ip*": "ip",
+    "hccn_tool_-net_health*": "net-health", "hccn_tool_-tls*": "tls", "hccn_tool_-ping*": "ping",
+    "hccn_tool_-lldp*": "lldp", "hccn_tool_-stat*": "stat", "hccn_tool_-hw_stats*": "hw-stats",
+    "hccn_tool_-route*": "routes", "hccn_tool_-speed*": "speed", "hccn_tool_-mtu*": "mtu", "hccn_tool_-fec*": "fec",
+    "hccn_tool_-gateway*": "gateway", "hccn_tool_-netdetect*": "netdetect", "driver_version*": "driver",
+    "firmware_version*": "firmware", "ascend_*_install*": "cann", "version.cfg*": "components",
+    "hccn.conf*": "hccn-conf", "rank_table*": "rank-table",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not SAMPLES, reason="ASCENDRUN_ASCEND_SAMPLES names no folder of real samples")
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_real_sample_is_read_whole(pattern):
+    found = sorted(Path(str(SAMPLES)).glob(pattern))
+    assert found
+    for path in found:
+        reading = PARSERS[PATTERNS[pattern]](read(path))
+        assert getattr(reading, "unparsed", ()) == () and getattr(reading, "errors", ()) == (), path
