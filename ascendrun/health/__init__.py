@@ -1,0 +1,1 @@
+"""Judgements, pure: what facts about nodes mean."""

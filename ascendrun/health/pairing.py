@@ -1,0 +1,205 @@
+"""Which pairs of hosts to measure next, and what their results say: a slow host, a slow link, or nothing yet.
+
+Round 1 pairs neighbours, round 2 pairs across the cluster. Whoever was slow then meets hosts that are proven sound,
+until the slowness follows the host or stays with the link. All of a round's pairs are disjoint and run together.
+Everything is relative: a pair is slow against the median of the hosts' best results, never against a number of ours.
+Of that median one can be sure while fewer than a quarter of the hosts are bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median_high
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+Pair = Tuple[str, str]
+
+PARTNERS = 2
+"""Every sound host is measured with so many others: one slow result then has a second opinion."""
+PROOFS = 2
+"""A host is named after it was slow with so many sound partners; a link after so many measurements of it."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One measurement between two hosts. `rates`: by name, larger is better, such as bytes a second or 1/latency.
+
+    `rates` None: the two could not exchange anything, and `why` says what happened.
+    """
+
+    one: str
+    other: str
+    rates: Optional[Mapping[str, float]]
+    why: Optional[str] = None
+
+    @property
+    def pair(self) -> Pair:
+        return pair_of(self.one, self.other)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the results so far say. `typical`: by rate, the median over hosts of each one's best.
+
+    `slow`: pairs that stay slow (or failed) in their best measurement. `sound`: hosts with at least one pair that is
+    not slow. `bad_hosts` are slow with everyone, `bad_links` are slow between two sound hosts, measured twice.
+    `unclear`: slow pairs that neither explains, because there were too few sound hosts to compare with.
+    """
+
+    typical: Mapping[str, float]
+    slow: FrozenSet[Pair]
+    sound: FrozenSet[str]
+    bad_hosts: Tuple[str, ...]
+    bad_links: Tuple[Pair, ...]
+    unclear: Tuple[Pair, ...]
+
+
+def pair_of(one: str, other: str) -> Pair:
+    return (one, other) if one <= other else (other, one)
+
+
+def judge(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float]) -> Judgement:
+    """`shares`: for each rate the share of the typical one below which a pair is slow; other rates do not count."""
+    best = best_of_pairs(results)
+    typical = _typical(best, shares)
+    slow = frozenset(pair for pair, rates in best.items() if is_slow(rates, typical, shares))
+    sound = frozenset(host for pair in best if pair not in slow for host in pair)
+    partners = partners_of(results)
+    bad_hosts = tuple(host for host in hosts if _is_bad(host, partners.get(host, set()), slow, sound))
+    counts = _counts(results)
+    bad_links = tuple(pair for pair in sorted(slow) if sound.issuperset(pair) and counts[pair] >= PROOFS)
+    told = set(bad_hosts)
+    unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not told.intersection(pair))
+    return Judgement(typical, slow, sound, bad_hosts, bad_links, unclear)
+
+
+def next_round(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float],
+               partners: int = PARTNERS) -> Tuple[Pair, ...]:
+    """Disjoint pairs to measure together; () when there is nothing more to learn.
+
+    A pair is measured once, and once more when it alone is slow; so the rounds always end.
+    """
+    judged = judge(hosts, results, shares=shares)
+    met = partners_of(results)
+    draft = _Round(hosts, met, set(judged.bad_hosts))
+    draft.pair_suspects(judged.sound)
+    counts = _counts(results)
+    for pair in judged.unclear:
+        if judged.sound.issuperset(pair) and counts[pair] < PROOFS:
+            draft.add(*pair)
+    draft.pair_the_rest(partners)
+    return tuple(draft.pairs)
+
+
+def best_of_pairs(results: Sequence[Exchange]) -> Dict[Pair, Optional[Mapping[str, float]]]:
+    """Each pair's best rate of each name over its measurements; None where all of them failed."""
+    best: Dict[Pair, Optional[Mapping[str, float]]] = {}
+    for result in results:
+        before = best.get(result.pair)
+        if before is None or result.rates is None:
+            best[result.pair] = before if result.rates is None else dict(result.rates)
+        else:
+            best[result.pair] = {name: max(before.get(name, 0.0), result.rates.get(name, 0.0))
+                                 for name in {*before, *result.rates}}
+    return best
+
+
+def best_of_hosts(results: Sequence[Exchange]) -> Dict[str, Dict[str, float]]:
+    """Each host's best rate of each name with any partner; hosts that never exchanged anything are absent."""
+    best: Dict[str, Dict[str, float]] = {}
+    for pair, rates in best_of_pairs(results).items():
+        for host in pair:
+            for name, value in (rates or {}).items():
+                mine = best.setdefault(host, {})
+                mine[name] = max(value, mine.get(name, 0.0))
+    return best
+
+
+def partners_of(results: Sequence[Exchange]) -> Dict[str, Set[str]]:
+    """Whom each host was measured with."""
+    met: Dict[str, Set[str]] = {}
+    for result in results:
+        met.setdefault(result.one, set()).add(result.other)
+        met.setdefault(result.other, set()).add(result.one)
+    return met
+
+
+def is_slow(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], shares: Mapping[str, float]) -> bool:
+    """Whether any rate is below its share of the typical one; a pair that failed is slow."""
+    if rates is None:
+        return True
+    return any(rates[name] < share * typical[name] for name, share in shares.items()
+               if name in rates and name in typical)
+
+
+def _typical(best: Mapping[Pair, Optional[Mapping[str, float]]], shares: Mapping[str, float]) -> Dict[str, float]:
+    """A slow pair drags down both its hosts, so the median goes over each host's best, not over pairs."""
+    of_hosts: Dict[str, Dict[str, float]] = {}
+    for pair, rates in best.items():
+        for host in pair:
+            for name, value in (rates or {}).items():
+                mine = of_hosts.setdefault(name, {})
+                mine[host] = max(value, mine.get(host, 0.0))
+    return {name: median_high(of_hosts[name].values()) for name in shares if name in of_hosts}
+
+
+def _is_bad(host: str, partners: Set[str], slow: FrozenSet[Pair], sound: FrozenSet[str]) -> bool:
+    """Never sound, and slow with enough sound partners: PROOFS, or all the sound hosts that there are."""
+    if host in sound:
+        return False
+    witnesses = [other for other in partners if other in sound and pair_of(host, other) in slow]
+    return len(witnesses) >= PROOFS or (bool(witnesses) and sound <= partners)
+
+
+def _counts(results: Sequence[Exchange]) -> Dict[Pair, int]:
+    counts: Dict[Pair, int] = {}
+    for result in results:
+        counts[result.pair] = counts.get(result.pair, 0) + 1
+    return counts
+
+
+class _Round:
+    """A round being put together: who is free, and who may meet whom."""
+
+    def __init__(self, hosts: Sequence[str], met: Mapping[str, Set[str]], bad: Set[str]) -> None:
+        self._hosts = [host for host in hosts if host not in bad]
+        self._place = {host: place for place, host in enumerate(self._hosts)}
+        self._met = met
+        self._busy: Set[str] = set()
+        self.pairs: List[Pair] = []
+
+    def add(self, one: str, other: str) -> None:
+        """Takes the pair when both are free."""
+        if self._busy.isdisjoint((one, other)):
+            self._busy.update((one, other))
+            self.pairs.append(pair_of(one, other))
+
+    def pair_suspects(self, sound: FrozenSet[str]) -> None:
+        """Everyone who was measured and never sound meets a sound host that it has not met."""
+        helpers = [host for host in self._hosts if host in sound]
+        for host in self._hosts:
+            met = self._met.get(host)
+            if met and host not in sound:
+                helper = next((one for one in helpers if one not in met and one not in self._busy), None)
+                if helper is not None:
+                    self.add(host, helper)
+
+    def pair_the_rest(self, partners: int) -> None:
+        """Free hosts that met too few meet each other, else anyone whom they have not met."""
+        wanting = [host for host in self._hosts if len(self._met.get(host, ())) < partners]
+        for among in (set(wanting), set(self._hosts)):
+            for host in wanting:
+                if host not in self._busy:
+                    other = next((one for one in self._candidates(host) if one in among), None)
+                    if other is not None:
+                        self.add(host, other)
+
+    def _candidates(self, host: str) -> Iterator[str]:
+        """Free hosts not met yet: first the neighbour, which often shares a switch; then from the far side on."""
+        met = self._met.get(host, set())
+        count, place = len(self._hosts), self._place[host]
+        first = max(1, count >> len(met)) if met else 1
+        for step in range(count):
+            other = self._hosts[(place + first + step) % count]
+            if other != host and other not in met and other not in self._busy:
+                yield other
