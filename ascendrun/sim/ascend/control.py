@@ -30,15 +30,16 @@ def set_fault(
     _change(root, lambda faults: [*(one for one in faults if (one.name, one.card) != (fault, card)), new])
 
 
-def clear_faults(root: Path, card: Optional[int] = None, fault: Optional[str] = None) -> None:
-    """Undo faults: those of this card and this name; None: of every card and the node, of every name."""
+def clear_fault(root: Path, card: Optional[int], fault: str) -> None:
+    """Undo one fault, of a card or (None) of the node; nothing happens where it was not set."""
     read_node(root)
-    _change(
-        root,
-        lambda faults: [
-            one for one in faults if (card is not None and one.card != card) or fault not in (None, one.name)
-        ],
-    )
+    _change(root, lambda faults: [one for one in faults if (one.name, one.card) != (fault, card)])
+
+
+def clear_all(root: Path) -> None:
+    """Undo every fault of the node and its cards."""
+    read_node(root)
+    _change(root, lambda faults: [])
 
 
 def list_faults(root: Path) -> List[Fault]:

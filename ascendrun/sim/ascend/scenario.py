@@ -1,11 +1,12 @@
 """What a simulated node is asked to be, and the node that its tools then show.
 
-    Scenario(chip="910B3", cards=8, driver="24.1.rc2", ...)      load_scenario(path): the same from YAML or JSON
-    make_node(scenario, now_s=...) -> Node                       make_faults(scenario, now_s=...) -> [Fault]
+Scenario(chip="910B3", cards=8, driver="24.1.rc2", ...)      load_scenario(path): the same from YAML or JSON
+make_node(scenario, now_s=...) -> Node                       make_faults(scenario, now_s=...) -> [Fault]
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
@@ -19,9 +20,13 @@ from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row
 
 T = TypeVar("T")
 
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+
 FIRST_WIDE_DRIVER = 26  # npu-smi's tables are wide from this driver on
+LAST_OLD_310_DRIVER = 22  # whose table of a 310 is not quite as wide as its lines
 BOOTED_AGO_S = 3 * 86400.0
-FIXABLE = ("health", "error_codes", "power_w", "temperature_c", "load_percent", "hbm_used_mb", "single_bit", "double_bit")
+FIXABLE = ("health", "error_codes", "power_w", "temperature_c", "load_percent", "ddr_used_mb", "hbm_used_mb",
+           "single_bit", "double_bit")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,11 @@ def make_faults(scenario: Scenario, *, now_s: float) -> List[Fault]:
 
 def _usual_layout(scenario: Scenario) -> str:
     layouts = scenario.family.layouts
-    major = (scenario.tool or scenario.driver).split(".")[0]
-    return layouts[-1] if major.isdigit() and int(major) >= FIRST_WIDE_DRIVER else layouts[0]
+    first = (scenario.tool or scenario.driver).split(".")[0]
+    major = int(first) if first.isdigit() else FIRST_WIDE_DRIVER - 1
+    if "L3a" in layouts:
+        return "L3a" if major <= LAST_OLD_310_DRIVER else "L3"
+    return layouts[-1] if major >= FIRST_WIDE_DRIVER else layouts[0]
 
 
 def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
@@ -202,18 +210,10 @@ def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> List[Tuple[st
         found.append((f"fault {fault.name} is one of the node, not of a card", "leave the card out"))
     if fault.value is not None and kind.default is None:
         found.append((f"fault {fault.name} takes no value", None))
-    if fault.value is not None and kind.default is not None and _is_number(kind.default):
-        if not _is_number(fault.value) or float(fault.value) <= 0:
-            found.append((f"fault {fault.name}: {fault.value} is no number above 0", None))
+    if fault.value is not None and kind.is_number:
+        if not _NUMBER.fullmatch(fault.value) or not float(fault.value):
+            found.append((f"fault {fault.name}: {fault.value} is no number above 0", "a plain one, as 5 or 0.5"))
     return found
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -245,9 +245,7 @@ def read_scenario(text: "str | bytes", file: str) -> Scenario:
     return scenario
 
 
-def _known(
-    kind: Type[Any], raw: Mapping[str, Any], file: str, problems: List[Problem], where: str
-) -> Dict[str, Any]:
+def _known(kind: Type[Any], raw: Mapping[str, Any], file: str, problems: List[Problem], where: str) -> Dict[str, Any]:
     names = [one.name for one in fields(kind)]
     for name in raw:
         if name not in names:
@@ -258,9 +256,7 @@ def _known(
     return values
 
 
-def _items(
-    kind: Type[T], raw: Any, file: str, problems: List[Problem], where: str
-) -> Tuple[T, ...]:
+def _items(kind: Type[T], raw: Any, file: str, problems: List[Problem], where: str) -> Tuple[T, ...]:
     items = []
     for one in raw if isinstance(raw, tuple) else ():
         values = _known(kind, one if isinstance(one, dict) else {"name": str(one)}, file, problems, where)

@@ -15,8 +15,12 @@ from ascendrun.sim.ascend.tool import model
 
 CODE = "usr/local/lib/ascend-sim"
 TOOLS = {"npu-smi": "usr/local/bin/npu-smi", "hccn_tool": f"{cann.ASCEND}/driver/tools/hccn_tool"}
-_TOOL_LINKS = {"usr/local/sbin/npu-smi": "../bin/npu-smi", "usr/local/bin/hccn_tool": "../Ascend/driver/tools/hccn_tool"}
-_FOLDERS = (f"{cann.ASCEND}/driver/lib64/driver", f"{cann.ASCEND}/driver/lib64/common", f"{model.HOME}/{model.MARKER_FOLDER}")
+_TOOL_LINKS = {
+    "usr/local/sbin/npu-smi": "../bin/npu-smi",
+    "usr/local/bin/hccn_tool": "../Ascend/driver/tools/hccn_tool",
+}
+_MARKERS = f"{model.HOME}/{model.MARKER_FOLDER}"
+_FOLDERS = (f"{cann.ASCEND}/driver/lib64/driver", f"{cann.ASCEND}/driver/lib64/common", _MARKERS)
 _DEVICE_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 _PACKAGE = "ascendrun.sim.ascend.tool"
 _SCRIPT = """\
@@ -43,7 +47,7 @@ def install_tree(
     _clear(root)
     for folder in _FOLDERS:
         (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / model.HOME / model.MARKER_FOLDER).chmod(0o1777)
+    (root / _MARKERS).chmod(0o1777)
     _write(root / model.HOME / model.NODE_FILE, model.dump_node(node))
     _write(root / model.HOME / model.STATE_FILE, model.dump_faults(make_faults(scenario, now_s=now_s)))
     for path, text in cann.version_files(scenario, seen_as=seen_as).items():

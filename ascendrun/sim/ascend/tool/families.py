@@ -59,7 +59,7 @@ def _a1(name: str) -> Family:
 
 def _small(name: str, dies: int, memory_mb: int, buses: Tuple[str, ...], product: str) -> Family:
     return Family(
-        name=name, map_name=f"Ascend {name}", layouts=("L3",), dies=dies, hbm_mb=0, ddr_mb=memory_mb,
+        name=name, map_name=f"Ascend {name}", layouts=("L3", "L3a"), dies=dies, hbm_mb=0, ddr_mb=memory_mb,
         hbm_idle_mb=0, idle_w=12.8, busy_w=70.0, idle_c=45, busy_c=70, cores=8, mhz=1080, idle_mhz=1080,
         buses=buses, pci_device=0xD500, speed_mbit=0, has_vector=False, has_mcu=False, product=product,
     )  # fmt: skip

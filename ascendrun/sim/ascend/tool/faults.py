@@ -15,24 +15,31 @@ class Kind(NamedTuple):
     of: str
     says: str
     default: Optional[str] = None
+    is_number: bool = False  # plain, without a sign
 
 
 KINDS: Dict[str, Kind] = {
     "dropped": Kind(OF_CARD, "the card is off the bus: no list has it, asking for it is an invalid card id"),
-    "driver_reset": Kind(OF_CARD, "the driver answers -8005 for VALUE seconds, then the card is off the bus", "5"),
+    "driver_reset": Kind(
+        OF_CARD, "the driver answers -8005 for VALUE seconds, then the card is off the bus", "5", is_number=True
+    ),
     "health_warning": Kind(OF_CARD, "health Warning, with the error codes VALUE", "80E18402"),
     "health_alarm": Kind(OF_CARD, "health Alarm, with the error codes VALUE", "A4025021 8C03A000 8C084E00"),
     "health_critical": Kind(OF_CARD, "health Critical, with the error codes VALUE", "80E01801"),
     "health_unknown": Kind(OF_CARD, "health UNKNOWN: the device has not started"),
-    "ecc_single": Kind(OF_CARD, "HBM single bit errors: VALUE more a second", "1"),
-    "ecc_double": Kind(OF_CARD, "HBM double bit errors, with a page isolated for each: VALUE more a second", "0.2"),
-    "hbm_short": Kind(OF_CARD, "the HBM has only VALUE percent of its size", "90"),
-    "ghost_process": Kind(OF_CARD, "a process VALUE that no longer runs stands in the table and holds HBM", "39999"),
-    "hbm_held": Kind(OF_CARD, "VALUE MB of HBM are held, by no process of the table", "29000"),
-    "throttled": Kind(OF_CARD, "hot, and at VALUE percent of its clock under load", "55"),
-    "hot": Kind(OF_CARD, "VALUE degrees", "96"),
+    "ecc_single": Kind(OF_CARD, "HBM single bit errors: VALUE more a second", "1", is_number=True),
+    "ecc_double": Kind(
+        OF_CARD, "HBM double bit errors, with a page isolated for each: VALUE more a second", "0.2", is_number=True
+    ),
+    "hbm_short": Kind(OF_CARD, "the HBM has only VALUE percent of its size", "90", is_number=True),
+    "ghost_process": Kind(
+        OF_CARD, "a process VALUE that no longer runs stands in the table and holds HBM", "39999", is_number=True
+    ),
+    "hbm_held": Kind(OF_CARD, "VALUE MB of HBM are held, by no process of the table", "29000", is_number=True),
+    "throttled": Kind(OF_CARD, "hot, and at VALUE percent of its clock under load", "55", is_number=True),
+    "hot": Kind(OF_CARD, "VALUE degrees", "96", is_number=True),
     "link_down": Kind(OF_CARD, "the link of its port is down"),
-    "link_flaps": Kind(OF_CARD, "the link goes down for a second every VALUE seconds", "10"),
+    "link_flaps": Kind(OF_CARD, "the link goes down for a second every VALUE seconds", "10", is_number=True),
     "net_health": Kind(OF_CARD, "net_health says VALUE", "Receive timeout"),
     "tls_on": Kind(OF_CARD, "TLS on"),
     "tls_off": Kind(OF_CARD, "TLS off"),
@@ -43,15 +50,15 @@ KINDS: Dict[str, Kind] = {
     "fec_none": Kind(OF_CARD, "no forward error correction"),
     "optical_absent": Kind(OF_CARD, "no optical module"),
     "optical_dark": Kind(OF_CARD, "the optical module receives next to no light"),
-    "roce_errors": Kind(OF_CARD, "RoCE retransmissions and errors: VALUE more a second", "3"),
+    "roce_errors": Kind(OF_CARD, "RoCE retransmissions and errors: VALUE more a second", "3", is_number=True),
     "driver_missing": Kind(OF_NODE, "npu-smi cannot reach the driver: -8005"),
     "device_used": Kind(OF_NODE, "another container holds the devices: -8020"),
     "driver_incomplete": Kind(OF_NODE, "npu-smi warns that the driver may not be completely installed"),
     "firmware_mismatch": Kind(OF_NODE, "driver and firmware do not fit: Compatibility NOK"),
     "hccn_refused": Kind(OF_NODE, "hccn_tool may not read the devices"),
     "hang": Kind(OF_NODE, "the tool VALUE (npu-smi, hccn_tool, both) sleeps and ignores TERM", "both"),
-    "slow": Kind(OF_NODE, "the tools answer after VALUE seconds", "5"),
-    "trickle": Kind(OF_NODE, "the tools write a byte every VALUE seconds", "0.5"),
+    "slow": Kind(OF_NODE, "the tools answer after VALUE seconds", "5", is_number=True),
+    "trickle": Kind(OF_NODE, "the tools write a byte every VALUE seconds", "0.5", is_number=True),
     "garbage": Kind(OF_NODE, "the tools write bytes that mean nothing"),
     "truncated": Kind(OF_NODE, "the tools' answers end in the middle of a line"),
 }

@@ -142,7 +142,8 @@ def render_help() -> str:
 
 def _type_lines() -> List[str]:
     """The types, as many a line as the tool's own help has them."""
-    rest, lines = list(TYPES), []
+    rest = list(TYPES)
+    lines: List[str] = []
     for count in _TYPES_A_LINE:
         words, rest = rest[:count], rest[count:]
         lines.append(" " * 22 + ("type: " if not lines else " " * 6) + ", ".join(words) + ("," if rest else "."))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
-from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.families import Family
+from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.model import Chip, Node, Row
 
 WARM_UP_S = 30.0  # a loaded chip has made 63 % of its way to its final heat after this time
@@ -90,7 +90,7 @@ def _ghosts(chip: Chip, faults: Faults) -> Tuple[Row, ...]:
     if ghost is None:
         return ()
     memory_mb = int(0.45 * (chip.hbm_mb or chip.ddr_mb))
-    return (Row(chip.logic_id, int(value_of(ghost)), "python", memory_mb, 0, 0.0),)
+    return (Row(chip.logic_id, int(float(value_of(ghost))), "python", memory_mb, 0, 0.0),)
 
 
 def _health(faults: Faults, card: int) -> Tuple[str, Tuple[str, ...]]:

@@ -94,6 +94,13 @@ _L3 = Layout(
     process="| {npu:<7} {chip:<22}| {pid:<15} | {name:<24} | {mb:<25} |",
     die_rule="cells",
 )
+_L3A = _L3._replace(
+    heads=(
+        "| NPU     Name                  | Health          | Power(W)     Temp(C)     Hugepages-Usage(page)     |",
+        _L3.heads[1],
+    ),
+    power="| {npu:<7} {name:<22}| {health:<15} | {watts:<12} {heat:<17} {huge:<5}/ {pages:<14} |",
+)
 _L4 = Layout(
     cells=(8, 18, 15, 53),
     title=(40, 37),
@@ -125,7 +132,8 @@ _L4C = _L4._replace(
     npu_rule=(27, 15, 70),
 )
 LAYOUTS: Dict[str, Layout] = {
-    "L1": _L1, "L1b": _L1B, "L1c": _L1C, "L2": _of_a3(_L1), "L2c": _of_a3(_L1C), "L3": _L3, "L4": _L4, "L4c": _L4C,
+    "L1": _L1, "L1b": _L1B, "L1c": _L1C, "L2": _of_a3(_L1), "L2c": _of_a3(_L1C), "L3": _L3, "L3a": _L3A,
+    "L4": _L4, "L4c": _L4C,
 }  # fmt: skip
 
 

@@ -1,0 +1,171 @@
+"""Simulated Ascend nodes on the command line: `python -m ascendrun.sim.ascend install ROOT --chip 910B3`, `fault`, …
+
+ROOT is the folder of a node's tree; `node1` or `ID:node1` where it is a host of a virtual cluster that is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import AscendrunError, InvalidInput, NotFound, Problem
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.scenario import Scenario, load_scenario
+from ascendrun.sim.ascend.tool.families import FAMILIES
+from ascendrun.sim.ascend.tool.faults import KINDS
+from ascendrun.sim.ascend.tool.processes import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE
+from ascendrun.sim.ascend.tree import install_tree
+from ascendrun.sim.vcluster import state as states
+from ascendrun.sim.vcluster.cluster import VirtualCluster, clusters
+
+Verb = Callable[[argparse.Namespace], None]
+OF_NODE = ("node", "-")
+_TEXT_FLAGS = ("driver", "firmware", "cann", "nnae", "layout")
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = make_parser().parse_args(argv)
+    try:
+        verb: Verb = arguments.verb
+        verb(arguments)
+    except InvalidInput as error:
+        for problem in error.problems:
+            print(f"ascend sim: {problem}", file=sys.stderr)
+        return error.exit_code
+    except (AscendrunError, OSError) as error:
+        print(f"ascend sim: {error}", file=sys.stderr)
+        if isinstance(error, AscendrunError) and error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+        return error.exit_code if isinstance(error, AscendrunError) else 2
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    about = f"{__doc__}\nA process uses a simulated NPU with {DEVICE_VARIABLE}=<device> or =auto in its environment "
+    about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE})."
+    parser = argparse.ArgumentParser(
+        prog="python -m ascendrun.sim.ascend",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    install = _add(verbs, "install", _install, "make a folder, or a host of a virtual cluster, a simulated node")
+    install.add_argument("root")
+    install.add_argument("--scenario", type=Path, help="a file of YAML or JSON; the flags below change it")
+    install.add_argument("--chip", choices=sorted(FAMILIES))
+    install.add_argument("--cards", type=int)
+    for name in _TEXT_FLAGS:
+        install.add_argument(f"--{name}")
+    fault = _add(verbs, "fault", _fault, "switch a fault on")
+    fault.add_argument("root")
+    fault.add_argument("card", help="an NPU id, or `node` for a fault of the whole node")
+    fault.add_argument("fault", help="see: faults")
+    fault.add_argument("--value", help="how much, or which; each fault has a default")
+    fault.add_argument("--after", type=float, default=0.0, metavar="SECONDS", help="it begins then")
+    clear = _add(verbs, "clear", _clear, "undo faults")
+    clear.add_argument("root")
+    clear.add_argument("card", nargs="?", help="an NPU id or `node`; none: all there are")
+    clear.add_argument("fault", nargs="?")
+    show = _add(verbs, "show", _show, "which faults a node has")
+    show.add_argument("root")
+    _add(verbs, "faults", _list_faults, "every fault there is")
+    return parser
+
+
+def _add(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=words, description=words)
+    parser.set_defaults(verb=verb)
+    return parser
+
+
+def _install(arguments: argparse.Namespace) -> None:
+    scenario = load_scenario(arguments.scenario) if arguments.scenario else Scenario()
+    asked = {name: getattr(arguments, name) for name in ("chip", "cards", *_TEXT_FLAGS)}
+    scenario = dataclasses.replace(scenario, **{name: value for name, value in asked.items() if value is not None})
+    host = _host_of(arguments.root)
+    if host:
+        from ascendrun.sim.ascend.hosts import install_on
+
+        install_on(*host, scenario)
+    else:
+        root = Path(arguments.root).resolve()
+        install_tree(root, scenario, seen_as=str(root))
+        print(f"PATH={root}/usr/local/bin:$PATH npu-smi info", file=sys.stderr)
+
+
+def _fault(arguments: argparse.Namespace) -> None:
+    control.set_fault(
+        _root_of(arguments.root),
+        _card(arguments.card),
+        arguments.fault,
+        value=arguments.value,
+        after_s=arguments.after,
+    )
+
+
+def _clear(arguments: argparse.Namespace) -> None:
+    root = _root_of(arguments.root)
+    if arguments.card is None:
+        control.clear_all(root)
+        return
+    card = _card(arguments.card)
+    names = [one.name for one in control.list_faults(root) if one.card == card]
+    for name in [arguments.fault] if arguments.fault else names:
+        control.clear_fault(root, card, name)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    for fault in control.list_faults(_root_of(arguments.root)):
+        card = "node" if fault.card is None else fault.card
+        begins = "" if fault.since_s <= time.time() else f"  begins in {fault.since_s - time.time():.1f} s"
+        print(f"{card:>5}  {fault.name:18} {fault.value or ''}{begins}")
+
+
+def _list_faults(arguments: argparse.Namespace) -> None:
+    for name, kind in KINDS.items():
+        default = "" if kind.default is None else f" ({kind.default})"
+        print(f"{kind.of:5} {name:18} {kind.says}{default}")
+
+
+def _card(word: str) -> Optional[int]:
+    if word in OF_NODE:
+        return None
+    if not word.isdigit():
+        raise InvalidInput([_no_card(word)])
+    return int(word)
+
+
+def _no_card(word: str) -> Problem:
+    return Problem("card", None, None, f"{word} is neither an NPU id nor `node`")
+
+
+def _root_of(word: str) -> Path:
+    host = _host_of(word)
+    return host[0].path(host[1], "/") if host else Path(word)
+
+
+def _host_of(word: str) -> Optional[Tuple[VirtualCluster, str]]:
+    """The cluster and its host that the word names; None where it is a path."""
+    if "/" in word or Path(word).is_dir():
+        return None
+    cluster_id, _, name = word.rpartition(":")
+    found = [
+        cluster
+        for cluster in clusters(states.base_folder(os.environ))
+        if name in cluster.hosts and cluster_id in ("", cluster.cluster_id)
+    ]
+    if len(found) != 1:
+        many = "several clusters have it" if found else "no such folder, and no host of a cluster that is up"
+        raise NotFound(f"{word}: {many}", hint="a path, or ID:HOST; see: bin/vcluster list")
+    return found[0], name
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

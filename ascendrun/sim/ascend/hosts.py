@@ -1,0 +1,35 @@
+"""Makes hosts of the virtual cluster simulated Ascend nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import install_tree
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.spec import PACKAGE_HOME
+
+_MAKE_DEVICES = (
+    f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); "
+    "from ascendrun.sim.ascend.devices import main; main(sys.argv[1:])"
+)
+
+
+def install_on(cluster: VirtualCluster, name: str, scenario: Scenario, *, has_devices: bool = True) -> None:
+    """Host `name` of the cluster is from now on a node of this scenario; its files are gone with the host.
+
+    `has_devices`: whether it gets device nodes, in a /dev of its own. Processes that run there find the tools on PATH.
+    Raises InvalidInput, HostDown, AscendrunError where the host may not have its own /dev.
+    """
+    install_tree(cluster.path(name, "/"), scenario, python=os.path.realpath(sys.executable), has_devices=False)
+    devices = len(scenario.cards_ids) * scenario.family.dies if has_devices else 0
+    argv = [sys.executable, "-I", "-S", "-c", _MAKE_DEVICES, str(devices)]
+    done = cluster.host_run(name, argv, capture_output=True, text=True) if has_devices else None
+    if done is not None and done.returncode:
+        words = done.stderr.strip().splitlines()
+        raise AscendrunError(
+            f"{name}: its device nodes could not be made: {words[-1] if words else 'no words'}",
+            hint="install_on(…, has_devices=False)",
+        )

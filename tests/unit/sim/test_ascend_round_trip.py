@@ -1,0 +1,312 @@
+"""What the simulated tools print, our own parsers read back: every layout and view, over random nodes."""
+
+from __future__ import annotations
+
+import pytest
+from ascend_scenes import fault, hccn, scenarios, scene_of, smi
+from hypothesis import given, settings
+
+from ascendrun.ascend import hccn as ports
+from ascendrun.ascend import hccn_counters, npu_smi, npu_smi_lists, npu_smi_views
+from ascendrun.sim.ascend.scenario import Scenario, ShownProcess
+from ascendrun.sim.ascend.tool.families import FAMILIES
+from ascendrun.sim.ascend.tool.live import percent
+
+EXAMPLES = settings(max_examples=60)
+WITH_PORTS = sorted(name for name, family in FAMILIES.items() if family.speed_mbit)
+
+
+def understood(parsed):
+    assert parsed.errors == () and parsed.unparsed == (), (parsed.errors, parsed.unparsed)
+    return parsed
+
+
+def shown_layout(layout):
+    """The layout's name where the parser tells it: widths are told for the 910s only."""
+    return {"L2c": "L2", "L3a": "L3", "L4c": "L4"}.get(layout, layout)
+
+
+@EXAMPLES
+@given(scenarios())
+def test_the_table_says_what_every_chip_reads(scenario):
+    scene = scene_of(scenario)
+    info = understood(npu_smi.parse_info(smi(scene, "info")))
+    node = scene.node
+    assert (info.layout, info.tool_version, info.driver_version) == (
+        shown_layout(node.layout), node.tool_version, node.driver_version,
+    )  # fmt: skip
+    assert len(info.chips) == len(scene.readings)
+    for chip, reading in zip(info.chips, scene.readings):
+        want = reading.chip
+        assert (chip.npu_id, chip.name, chip.health) == (want.npu_id, node.family.name, reading.health)
+        assert (chip.load_percent, chip.temperature_c) == (reading.load_percent, reading.temperature_c)
+        assert (chip.ddr_used_mb, chip.ddr_total_mb) == (reading.ddr_used_mb, want.ddr_mb)
+        assert chip.bus_id == (None if want.bus_id == "NA" else want.bus_id)
+        assert chip.phy_id == (want.logic_id if "L2" in node.layout else None)
+        assert chip.logic_id == (want.logic_id if "L3" in node.layout else None)
+        assert chip.chip_id == (None if "L4" in node.layout else want.chip_id)
+        no_power = node.chip.startswith("310P") or ("L2" in node.layout and want.chip_id)
+        assert chip.power_w == (None if no_power else reading.power_w)
+        if want.hbm_mb:
+            assert (chip.hbm_used_mb, chip.hbm_total_mb) == (reading.hbm_used_mb, reading.hbm_mb)
+
+
+@EXAMPLES
+@given(scenarios())
+def test_the_process_table_says_who_uses_what_and_no_more_than_eight_a_chip(scenario):
+    scene = scene_of(scenario)
+    info = understood(npu_smi.parse_info(smi(scene, "info")))
+    want = [
+        (reading.chip.npu_id, None if "L4" in scene.node.layout else reading.chip.chip_id, row.pid, row.name[:15],
+         row.memory_mb)
+        for reading in scene.readings
+        for row in reading.rows[:8]
+    ]  # fmt: skip
+    assert [(one.npu_id, one.chip_id, one.pid, one.name, one.memory_mb) for one in info.processes] == want
+    busy = {one.npu_id for one in info.processes}
+    assert list(info.idle_npus) == [one for one in npu_smi.npu_ids(info) if one not in busy]
+
+
+@EXAMPLES
+@given(scenarios())
+def test_every_view_says_what_the_card_reads(scenario):
+    scene = scene_of(scenario)
+    node = scene.node
+    is_950 = node.chip.startswith("Ascend950")
+    for card in scenario.cards_ids:
+        mine = [reading for reading in scene.readings if reading.chip.npu_id == card]
+        ids = [None] if is_950 else [reading.chip.chip_id for reading in mine]
+
+        def view(kind, parse, card=card, ids=ids):
+            parsed = understood(parse(smi(scene, "info", "-t", kind, "-i", card)))
+            assert parsed.npu_id == card and [chip.chip_id for chip in parsed.chips] == ids
+            assert parsed.chip_count == (None if is_950 else len(ids))
+            return parsed.chips
+
+        for chip, reading in zip(view("usages", npu_smi_views.parse_usages), mine):
+            assert chip.aicore_percent == reading.load_percent
+            assert (chip.ddr_mb, chip.hbm_mb) == (reading.chip.ddr_mb, reading.hbm_mb or None)
+            assert chip.ddr_percent == percent(reading.ddr_used_mb, reading.chip.ddr_mb)
+            assert chip.npu_percent == (reading.load_percent if node.is_new and node.family.has_vector else None)
+        for chip, reading in zip(view("common", npu_smi_views.parse_common), mine):
+            assert (chip.aicore_now_mhz, chip.aicore_mhz) == (reading.aicore_mhz, node.family.mhz)
+            assert (chip.aicore_count, chip.temperature_c) == (node.family.cores, reading.temperature_c)
+        for chip, reading in zip(view("temp", npu_smi_views.parse_temperature), mine):
+            assert chip.temperature_c == reading.temperature_c
+        for chip, reading in zip(view("power", npu_smi_views.parse_power), mine):
+            assert chip.power_w == (None if node.chip.startswith("310P") else reading.power_w)
+        for chip, reading in zip(view("ecc", npu_smi_views.parse_ecc), mine):
+            counts = chip.hbm if reading.chip.hbm_mb else chip.ddr
+            assert (counts.single_bit, counts.double_bit) == (reading.single_bit, reading.double_bit)
+        for chip, reading in zip(view("memory", npu_smi_views.parse_memory), mine):
+            assert (chip.ddr_mb, chip.hbm_mb) == (reading.chip.ddr_mb, reading.hbm_mb or None)
+        for chip, reading in zip(view("health", npu_smi_views.parse_health), mine):
+            assert (chip.health, chip.error_codes) == (reading.health, reading.error_codes)
+        for chip, reading in zip(view("proc-mem", npu_smi_views.parse_processes), mine):
+            said = [(one.pid, one.name, one.memory_mb) for one in chip.processes]
+            assert said == [(row.pid, row.name[:15], row.memory_mb) for row in reading.rows]
+        board = understood(npu_smi_views.parse_board(smi(scene, "info", "-t", "board", "-i", card)))
+        assert (board.software_version, board.firmware_version) == (scenario.driver, scenario.firmware)
+        assert board.compatibility == ("OK" if scenario.is_compatible else "NOK")
+        chip_board = understood(npu_smi_views.parse_board(smi(scene, "info", "-t", "board", "-i", card, "-c", 0)))
+        assert (chip_board.chip_name, chip_board.chip_id) == (node.family.name, 0)
+
+
+@EXAMPLES
+@given(scenarios())
+def test_the_lists_name_every_card_and_chip(scenario):
+    scene = scene_of(scenario)
+    cards = understood(npu_smi_lists.parse_cards(smi(scene, "info", "-l")))
+    assert cards.total == len(scenario.cards_ids) == len(cards.cards)
+    assert [card.npu_id for card in cards.cards] == list(scenario.cards_ids)
+    mapping = understood(npu_smi_lists.parse_mapping(smi(scene, "info", "-m")))
+    assert [(one.npu_id, one.chip_id, one.logic_id) for one in mapping.chips] == [
+        (one.chip.npu_id, one.chip.chip_id, one.chip.logic_id) for one in scene.readings
+    ]
+    topology = understood(npu_smi_lists.parse_topology(smi(scene, "info", "-t", "topo")))
+    assert len(topology.devices) == len(scene.readings)
+    assert all(link is not None for row in topology.links for link in row)
+    assert npu_smi_lists.parse_tool_version(smi(scene, "-v")) == scene.node.tool_version
+    watched = understood(npu_smi_lists.parse_watch(smi(scene, "info", "watch")))
+    assert [(one.npu_id, one.chip_id, one.aicore_percent) for one in watched.samples] == [
+        (one.chip.npu_id, one.chip.chip_id, one.load_percent) for one in scene.readings
+    ]
+
+
+@EXAMPLES
+@given(scenarios().filter(lambda scenario: scenario.family.speed_mbit))
+def test_every_item_of_hccn_tool_says_how_the_port_is_set_up(scenario):
+    scene = scene_of(scenario)
+    for reading in scene.readings:
+        chip, device = reading.chip, reading.chip.logic_id
+        address = understood(ports.parse_ip(hccn(scene, device, "ip")))
+        assert (address.address, address.netmask) == (chip.address, chip.netmask)
+        assert understood(ports.parse_link(hccn(scene, device, "link"))).is_up
+        history = understood(ports.parse_link_history(hccn(scene, device, "link_stat")))
+        assert (history.device_id, history.up_count, len(history.changes)) == (device, 1, 1)
+        assert history.down_count == (0 if scene.node.is_new else None)
+        tls = understood(ports.parse_tls(hccn(scene, device, "tls")))
+        assert (tls.device_id, tls.is_enabled, tls.alarm_days) == (device, scenario.has_tls, 60)
+        assert understood(ports.parse_net_health(hccn(scene, device, "net_health"))).status == "Success"
+        assert understood(ports.parse_gateway(hccn(scene, device, "gateway"))).address == chip.gateway
+        assert understood(ports.parse_netdetect(hccn(scene, device, "netdetect"))).address == chip.netdetect
+        assert understood(ports.parse_speed(hccn(scene, device, "speed"))).mbit_per_s == scene.node.family.speed_mbit
+        assert understood(ports.parse_mtu(hccn(scene, device, "mtu"))).mtu_bytes == 1500
+        assert understood(ports.parse_fec(hccn(scene, device, "fec"))).mode == "rs FEC mode"
+        ping = understood(ports.parse_ping(hccn(scene, device, "ping", "address", "29.1.2.3", "pkt", 4)))
+        assert (ping.device_id, ping.address, ping.sent, ping.received) == (device, "29.1.2.3", 4, 4)
+        assert understood(hccn_counters.parse_stat(hccn(scene, device, "stat"))).values["roce_rx_err_pkt_num"] == 0
+        assert understood(hccn_counters.parse_hw_stats(hccn(scene, device, "hw_stats"))).device_id == device
+        optical = understood(hccn_counters.parse_optical(hccn(scene, device, "optical")))
+        assert optical.is_present and hccn_counters.optical_faults(optical) == ()
+        assert understood(hccn_counters.parse_routes(hccn(scene, device, "route"))).routes[0].gateway == chip.gateway
+        assert understood(ports.parse_lldp(hccn(scene, device, "lldp"))).port
+
+
+@pytest.mark.parametrize("chip", WITH_PORTS)
+def test_the_950s_form_of_the_command_line_is_understood_too(chip):
+    from ascendrun.sim.ascend.tool.hccn_tool import answer
+
+    scene = scene_of(Scenario(chip=chip))
+    asked = answer(["-g", "-link", "-i", "1", "-u", "0", "-p", "0"], scene)
+    assert asked == answer(["-i", "1", "-link", "-g"], scene) and ports.parse_link(asked.text).is_up
+
+
+def test_the_port_of_an_a3_has_a_virtual_one_beside_it():
+    scene = scene_of(Scenario(chip="910_93"))
+    vnic = understood(ports.parse_vnic(hccn(scene, 5, "vnic")))
+    assert vnic.is_up and vnic.address == scene.node.chips[5].vnic
+    assert ports.parse_vnic(hccn(scene_of(Scenario()), 5, "vnic")).errors
+
+
+# -- faults, as the parsers tell them
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "health", "codes"),
+    [
+        ("health_warning", None, "Warning", ("80E18402",)),
+        ("health_alarm", None, "Alarm", ("A4025021", "8C03A000", "8C084E00")),
+        ("health_critical", "80E01801 81078603", "Critical", ("80E01801", "81078603")),
+        ("health_unknown", None, "UNKNOWN", ()),
+    ],
+)
+def test_an_ill_card_shows_its_word_in_the_table_and_its_codes_in_its_health(name, value, health, codes):
+    scene = scene_of(Scenario(faults=fault(name, 3, value)))
+    info = npu_smi.parse_info(smi(scene, "info"))
+    assert [chip.health for chip in info.chips] == ["OK"] * 3 + [health] + ["OK"] * 4
+    for more in ((), ("-c", 0)):
+        view = understood(npu_smi_views.parse_health(smi(scene, "info", "-t", "health", "-i", 3, *more)))
+        assert (view.chips[0].health, view.chips[0].error_codes) == (health, codes)
+        assert len(view.chips[0].error_texts) == len(codes)
+
+
+def test_a_fault_shows_although_the_scenario_pins_the_health():
+    scenario = Scenario(fixed={3: {"health": "OK"}}, faults=fault("health_alarm", 3))
+    assert npu_smi.parse_info(smi(scene_of(scenario), "info")).chips[3].health == "Alarm"
+
+
+def test_errors_grow_with_time():
+    scenario = Scenario(faults=(*fault("ecc_single", 1, "2"), *fault("ecc_double", 2, "0.5")))
+    begun = scene_of(scenario, now_s=1e9)
+    counts = []
+    for seconds in (0.0, 10.0):
+        scene = scene_of(scenario, now_s=1e9)
+        faults = type(scene.faults)(list(scene.faults._active), 1e9 + seconds)
+        from ascendrun.sim.ascend.tool.live import readings
+
+        later = begun._replace(faults=faults, readings=readings(scene.node, faults, ()))
+        cards = [npu_smi_views.parse_ecc(smi(later, "info", "-t", "ecc", "-i", card)).chips[0].hbm for card in (1, 2)]
+        counts.append((cards[0].single_bit, cards[0].double_bit, cards[1].double_bit, cards[1].double_bit_pages))
+    assert counts == [(1, 0, 1, 1), (21, 0, 6, 6)]
+
+
+def test_held_memory_has_no_process_and_a_ghost_has_one():
+    scene = scene_of(Scenario(faults=(*fault("hbm_held", 1, "30000"), *fault("ghost_process", 2, "4711"))))
+    info = npu_smi.parse_info(smi(scene, "info"))
+    assert info.chips[1].hbm_used_mb > 30000 and 1 in info.idle_npus
+    assert info.chips[2].hbm_used_mb > 29000 and info.chips[2].load_percent == 0
+    assert [(one.npu_id, one.pid) for one in info.processes] == [(2, 4711)]
+
+
+def test_a_throttled_card_is_hot_and_slow_and_a_short_one_has_lost_memory():
+    row = ShownProcess(device=0, pid=7, name="python", memory_mb=1000, load=90)
+    scene = scene_of(Scenario(processes=(row,), faults=(*fault("throttled", 0), *fault("hbm_short", 1))))
+    common = npu_smi_views.parse_common(smi(scene, "info", "-t", "common", "-i", 0)).chips[0]
+    assert common.aicore_now_mhz < 0.6 * common.aicore_mhz and common.temperature_c > 90
+    usages = npu_smi_views.parse_usages(smi(scene, "info", "-t", "usages", "-i", 1)).chips[0]
+    assert usages.hbm_mb < 0.95 * 65536
+
+
+def test_a_dropped_card_is_in_no_list_and_asking_for_it_is_an_error():
+    scene = scene_of(Scenario(faults=fault("dropped", 3)))
+    left = [0, 1, 2, 4, 5, 6, 7]
+    assert list(npu_smi.npu_ids(npu_smi.parse_info(smi(scene, "info")))) == left
+    assert [card.npu_id for card in npu_smi_lists.parse_cards(smi(scene, "info", "-l")).cards] == left
+    assert [chip.npu_id for chip in npu_smi_lists.parse_mapping(smi(scene, "info", "-m")).chips] == left
+    assert len(npu_smi_lists.parse_topology(smi(scene, "info", "-t", "topo")).devices) == 7
+    from ascendrun.sim.ascend.tool.npu_smi import answer
+
+    refused = answer(["info", "-t", "health", "-i", "3"], scene)
+    assert refused.code and npu_smi_views.parse_health(refused.text).errors[0].kind == "no-card"
+    assert ports.parse_link(hccn(scene, 3, "link")).errors
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "parse", "field", "ill", "well"),
+    [
+        ("link_down", "link", ports.parse_link, "is_up", False, True),
+        ("link_down", "net_health", ports.parse_net_health, "status", "Socket fail", "Success"),
+        ("link_down", "speed", ports.parse_speed, "mbit_per_s", None, 200000),
+        ("net_health", "net_health", ports.parse_net_health, "status", "Receive timeout", "Success"),
+        ("tls_on", "tls", ports.parse_tls, "is_enabled", True, False),
+        ("ip_missing", "ip", ports.parse_ip, "is_set", False, True),
+        ("ip_v6", "ip", ports.parse_ip, "is_set", False, True),
+        ("hccn_conf_stale", "ip", ports.parse_ip, "address", "29.1.1.112", "29.1.1.11"),
+        ("fec_none", "fec", ports.parse_fec, "mode", "no FEC mode", "rs FEC mode"),
+        ("optical_absent", "optical", hccn_counters.parse_optical, "is_present", False, True),
+    ],
+)
+def test_a_fault_of_a_port_shows_on_its_card_and_on_no_other(name, item, parse, field, ill, well):
+    scene = scene_of(Scenario(faults=fault(name, 1)))
+    assert getattr(understood(parse(hccn(scene, 1, item))), field) == ill
+    other = getattr(understood(parse(hccn(scene, 2, item))), field)
+    assert other == (well.replace("11", "12") if field == "address" else well)
+
+
+def test_tls_can_be_off_on_one_card_of_a_node_that_has_it_on():
+    scene = scene_of(Scenario(has_tls=True, faults=fault("tls_off", 6)))
+    assert [ports.parse_tls(hccn(scene, device, "tls")).is_enabled for device in range(8)] == [True] * 6 + [False, True]
+
+
+def test_a_card_may_have_an_ipv6_address_only():
+    scene = scene_of(Scenario(faults=fault("ip_v6", 0)))
+    assert understood(ports.parse_ip(hccn(scene, 0, "ip", "-inet6"))).address == "fd00::1"
+    assert understood(ports.parse_ip(hccn(scene, 1, "ip", "-inet6"))).is_set is False
+
+
+def test_light_that_does_not_come_in_breaks_the_modules_own_limits():
+    scene = scene_of(Scenario(faults=fault("optical_dark", 0)))
+    faults = hccn_counters.optical_faults(hccn_counters.parse_optical(hccn(scene, 0, "optical")))
+    assert any("Rx Power0" in one for one in faults) and any("Rx Los" in one for one in faults)
+    assert not any("Tx" in one for one in faults)
+
+
+def test_ping_fails_to_the_one_address_that_is_unreachable():
+    scene = scene_of(Scenario(faults=fault("unreachable", 0, "29.1.9.9")))
+    lost = understood(ports.parse_ping(hccn(scene, 0, "ping", "address", "29.1.9.9")))
+    assert (lost.sent, lost.received, lost.loss_percent) == (3, 0, 100.0)
+    assert ports.parse_ping(hccn(scene, 0, "ping", "address", "29.1.9.8")).received == 3
+    assert ports.parse_ping(hccn(scene, 1, "ping", "address", "29.1.9.9")).received == 3
+
+
+def test_a_link_that_flaps_has_a_history_in_order_and_counts_on():
+    scenario = Scenario(driver="25.5.1", faults=fault("link_flaps", 0, "10"))
+    scene = scene_of(scenario, now_s=1e9)
+    later = scene._replace(faults=type(scene.faults)(list(scene.faults._active), 1e9 + 65))
+    from ascendrun.sim.ascend.tool.hccn import Port, render_item
+
+    port = Port(later.node, later.faults, later.readings[0], (), 1e9 + 65)
+    history = understood(ports.parse_link_history(render_item("-link_stat", port)))
+    assert (history.up_count, history.down_count) == (8, 7)
+    assert ports.longest_down_s(history) == 1.0
