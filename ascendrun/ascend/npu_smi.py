@@ -13,7 +13,16 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from ascendrun.ascend.reading import lines_of, read_choice, read_float, read_int, read_percent, read_word, unparsed_of
+from ascendrun.ascend.reading import (
+    lines_of,
+    read_bus_id,
+    read_choice,
+    read_float,
+    read_int,
+    read_percent,
+    read_word,
+    unparsed_of,
+)
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
@@ -21,7 +30,6 @@ MAX_PROCESSES_SHOWN = 8  # a chip: npu-smi prints no more, and names are cut to 
 
 _MAX_MB = 4 * 2**20
 _MAX_PID = 2**22
-_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
 _TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
 _IDLE = re.compile(r"No running processes found in NPU ([0-9]{1,6})")
 _PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
@@ -277,7 +285,7 @@ class _Table:
             chip_id=by_name.get("Chip"),
             phy_id=by_name.get("Phy-ID"),
             logic_id=by_name.get("Device"),
-            bus_id=bus if _BUS_ID.fullmatch(bus) else None,
+            bus_id=read_bus_id(bus),
             load_percent=read_percent(found[1]),
             ddr_used_mb=ddr_used,
             ddr_total_mb=ddr_total,

@@ -1,7 +1,7 @@
 """The views `npu-smi info -t <type> -i N` that print one block of `name : value` lines for each chip of a card.
 
     parse_usages, parse_common, parse_temperature, parse_power, parse_ecc, parse_memory -> CardView[...]
-    parse_board -> Board      parse_health -> CardView[ChipHealth]      parse_processes -> CardView[ChipProcesses]
+    parse_health -> CardView[ChipHealth]      parse_processes -> CardView[ChipProcesses]
 
 A block is what stands between blank lines; its `Chip ID` stands first or last. A block that has a name twice has lost
 its border to another chip's: it is reported, not read.
@@ -10,7 +10,7 @@ its border to another chip's: it is reported, not read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 from ascendrun.ascend.npu_smi import HEALTH_WORDS
@@ -18,6 +18,7 @@ from ascendrun.ascend.reading import (
     Field,
     Reader,
     field_of,
+    fields_of,
     lines_of,
     once_each,
     read_int,
@@ -29,10 +30,7 @@ from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 T = TypeVar("T")
 
-COMPATIBILITY_WORDS = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
-
 _MAX_MB = 4 * 2**20
-_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
 _CODE = re.compile(r"[0-9A-F]{8}")
 _PROCESS = re.compile(
     r"\s*Process id:([0-9]{1,7})\s+Process name:(.{1,64}?)\s+Process memory\(MB\):([0-9]{1,9})\s*"
@@ -155,30 +153,6 @@ class ChipProcesses:
     processes: Optional[Tuple[ProcessMemory, ...]]
 
 
-@dataclass(frozen=True)
-class Board:
-    """`-t board`; with `-c` the chip's own board. `compatibility` (driver with firmware) needs root."""
-
-    npu_id: Optional[int]
-    chip_id: Optional[int]
-    chip_count: Optional[int]
-    chip_type: Optional[str]
-    chip_name: Optional[str]
-    chip_version: Optional[str]
-    product_name: Optional[str]
-    serial_number: Optional[str]
-    software_version: Optional[str]
-    firmware_version: Optional[str]
-    compatibility: Optional[str]
-    board_id: Optional[int]
-    bus_id: Optional[str]
-    pci_vendor_id: Optional[int]
-    pci_device_id: Optional[int]
-    vdie_id: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
-
-
 def parse_usages(text: str) -> CardView[ChipUsage]:
     return _card_view(text, _usage)
 
@@ -206,43 +180,6 @@ def parse_ecc(text: str) -> CardView[ChipEcc]:
 
 def parse_memory(text: str) -> CardView[ChipMemory]:
     return _card_view(text, _memory)
-
-
-def parse_board(text: str) -> Board:
-    errors, rest = split_errors(lines_of(text))
-    fields, odd = _fields_of(rest)
-    by_name = once_each(fields)
-    block = Reader(by_name or {})
-    bus = block.value("PCIe Bus Info")
-    board = Board(
-        npu_id=block.integer("NPU ID", high=65535),
-        chip_id=block.integer("Chip ID", high=64),
-        chip_count=block.integer("Chip Count", high=64),
-        chip_type=block.word("Chip Type"),
-        chip_name=block.word("Chip Name"),
-        chip_version=block.word("Chip Version"),
-        product_name=block.word("Product Name"),
-        serial_number=block.word("Serial Number"),
-        software_version=block.word("Software Version"),
-        firmware_version=block.word("Firmware Version"),
-        compatibility=block.choice(COMPATIBILITY_WORDS, "Compatibility"),
-        board_id=block.hexadecimal("Board ID"),
-        bus_id=bus if bus and _BUS_ID.fullmatch(bus) else None,
-        pci_vendor_id=block.hexadecimal("PCI Vendor ID"),
-        pci_device_id=block.hexadecimal("PCI Device ID"),
-        vdie_id=block.word("VDie ID", "Die ID"),
-        errors=errors,
-        unparsed=(),
-    )
-    for name in _BOARD_NAMES_UNUSED:
-        block.value(name)
-    return replace(board, unparsed=unparsed_of(odd + (block.unread() if by_name else [f.line for f in fields])))
-
-
-_BOARD_NAMES_UNUSED = (
-    "Model", "Manufacturer", "PCB ID", "BOM ID", "Slot ID", "Class ID", "Subsystem Vendor ID", "Subsystem Device ID",
-    "NDie ID", "Chip Position ID", "Module Board ID", "NPU Name",
-)  # fmt: skip
 
 
 def parse_health(text: str) -> CardView[ChipHealth]:
@@ -307,7 +244,7 @@ class _Card:
 
     def reader_of(self, block: Sequence[str]) -> Optional[Reader]:
         """The block's fields, less the card's own; None when a name stands there twice."""
-        fields, odd = _fields_of(block)
+        fields, odd = fields_of(block)
         self.odd.extend(odd)
         by_name = once_each(fields)
         if by_name is None:
@@ -329,7 +266,7 @@ def _card_view(text: str, read: Callable[[Optional[int], Reader], T]) -> CardVie
         block = card.reader_of(lines)
         if block is None:
             continue
-        names = {field.name for field in _fields_of(lines)[0]} - {"NPU ID", "Chip Count"}
+        names = {field.name for field in fields_of(lines)[0]} - {"NPU ID", "Chip Count"}
         is_controller = "Chip Name" in names and "Chip ID" not in names  # the board's MCU, a chip only by name
         if names and not is_controller:
             chips.append(read(block.integer("Chip ID", high=64), block))
@@ -346,17 +283,6 @@ def _blocks(lines: Sequence[str]) -> List[List[str]]:
         elif blocks[-1]:
             blocks.append([])
     return [block for block in blocks if block]
-
-
-def _fields_of(lines: Sequence[str]) -> Tuple[List[Field], List[str]]:
-    fields, odd = [], []
-    for line in lines:
-        field = field_of(line)
-        if field:
-            fields.append(field)
-        else:
-            odd.append(line)
-    return fields, odd
 
 
 def _usage(chip_id: Optional[int], block: Reader) -> ChipUsage:

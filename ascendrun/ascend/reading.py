@@ -16,6 +16,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}")
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]{1,2}")
 _WORD = re.compile(r"[^\x00-\x1f\x7f\ufffd]+")
 
 
@@ -99,6 +100,12 @@ def _is_ipv6(word: str) -> bool:
     return True
 
 
+def read_bus_id(word: str) -> Optional[str]:
+    """A PCI address as it stood (0000:C1:00.0); else None."""
+    word = word.strip(" \t")
+    return word if _BUS_ID.fullmatch(word) else None
+
+
 def read_choice(word: str, choices: Sequence[str]) -> Optional[str]:
     """The one of `choices` that the word is, exactly; a cut last line does no harm, since the choice is complete."""
     word = shown(word).strip(" \t")
@@ -110,6 +117,18 @@ def field_of(line: str, separator: str = ":") -> Optional[Field]:
     name, found, value = line.partition(separator)
     name = name.strip(" \t")
     return Field(line, name, value.strip(" \t")) if found and name else None
+
+
+def fields_of(lines: Sequence[str]) -> Tuple[List[Field], List[str]]:
+    """The `name : value` lines as fields, and the other lines."""
+    fields, others = [], []
+    for line in lines:
+        field = field_of(line)
+        if field:
+            fields.append(field)
+        else:
+            others.append(line)
+    return fields, others
 
 
 def once_each(fields: Sequence[Field]) -> Optional[Dict[str, Field]]:

@@ -1,0 +1,77 @@
+"""`npu-smi info -t board`: what a card or one of its chips is, and with which software it runs.
+
+    parse_board(text) -> Board
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Optional, Tuple
+
+from ascendrun.ascend.reading import Reader, fields_of, lines_of, once_each, read_bus_id, unparsed_of
+from ascendrun.ascend.tool_errors import ToolError, split_errors
+
+COMPATIBILITY_WORDS = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
+
+
+@dataclass(frozen=True)
+class Board:
+    """`-t board`; with `-c` the chip's own board. `compatibility` (driver with firmware) needs root."""
+
+    npu_id: Optional[int]
+    chip_id: Optional[int]
+    chip_count: Optional[int]
+    chip_type: Optional[str]
+    chip_name: Optional[str]
+    chip_version: Optional[str]
+    product_name: Optional[str]
+    serial_number: Optional[str]
+    software_version: Optional[str]
+    firmware_version: Optional[str]
+    compatibility: Optional[str]
+    board_id: Optional[int]
+    bus_id: Optional[str]
+    pci_vendor_id: Optional[int]
+    pci_device_id: Optional[int]
+    vdie_id: Optional[str]
+    errors: Tuple[ToolError, ...]
+    unparsed: Tuple[str, ...]
+
+
+def parse_board(text: str) -> Board:
+    errors, rest = split_errors(lines_of(text))
+    fields, odd = fields_of(rest)
+    by_name = once_each(fields)
+    block = Reader(by_name or {})
+    bus = block.value("PCIe Bus Info")
+    board = Board(
+        npu_id=block.integer("NPU ID", high=65535),
+        chip_id=block.integer("Chip ID", high=64),
+        chip_count=block.integer("Chip Count", high=64),
+        chip_type=block.word("Chip Type"),
+        chip_name=block.word("Chip Name"),
+        chip_version=block.word("Chip Version"),
+        product_name=block.word("Product Name"),
+        serial_number=block.word("Serial Number"),
+        software_version=block.word("Software Version"),
+        firmware_version=block.word("Firmware Version"),
+        compatibility=block.choice(COMPATIBILITY_WORDS, "Compatibility"),
+        board_id=block.hexadecimal("Board ID"),
+        bus_id=read_bus_id(bus or ""),
+        pci_vendor_id=block.hexadecimal("PCI Vendor ID"),
+        pci_device_id=block.hexadecimal("PCI Device ID"),
+        vdie_id=block.word("VDie ID", "Die ID"),
+        errors=errors,
+        unparsed=(),
+    )
+    for name in _BOARD_NAMES_UNUSED:
+        block.value(name)
+    if by_name and bus and bus != "NA" and board.bus_id is None:
+        odd.append(by_name["PCIe Bus Info"].line)
+    return replace(board, unparsed=unparsed_of(odd + ([f.line for f in fields] if by_name is None else block.unread())))
+
+
+_BOARD_NAMES_UNUSED = (
+    "Model", "Manufacturer", "PCB ID", "BOM ID", "Slot ID", "Class ID", "Subsystem Vendor ID", "Subsystem Device ID",
+    "NDie ID", "Chip Position ID", "Module Board ID", "NPU Name",
+)  # fmt: skip
