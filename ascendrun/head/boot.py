@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from ascendrun.core.errors import AscendrunError, CannotConnect, NotFit
 from ascendrun.node import loader, wire
 from ascendrun.node.pack import agent_pyz
+
+NOISE_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ class Booting:
         self._wants_agent = False
         self._failure: Optional[AscendrunError] = None
         self._errors = b""
+        self._began_mono = time.monotonic()
+        self._spoke_mono: Optional[float] = None
+
+    def login(self) -> Dict[str, Any]:
+        """What the login cost and said: {"wait_s": until the first word of ours, "noise": text of its startup files}.
+
+        Startup files that write into the connection do so at every login, also into those of scp and git.
+        """
+        with self._lock:
+            noise = (self._boot.noise.strip() + b"\n" + self._errors.strip()).strip()
+            spoke = self._spoke_mono
+        wait_s = None if spoke is None else round(spoke - self._began_mono, 3)
+        return {"wait_s": wait_s, "noise": noise[:NOISE_BYTES].decode("utf-8", "replace")}
 
     def feed(self, data: bytes) -> List[Tuple[Dict[str, Any], bytes]]:
         """Frames completed by what came on standard output; none before the agent talks. Raises wire.FrameError."""
@@ -49,6 +65,7 @@ class Booting:
 
     def _take(self, step: loader.Step) -> None:
         with self._lock:
+            self._spoke_mono = self._spoke_mono or time.monotonic()
             if step.kind == loader.NEED_AGENT:
                 self._wants_agent = True
             elif step.kind == loader.NO_PYTHON:

@@ -233,7 +233,7 @@ class Link:
         self._heard_mono = time.monotonic()
         try:
             for header, body in booting.feed(data):
-                self._on_frame(epoch, header, body)
+                self._on_frame(epoch, booting, header, body)
             stream = self._stream  # None: the answer came before `open` returned; _connect looks again
             if stream is not None and booting.takes_agent():
                 self._sending.submit(self._send_agent, epoch, booting, stream)
@@ -241,14 +241,14 @@ class Link:
             self._drop(epoch, CannotConnect(f"{self.host.name}: its agent speaks nonsense: {error}",
                                             hint="a program of the login shell may write into the connection"))
 
-    def _on_frame(self, epoch: int, header: Mapping[str, Any], body: bytes) -> None:
+    def _on_frame(self, epoch: int, booting: Booting, header: Mapping[str, Any], body: bytes) -> None:
         if "re" in header:
             with self._lock:
                 call = self._pending.pop(header["re"], None)
             if call is not None:  # None: it came after its deadline
                 call.done(Reply(header, body, None if header.get("ok") else header.get("error") or {}))
         elif header.get("event") == "hello":
-            self._greet(epoch, header)
+            self._greet(epoch, {**header, "login": booting.login()})
         elif header.get("event") != "beat":
             self._listener.on_event(self, header, body)
 

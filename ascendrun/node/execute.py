@@ -15,10 +15,12 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
+    from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 MARK = "ASCENDRUN_EXEC"
 MAX_BYTES = 3 << 20
+UNKILLABLE_S = 2.0
+"""How long a killed command may take to be gone; one that hangs in a driver never is."""
 DRAIN_S = 0.2
 """A background child may hold the pipes open; what comes this long after the command's own end still counts."""
 
@@ -36,30 +38,42 @@ class Commands:
         """The reply's fields and its body (standard output, then standard error). Raises Refusal("cannot-start")."""
         argv = [to_bytes(part) for part in request["argv"]]
         limit = max(0, min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES))
+        done = self.carry_out(argv, self._login, stdin, timeout_s=float(request.get("timeout_s") or 60), limit=limit)
+        fields = {"code": done.code, "signal": done.signal, "timed_out": done.timed_out, "out_bytes": len(done.out),
+                  "err_bytes": len(done.err), "truncated": done.truncated, "wall_s": done.wall_s}
+        return fields, done.out + done.err
+
+    def carry_out(self, argv: List[bytes], env: Mapping[bytes, bytes], stdin: bytes, *, timeout_s: float, limit: int,
+                  cwd: Optional[str] = None, keep: Sequence[int] = ()) -> Done:
+        """Runs one command to its end or its deadline; `keep`: descriptors that it inherits.
+
+        Raises Refusal("cannot-start"), whose cause is what the system said.
+        """
         began = time.monotonic()
         mark = os.urandom(8).hex()
-        env = dict(self._login)
-        env[MARK.encode("ascii")] = mark.encode("ascii")
+        marked = dict(env)
+        marked[MARK.encode("ascii")] = mark.encode("ascii")
         try:
-            child = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-                                     stderr=subprocess.PIPE, start_new_session=True, **self._umask_option())
+            child = subprocess.Popen(argv, env=marked, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, start_new_session=True, bufsize=0, pass_fds=keep,
+                                     **self._umask_option())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), ".")
+            refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".")
             raise Refusal(refusal.code, refusal.message, refusal.hint) from error
         with self._lock:
             self._running[mark] = child.pid
         try:
-            gathered = _gather(child, stdin, deadline=began + float(request.get("timeout_s") or 60), limit=limit)
+            gathered = _gather(child, stdin, deadline=began + timeout_s, limit=limit)
             if gathered.timed_out:
                 end_marked(mark)
-            code = child.wait()
+            code = _status_of(child, is_killed=gathered.timed_out)
         finally:
             with self._lock:
                 self._running.pop(mark, None)
-        fields = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None,
-                  "timed_out": gathered.timed_out, "out_bytes": len(gathered.out), "err_bytes": len(gathered.err),
-                  "truncated": gathered.truncated, "wall_s": round(time.monotonic() - began, 6)}
-        return fields, bytes(gathered.out + gathered.err)
+        return Done(code=code if code is not None and code >= 0 else None,
+                    signal=-code if code is not None and code < 0 else None,
+                    timed_out=gathered.timed_out, truncated=gathered.truncated,
+                    wall_s=round(time.monotonic() - began, 6), out=bytes(gathered.out), err=bytes(gathered.err))
 
     def end_all(self) -> None:
         with self._lock:
@@ -72,6 +86,27 @@ class Commands:
         if sys.hexversion >= 0x03090000:
             return {"umask": self._umask}
         return {"preexec_fn": lambda: os.umask(self._umask)}
+
+
+class Done:
+    """How a command ended. `code` and `signal` both None: not even SIGKILL ended it (it hangs in a driver)."""
+
+    def __init__(self, *, code: Optional[int], signal: Optional[int], timed_out: bool, truncated: bool, wall_s: float,
+                 out: bytes, err: bytes) -> None:
+        self.code = code
+        self.signal = signal
+        self.timed_out = timed_out
+        self.truncated = truncated
+        self.wall_s = wall_s
+        self.out = out
+        self.err = err
+
+
+def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> Optional[int]:
+    try:
+        return child.wait(UNKILLABLE_S if is_killed else None)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def end_marked(mark: str) -> None:

@@ -74,6 +74,7 @@ class Agent:
         self._lanes = Lanes()
         self._trees = Trees(root)
         self._commands = Commands(clean, umask)
+        self._login = clean
         self._attempts = Attempts(root, agent=agent, login=login, umask=umask, verify_tree=self._trees.verify)
         self._follower = Follower(root, send=self.outbox.send, note_lost=self._attempts.note_lost)
         self._pending: List[Pending] = []
@@ -104,11 +105,16 @@ class Agent:
             "attempts": Operation(simple(lambda r: attempts.listing()), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),
             "exec": Operation(self._commands.run, "own", None),
+            "survey": Operation(simple(self._survey), "own", None),
         }
 
     def _probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.probe import probe
         return probe(self._root, request.get("peers") or {})
+
+    def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        from ascendrun.node.survey import Surveys
+        return Surveys(self._root, login=self._login, commands=self._commands).run(request)
 
     def run(self) -> int:
         """Until the input ends, `bye`, or nonsense arrives."""

@@ -1,0 +1,35 @@
+"""All checks in one table, and the running of them over a world."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Tuple
+
+from ascendrun.core.findings import Finding, fold_findings
+from ascendrun.health.checks import host, npu, reach
+from ascendrun.health.world import Check, World
+
+CHECKS: Tuple[Check, ...] = (*reach.CHECKS, *host.CHECKS, *npu.CHECKS)
+"""In the order in which people look for causes: first what makes the rest unknowable."""
+
+NAMES: Tuple[str, ...] = tuple(check.name for check in CHECKS)
+
+
+def plain_name(name: str) -> str:
+    """As CHECKS spell it: job files may write hccl_ping or hccl-ping."""
+    return name.replace("_", "-").lower()
+
+
+def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> Tuple[Check, ...]:
+    """Those to run: all with `is_full`, else the light ones and the required, without the skipped."""
+    skipped, required = {plain_name(name) for name in skip}, {plain_name(name) for name in require}
+    return tuple(check for check in CHECKS
+                 if check.name not in skipped and (is_full or not check.is_full or check.name in required))
+
+
+def run_checks(world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
+               ) -> Tuple[Finding, ...]:
+    """What the chosen checks find, folded over the hosts, the worst first."""
+    found: List[Finding] = []
+    for check in choose_checks(is_full=is_full, skip=skip, require=require):
+        found += check.function(world)
+    return fold_findings(found)

@@ -1,0 +1,103 @@
+"""What to ask of every node: one table of questions, each with the reading of its answer."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ascendrun.health import reading, scripts
+from ascendrun.health.npu_probes import NPU_PROBES
+from ascendrun.health.wish import Item, Probe, Wish
+
+FULL_PYTHON_S = 60.0
+"""Importing torch from a cold network disk takes that long, and is a finding of its own."""
+
+
+def _always(item: Item) -> Any:
+    return lambda wish: item
+
+
+def _files(*paths: str) -> Any:
+    return _always({"kind": "files", "paths": list(paths)})
+
+
+def _argv(*words: str) -> Any:
+    return _always({"kind": "argv", "argv": list(words)})
+
+
+def _python(script: str, **more: Any) -> Any:
+    def ask(wish: Wish) -> Optional[Item]:
+        if wish.python is None:
+            return None
+        return {"kind": "shell_argv", "argv": [wish.python, "-c", script, wish.family or ""], **more}
+    return ask
+
+
+def _folders(wish: Wish) -> Tuple[str, ...]:
+    return tuple(dict.fromkeys((wish.root, *wish.folders))) if wish.root else wish.folders
+
+
+HOST_PROBES: Tuple[Probe, ...] = (
+    Probe("os", _files("/etc/os-release", "/usr/lib/os-release"), reading.read_os_name),
+    Probe("limits", _always({"kind": "limits"}), reading.read_limits),
+    Probe("disk", lambda wish: {"kind": "disk", "paths": [*_folders(wish), "/dev/shm", "/tmp"]}, reading.read_disks),
+    Probe("write", lambda wish: {"kind": "write_probe", "paths": list(_folders(wish))}, reading.read_writes),
+    Probe("ports", lambda wish: {"kind": "bind", "ports": list(wish.ports)} if wish.ports else None,
+          reading.read_taken),
+    Probe("port-ranges", _files("/proc/sys/net/ipv4/ip_local_port_range", "/proc/sys/net/ipv4/ip_local_reserved_ports"),
+          reading.read_port_ranges),
+    Probe("addresses", _argv("ip", "-o", "address", "show"), reading.read_addresses),
+    Probe("sshd", lambda wish: {"kind": "argv", "argv": ["sh", "-c", scripts.SSHD]}, reading.read_sshd),
+    Probe("logind", _files("/etc/systemd/logind.conf", "/etc/systemd/logind.conf.d/*.conf",
+                           "/usr/lib/systemd/logind.conf.d/*.conf"), reading.read_logind),
+    Probe("linger", _always({"kind": "listdir", "path": "/var/lib/systemd/linger"}), reading.read_names),
+    Probe("paths", lambda wish: {"kind": "size", "paths": list(wish.paths)} if wish.paths else None,
+          reading.read_sizes, is_full=False),
+    Probe("runtime", lambda wish: None if wish.container is None else
+          {"kind": "argv", "argv": [wish.container, "version", "--format", "{{.Server.Version}}"]},
+          reading.read_runtime, reads_errors=True),
+)
+
+JOB_PROBES: Tuple[Probe, ...] = (
+    Probe("python", _python(scripts.VERSIONS), reading.read_python, reads_errors=True),
+    Probe("environ", _always({"kind": "shell_argv", "argv": ["env", "-0"], "max_bytes": 1 << 20}),
+          reading.read_environ),
+    Probe("torch", _python(scripts.TORCH, timeout_s=FULL_PYTHON_S), reading.read_torch, is_full=True,
+          reads_errors=True),
+)
+
+PROBES: Tuple[Probe, ...] = (*HOST_PROBES, *JOB_PROBES, *NPU_PROBES)
+
+
+def survey_items(wish: Wish) -> List[Dict[str, Any]]:
+    """The items of the survey that this wish is answered by."""
+    items = []
+    for probe in PROBES:
+        if probe.is_full and not wish.is_full and not (wish.names and probe.name in wish.names):
+            continue
+        if wish.names is not None and probe.name not in wish.names:
+            continue
+        item = probe.ask(wish)
+        if item is not None:
+            items.append({"name": probe.name, **item})
+    return items
+
+
+def read_answers(results: Mapping[str, Any]) -> Dict[str, Any]:
+    """What each probe's answer means, by its name; None: could not look. Never raises, whatever a node says."""
+    said: Dict[str, Any] = {}
+    for probe in PROBES:
+        raw = results.get(probe.name)
+        if not isinstance(raw, dict) or ("error" in raw and not probe.reads_errors):
+            continue
+        try:
+            said[probe.name] = probe.read(raw)
+        except Exception:
+            # A foreign tool's text may be anything; a reader that stumbles over it has read nothing.
+            said[probe.name] = None
+    return said
+
+
+def late_probes(results: Mapping[str, Any]) -> Tuple[str, ...]:
+    """The names of the questions that had no answer in time: what hangs there is worth knowing by itself."""
+    return tuple(sorted(name for name, raw in results.items()
+                        if isinstance(raw, dict) and (raw.get("late") or raw.get("timed_out"))))

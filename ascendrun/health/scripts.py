@@ -1,0 +1,61 @@
+"""Small programs that run on a node, in the job's own shell; each prints one line of JSON as its last."""
+
+from __future__ import annotations
+
+MODULES = ("torch", "torch-npu", "numpy", "transformers", "accelerate", "peft", "deepspeed", "safetensors",
+           "tokenizers", "lightning")
+
+# Python 3.7 has no importlib.metadata: then the versions stay unknown.
+VERSIONS = """
+import json, platform, sys
+modules = {}
+try:
+    from importlib import metadata
+    for name in %r:
+        try:
+            modules[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            modules[name] = None
+except ImportError:
+    modules = None
+print(json.dumps({"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
+                  "modules": modules}))
+""" % (MODULES,)
+
+TORCH = """
+import json, sys, time
+family, began = sys.argv[1], time.monotonic()
+said = {"step": "import torch"}
+try:
+    import torch
+    said["torch"] = torch.__version__
+    if family == "npu":
+        said["step"] = "import torch_npu"
+        import torch_npu
+        said["torch_npu"] = torch_npu.__version__
+    said["import_s"] = time.monotonic() - began
+    if family in ("npu", "cuda"):
+        said["step"] = "torch.%s.device_count()" % family
+        said["devices"] = getattr(torch, family).device_count()
+    said["step"] = "torch.distributed"
+    backend = {"npu": "hccl", "cuda": "nccl"}.get(family, "gloo")
+    said["backend"] = backend
+    said["has_backend"] = torch.distributed.is_available() and torch.distributed.is_backend_available(backend)
+    said["step"] = None
+except BaseException as error:
+    said["error"] = (type(error).__name__ + ": " + str(error))[:2000]
+print()
+print(json.dumps(said))
+"""
+
+# sshd -T wants to read the host keys, so it speaks to root only; others try the configuration itself.
+SSHD = """
+for p in sshd /usr/sbin/sshd /usr/local/sbin/sshd; do
+    command -v $p >/dev/null 2>&1 || continue
+    config=$(tr '\\0' '\\n' < /proc/$(cat /run/sshd.pid 2>/dev/null || echo self)/cmdline 2>/dev/null |
+        sed -n '/^-f$/{n;p;}')
+    $p -T ${config:+-f "$config"} 2>/dev/null | grep -iE '^(maxstartups|maxsessions) ' && exit 0
+done
+grep -hiE '^[[:space:]]*(maxstartups|maxsessions)[[:space:]]' /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf 2>/dev/null
+exit 0
+"""

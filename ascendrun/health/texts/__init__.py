@@ -1,0 +1,58 @@
+"""The words of every finding by language and code (en.json, zh.json): what is wrong, and the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Mapping
+
+from ascendrun.core.findings import Finding
+
+LANGUAGES = ("en", "zh")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+@dataclass(frozen=True)
+class Words:
+    """`says`: the fact, without the hosts. `advice`: a command or a sentence, "" for none."""
+
+    says: str
+    advice: str
+
+
+def render(finding: Finding, lang: str = "en") -> Words:
+    """The finding in words; a code without words (of a newer release, say) shows itself and its values."""
+    row = texts(lang).get(finding.code) or texts("en").get(finding.code)
+    if row is None:
+        values = ", ".join(f"{name}={value}" for name, value in finding.values.items())
+        return Words(f"{finding.code} {values}".strip(), "")
+    return Words(fill(row["says"], finding.values), fill(row.get("advice", ""), finding.values))
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Each {name} by its value; one without a value shows as "?": a message must never fail for want of a word."""
+    return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), "?"), text)
+
+
+def placeholders(text: str) -> frozenset[str]:
+    return frozenset(_PLACEHOLDER.findall(text))
+
+
+@lru_cache(maxsize=None)
+def texts(lang: str) -> Mapping[str, Mapping[str, str]]:
+    """Every code's {"says", "advice"} in a language of LANGUAGES."""
+    text = resources.files(__name__).joinpath(f"{lang}.json").read_text(encoding="utf-8")
+    rows: Mapping[str, Mapping[str, str]] = json.loads(text)
+    return rows
+
+
+def language_of(environ: Mapping[str, str] = os.environ) -> str:
+    """What the locale asks for: zh for any Chinese, else en."""
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        if environ.get(name):
+            return "zh" if environ[name].lower().startswith("zh") else "en"
+    return "en"

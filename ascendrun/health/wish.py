@@ -1,0 +1,52 @@
+"""What a survey of one host is for, and what a probe is: a question and the reading of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Optional, Tuple
+
+Raw = Mapping[str, Any]
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One host as doctor, the gate or `env` want it looked at.
+
+    `family`: npu, cuda or cpu; None: not known, any device is of interest. `root`: the agent's folder there.
+    `python`: what the job's shell finds as its interpreter, None: the job runs no Python. `has_job`: questions in the
+    job's own shell make sense. `ports`: to be tried by bind. `folders`: will be written to. `paths`: must be there.
+    `is_full`: the slow questions too. `names`: these probes only, None: all that fit.
+    """
+
+    host: str
+    family: Optional[str] = None
+    root: str = ""
+    python: Optional[str] = "python3"
+    has_job: bool = False
+    ports: Tuple[int, ...] = ()
+    folders: Tuple[str, ...] = ()
+    paths: Tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    container: Optional[str] = None
+    is_full: bool = True
+    names: Optional[Tuple[str, ...]] = None
+
+    @property
+    def may_have_npus(self) -> bool:
+        return self.family in (None, "npu")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`ask` makes the survey item (without its name), None: not for this wish.
+
+    `read` turns the raw answer into a value, None: could not look. It is never given an answer with "error" in it,
+    unless `reads_errors`; what it raises counts as None.
+    """
+
+    name: str
+    ask: Callable[[Wish], Optional[Item]]
+    read: Callable[[Raw], Any]
+    is_full: bool = False
+    reads_errors: bool = False
