@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import threading
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from ascendrun.node.layout import PULLED_FILE
+from ascendrun.node.records import parse_events
 
 
 class SpoolGap(Exception):
@@ -20,6 +21,7 @@ class NodeSpool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._events_read = 0
+        self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
 
     def offsets(self) -> Dict[str, Dict[str, int]]:
         """{file: {generation: bytes that are here}}, as the agent's `follow` wants it."""
@@ -40,6 +42,10 @@ class NodeSpool:
         name = f"{file}.{generation}"
         if not PULLED_FILE.match(name):
             raise ValueError(f"a node sent a file named {name!r}")
+        with self._writing:
+            self._append(name, offset, data)
+
+    def _append(self, name: str, offset: int, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
@@ -52,8 +58,11 @@ class NodeSpool:
         finally:
             os.close(fd)
 
-    def new_events(self) -> List[Mapping[str, Any]]:
-        """The complete lines of the node's `events` that were not returned before, in order."""
+    def new_events(self) -> Sequence[Mapping[str, Any]]:
+        """The complete lines of the node's `events` that were not returned before, in order.
+
+        A torn line (a power cut, a full disk) is passed over, as the node itself does.
+        """
         path = self._folder / "events.0"
         if not path.exists():
             return []
@@ -62,7 +71,7 @@ class NodeSpool:
             data = file.read()
         end = data.rfind(b"\n") + 1
         self._events_read += end
-        return [json.loads(line) for line in data[:end].splitlines() if line.strip()]
+        return parse_events(data[:end])
 
     def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> Tuple[str, ...]:
         """The files of the node that are not whole here, given the sizes that they have there."""

@@ -6,9 +6,10 @@ import os
 import socket
 import struct
 import threading
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Tuple
 
 from ascendrun.core.errors import (
     AscendrunError,
@@ -75,7 +76,7 @@ class ControlServer:
             threading.Thread(target=self._serve, args=(peer,), name="control-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        reader, sending = wire.FrameReader(), threading.Lock()
+        reader, outgoing = wire.FrameReader(), _Outgoing(peer)
         with peer:
             try:
                 while True:
@@ -83,19 +84,55 @@ class ControlServer:
                     if not data:
                         return
                     for header, body in reader.feed(data):
-                        self._handle(str(header.get("op")), header, body, _answerer(peer, sending, header.get("id")))
+                        self._handle(str(header.get("op")), header, body, _answerer(outgoing, header.get("id")))
             except (OSError, wire.FrameError):
                 return  # the client went away, or never was one of ours
 
 
-def _answerer(peer: socket.socket, sending: threading.Lock, request_id: Any) -> Answer:
-    def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
-        frame = wire.pack({"re": request_id, "last": is_last, **header}, body)
+class _Outgoing:
+    """Frames on their way to one client. Never makes the sender wait: `exec … | less` stops reading for an hour."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._waiting: Deque[bytes] = deque()
+
+    def send(self, frame: bytes) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.append(frame)
+                return
+            rest = self._send_now(frame)
+            if rest:
+                self._waiting.append(rest)
+                threading.Thread(target=self._send_rest, name="control-answer", daemon=True).start()
+
+    def _send_now(self, frame: bytes) -> bytes:
+        """What the socket does not take at once; b"" also when the client has left: it wants no answer."""
         try:
-            with sending:
-                peer.sendall(frame)
+            return frame[self._peer.send(frame, socket.MSG_DONTWAIT):]
+        except BlockingIOError:
+            return frame
         except OSError:
-            pass  # a client that left does not want the answer
+            return b""
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                frame = self._waiting[0]
+            try:
+                self._peer.sendall(frame)
+            except OSError:
+                return
+            with self._lock:
+                self._waiting.popleft()
+
+
+def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
+    def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
+        outgoing.send(wire.pack({"re": request_id, "last": is_last, **header}, body))
     return answer
 
 

@@ -20,23 +20,36 @@ LOCK_NAME = "controller.lock"
 LOG_NAME = "controller.log"
 IDLE_VARIABLE = "ASCENDRUN_CONTROLLER_IDLE_S"
 _POLL_S = 0.01
+LOOK_S = 0.3
 
 
 @contextmanager
 def _locked(state_dir: Path) -> Iterator[bool]:
-    """Holds the controller's lock; yields False when another process has it."""
+    """Holds the controller's lock; yields False when another process has it.
+
+    `is_running` takes the lock for a moment to look: only who keeps it has it.
+    """
     fd = os.open(state_dir / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        until = time.monotonic() + LOOK_S
+        while not _try_lock(fd):
+            if time.monotonic() > until:
+                yield False
+                return
+            time.sleep(_POLL_S)
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         yield True
     finally:
         os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_running(state_dir: Path) -> bool:

@@ -9,7 +9,17 @@ from ascendrun.core.reports import NodeReport, Route
 
 
 def make_event(host: str, line: Mapping[str, Any]) -> Optional[w.Event]:
-    """The event that a line of a node's `events` file stands for; None when the lifecycle has no use for it."""
+    """The event that a line of a node's `events` file stands for; None when the lifecycle has no use for it.
+
+    A line with parts missing is none of our supervisor's: the file lies where the job itself can write.
+    """
+    try:
+        return _make_event(host, line)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _make_event(host: str, line: Mapping[str, Any]) -> Optional[w.Event]:
     kind = line.get("event")
     if kind == "rank_started":
         return w.RankStarted(host, int(line["rank"]), int(line["pid"]))
