@@ -282,7 +282,9 @@ class StartNodes:
 
 @dataclass(frozen=True)
 class AbortNodes:
-    """Forget what was prepared; nothing was started."""
+    """Forget what was prepared for the attempt of this tag; nothing was started."""
+
+    tag: str
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, List, Mapping, Optional, Tuple, Type
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple, Type
 
 from ascendrun.core import job as w
 from ascendrun.core.job import Action, Cause, Event, Job, NodeProgress, Phase, State
@@ -25,7 +25,7 @@ FAILURE_GRACE_S = 2.0
 """How long the other ranks get after one has failed: they have nothing left to save that the failed one had not."""
 
 CONFIRM_S = 30.0
-"""How long, beyond the grace, an unreachable node may keep a job in STOPPING."""
+"""How long, beyond the grace, an unreachable node may keep a job in STOPPING; one that answers, twice as long."""
 
 
 class IllegalMove(AssertionError):
@@ -51,11 +51,15 @@ class Step:
     notes: Tuple[str, ...] = ()
     actions: Tuple[Action, ...] = ()
 
+    def then(self, later: "Step") -> "Step":
+        """Both steps as one, for events that came together."""
+        return Step(later.job, self.moves + later.moves, self.notes + later.notes, self.actions + later.actions)
 
-def advance(job: Job, event: Event, *, now_s: float, story: Tuple[str, ...] = ()) -> Step:
+
+def advance(job: Job, event: Event, *, now_s: float, story: Callable[[], Sequence[str]] = tuple) -> Step:
     """The next record of `job` after `event`, and what to do. Pure; an event that comes twice changes nothing.
 
-    `story`: what is known of the job's past, for the message of IllegalMove.
+    `story` tells the job's past; asked only for the message of IllegalMove.
     """
     draft = _Draft(job, now_s, story)
     _HANDLERS[type(event)](draft, event)
@@ -71,6 +75,7 @@ def resume(job: Job, *, now_s: float) -> Step:
     """
     if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.told_at_s is None:
         return advance(job, w.HeadRestarted(), now_s=now_s)
+    job = look_again(job, now_s=now_s)
     if job.state is State.STARTING:
         return Step(job, actions=(w.StartNodes(),))
     if job.state is State.STOPPING or job.unconfirmed:
@@ -78,10 +83,17 @@ def resume(job: Job, *, now_s: float) -> Step:
     return Step(job)
 
 
+def look_again(job: Job, *, now_s: float) -> Job:
+    """The job as a head sees it that could not look for a while (it was away, or asleep): its waits begin anew."""
+    if job.state is State.STARTING and job.told_at_s is not None:
+        return replace(job, told_at_s=now_s)
+    return replace(job, since_s=now_s) if job.state is State.STOPPING else job
+
+
 class _Draft:
     """A job being advanced: the one place where a state is written."""
 
-    def __init__(self, job: Job, now_s: float, story: Tuple[str, ...]) -> None:
+    def __init__(self, job: Job, now_s: float, story: Callable[[], Sequence[str]]) -> None:
         self.job = job
         self.now_s = now_s
         self.moves: List[Move] = []
@@ -91,7 +103,7 @@ class _Draft:
 
     def move(self, target: State, reason: str) -> None:
         if target not in MOVES[self.job.state]:
-            past = "; ".join(self._story) or "no past recorded"
+            past = "; ".join(self._story()) or "no past recorded"
             raise IllegalMove(f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Story: {past}")
         self.moves.append(Move(self.job.state, target, self.now_s, reason))
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
@@ -171,12 +183,18 @@ def _all_at_least(job: Job, phase: Phase) -> bool:
 def _stop_actions(job: Job) -> Tuple[Action, ...]:
     actions: List[Action] = []
     if job.told_at_s is None and job.nodes:
-        actions.append(w.AbortNodes())
+        actions.append(w.AbortNodes(job.tag))
     hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
     if hosts:
-        grace_s = job.grace_s if job.cause is Cause.USER or job.cause is Cause.LIMIT else FAILURE_GRACE_S
-        actions.append(w.StopNodes(hosts, now=job.stop_now, grace_s=grace_s))
+        actions.append(w.StopNodes(hosts, now=job.stop_now, grace_s=stop_grace_s(job)))
     return tuple(actions)
+
+
+def stop_grace_s(job: Job) -> float:
+    """How long the ranks of a job that is being stopped have to save."""
+    if job.stop_now:
+        return 0.0
+    return job.grace_s if job.cause is Cause.USER or job.cause is Cause.LIMIT else FAILURE_GRACE_S
 
 
 # One small function for each event.
@@ -216,7 +234,7 @@ def _node_staged(draft: _Draft, event: w.NodeStaged) -> None:
 
 def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
     if draft.job.told_at_s is None and draft.job.state is not State.STARTING:
-        draft.actions.append(w.AbortNodes())  # it was stopped while this node was still preparing
+        draft.actions.append(w.AbortNodes(draft.job.tag))  # it was stopped while this node was still preparing
         return
     if draft.job.state is not State.STARTING or draft.job.node(event.host).phase is not Phase.STAGED:
         return
@@ -319,13 +337,23 @@ def _tick(draft: _Draft, event: w.Tick) -> None:
     if job.state is State.STARTING and job.told_at_s is not None and draft.now_s - job.told_at_s > job.start_s:
         late = ", ".join(n.host for n in job.nodes if n.phase is Phase.TOLD)
         draft.stop(Cause.START_TIMEOUT, f"{late}: ranks not alive {job.start_s:g} s after GO (timeouts.start_s)")
-    if job.state is State.STOPPING and draft.now_s - job.since_s > job.grace_s + CONFIRM_S:
-        silent = tuple(n.host for n in job.nodes if n.may_run_processes and n.host not in event.reachable)
-        new = tuple(host for host in silent if host not in job.unconfirmed)
-        if new:
-            draft.job = replace(job, unconfirmed=(*job.unconfirmed, *new))
-            draft.notes.append(f"{', '.join(new)}: unreachable, not confirmed that the job is gone there; "
-                               "it will be stopped when the node answers")
+    if job.state is State.STOPPING:
+        _give_up_waiting(draft, event.reachable, waited_s=draft.now_s - job.since_s - stop_grace_s(job))
+
+
+def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: float) -> None:
+    """Hosts that owe the proof of the end for too long are held as unconfirmed, so that the job can end."""
+    waiting = [n.host for n in draft.job.nodes if n.may_run_processes and n.host not in draft.job.unconfirmed]
+    silent = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
+    stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
+    if silent:
+        draft.notes.append(f"{', '.join(silent)}: unreachable, not confirmed that the job is gone there; "
+                           "it will be stopped when the node answers")
+    if stuck:
+        draft.notes.append(f"{', '.join(stuck)}: answers, but cannot end the job (a full or dead disk?); "
+                           "it is asked again and again")
+    if silent or stuck:
+        draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *silent, *stuck))
 
 
 def _all_exited_zero(node: NodeProgress) -> bool:

@@ -8,13 +8,14 @@ import signal
 import time
 import traceback
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
 
 from ascendrun.core import job as w
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.core.job import Event, Job, State
-from ascendrun.core.lifecycle import Step, advance, resume
+from ascendrun.core.lifecycle import IllegalMove, Step, advance, resume
 from ascendrun.core.schedule import Claim, judge_queue
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.control import Answer, ControlServer, error_answer
@@ -30,6 +31,9 @@ from ascendrun.node.failpoint import failpoint
 TICK_S = 0.25
 RESTING_TICK_S = 1.0
 """With nothing live the time matters less, and hundreds of open connections should cost next to nothing."""
+SETTLING_S = 30.0
+TOGETHER = 1000
+"""So many posted calls are worked off before what they led to is stored: a thousand ranks start in few commits."""
 IDLE_S = 600.0
 """With nothing live and nobody asking for so long, the controller ends; connections stay warm until then."""
 
@@ -86,12 +90,13 @@ class Controller:
         next_tick = time.monotonic()
         try:
             while not self._is_over:
-                try:
-                    self._inbox.get(timeout=max(0.0, next_tick - time.monotonic()))()
-                except queue.Empty:
-                    self._tick()
+                calls = self._next_calls(max(0.0, next_tick - time.monotonic()))
+                for call in calls:
+                    self._guard(call)
+                if not calls:
+                    self._guard(self._tick)
                     next_tick = time.monotonic() + (TICK_S if self._is_busy() else RESTING_TICK_S)
-                self._work_off_events()
+                self._guard(self._work_off_events)
                 if self._is_busy():
                     next_tick = min(next_tick, time.monotonic() + TICK_S)
         except LostLease as error:
@@ -100,6 +105,27 @@ class Controller:
             self._server.close()
             self._links.close()
             self._store.close()
+
+    def _next_calls(self, timeout_s: float) -> List[Callable[[], None]]:
+        """What was posted, as soon as there is something; [] after `timeout_s`. What comes together is stored together."""
+        calls: List[Callable[[], None]] = []
+        try:
+            calls.append(self._inbox.get(timeout=timeout_s))
+            while len(calls) < TOGETHER:
+                calls.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return calls
+
+    @staticmethod
+    def _guard(call: Callable[[], None]) -> None:
+        """Runs a call; a fault of ours in one matter must not end the keeper of all jobs. The log keeps the trace."""
+        try:
+            call()
+        except LostLease:
+            raise
+        except Exception:
+            traceback.print_exc()
 
     def _end(self) -> None:
         self._is_over = True
@@ -119,7 +145,10 @@ class Controller:
             self._is_over = True
 
     def _is_busy(self) -> bool:
-        return bool(self._runners) or self._errands.is_busy
+        """Something is under way. A job that is over is, for as long as its last bytes may still be coming."""
+        now_s = time.time()
+        return self._errands.is_busy or any(runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S
+                                            for runner in self._runners.values())
 
     def _schedule(self) -> None:
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
@@ -134,12 +163,23 @@ class Controller:
 
     def _work_off_events(self) -> None:
         while self._events:
-            job_id, event = self._events.popleft()
-            runner = self._runners.get(job_id)
-            if runner is None:
-                continue
-            story = tuple(f"{event.kind}: {event.text}" for event in self._store.events(job_id)[-20:])
-            self._take(runner, advance(runner.job, event, now_s=time.time(), story=story))
+            steps: Dict[str, Step] = {}
+            while self._events:
+                job_id, event = self._events.popleft()
+                if job_id in self._runners:
+                    before = steps.get(job_id) or Step(self._runners[job_id].job)
+                    steps[job_id] = before.then(self._advance(before.job, event))
+            for job_id, step in steps.items():
+                self._guard(partial(self._take, self._runners[job_id], step))
+
+    def _advance(self, job: Job, event: Event) -> Step:
+        def story() -> List[str]:
+            return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
+        try:
+            return advance(job, event, now_s=time.time(), story=story)
+        except IllegalMove:
+            traceback.print_exc()  # the job stays as it was; the others must not suffer
+            return Step(job)
 
     def _take(self, runner: JobRunner, step: Step) -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
@@ -203,6 +243,7 @@ class Controller:
         try:
             serve = {"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
                      "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
+                     "survey": self._errands.survey,
                      "status": self._status, "shutdown": self._shutdown}[op]
         except KeyError:
             hint = "it may be of another version: `ascendrun controller stop`"

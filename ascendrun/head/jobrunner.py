@@ -85,7 +85,7 @@ class JobRunner:
         elif isinstance(action, w.AbortNodes):
             for host in self.job.hosts:
                 if self.link(host).is_up:
-                    self.link(host).call("abort", {"tag": self.job.tag}, deadline_s=GO_S, done=_ignore)
+                    self.link(host).call("abort", {"tag": action.tag}, deadline_s=GO_S, done=_ignore)
         elif isinstance(action, w.StopNodes):
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)

@@ -80,10 +80,11 @@ def head(tmp_path: Path) -> Iterator[Head]:
     head.run("controller", "stop")
 
 
-ALWAYS = ["submit.before_txn", "submit.after_commit_before_ack", "controller.before_save:3", "controller.after_save:2",
-          "controller.after_save:7", "controller.after_actions:9", "controller.after_save:12",
-          "controller.before_save:16"]
-EVERY = [f"controller.{name}:{count}" for count in range(1, 25) for name in ("before_save", "after_save")]
+ALWAYS = ["submit.before_txn", "submit.after_commit_before_ack", "controller.before_save:2", "controller.after_save:2",
+          "controller.after_save:4", "controller.after_save:6", "controller.before_save:7"]
+STEPS_AT_LEAST = 7
+"""So many times a job's record is stored at the least; what comes together is stored together, so it may be more."""
+EVERY = [f"controller.{name}:{count}" for count in range(1, 21) for name in ("before_save", "after_save")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -111,7 +112,8 @@ def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: st
     if doomed.poll() is None:  # the job had fewer steps than that: then nothing was tested
         doomed.terminate()
         doomed.wait()
-        pytest.fail(f"{failpoint} was never reached")
+        assert int(failpoint.partition(":")[2] or 1) > STEPS_AT_LEAST, f"{failpoint} was never reached"
+        pytest.skip(f"this job's life had fewer steps than {failpoint}")
 
 
 def test_an_id_that_was_printed_is_there_after_the_head_is_killed_at_once(head: Head) -> None:

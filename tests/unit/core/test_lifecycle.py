@@ -66,14 +66,14 @@ def test_one_refusal_and_nobody_starts() -> None:
     story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400),
                                    w.Refused("node2", "port 29500 is taken"))
     assert story.job.state is State.FAILED
-    assert story.actions == [w.AbortNodes()]
+    assert story.actions == [w.AbortNodes("head-j-0001.1")]
     assert "node2" in story.job.reason and "port 29500 is taken" in story.job.reason
     assert "nothing was started" in story.job.reason
 
 
 def test_a_node_that_gets_ready_after_another_refused_is_told_to_forget_it() -> None:
     story = Story(make_job()).tell(*to_starting(), w.Refused("node2", "no"), w.NodeReady("node1", 29400))
-    assert story.actions == [w.AbortNodes()]
+    assert story.actions == [w.AbortNodes("head-j-0001.1")]
 
 
 def test_the_first_failing_rank_is_named_after_clock_offsets_are_removed() -> None:
@@ -180,6 +180,7 @@ def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt()
     assert story.job.attempt == 2
     assert story.job.tag == "head-j-0001.2"
     assert State.BACKOFF in story.states
+    assert story.actions == [w.AbortNodes("head-j-0001.1")], "what the old attempt had reserved is given back"
 
 
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
@@ -200,7 +201,7 @@ def test_an_event_told_twice_changes_nothing() -> None:
 
 
 def test_an_illegal_move_raises_with_the_story() -> None:
-    draft = _Draft(make_job(state=State.SUCCEEDED), 1.0, ("state: SUCCEEDED: all 4 ranks exited 0",))
+    draft = _Draft(make_job(state=State.SUCCEEDED), 1.0, lambda: ["state: SUCCEEDED: all 4 ranks exited 0"])
     with pytest.raises(IllegalMove, match="SUCCEEDED -> RUNNING.*all 4 ranks exited 0"):
         draft.move(State.RUNNING, "by mistake")
 
