@@ -99,7 +99,7 @@ def test_a_bad_link_that_was_met_is_named_and_its_hosts_are_not(count: int, data
 @settings(max_examples=20)
 @given(st.sampled_from([255, 500, 999, 1000]), st.sets(st.integers(0, 254), max_size=20), st.integers(0, 9))
 def test_a_large_cluster_needs_few_rounds(count: int, bad: FrozenSet[int], seed: int) -> None:
-    fabric = Fabric(count, hosts={host: 0.4 for host in bad}, seed=seed)
+    fabric = Fabric(count, hosts=dict.fromkeys(bad, 0.4), seed=seed)
     judged, _ = fabric.run()
     assert set(judged.bad_hosts) == {fabric.hosts[host] for host in bad}
     assert len(fabric.rounds) <= 6

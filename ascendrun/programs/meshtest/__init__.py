@@ -1,0 +1,1 @@
+"""How fast the devices of a few nodes compute and exchange: what `doctor --deep` runs."""

@@ -1,0 +1,24 @@
+"""`python -m ascendrun.programs.meshtest --option=value …`: one rank of a measurement."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from ascendrun.programs.common import options as option_table
+
+OPTIONS = Path(__file__).with_name("options.json")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Ends the process. Wrong options end it with code 2 before torch is imported."""
+    options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
+    from ascendrun.programs.common import runtime
+    from ascendrun.programs.meshtest import measure
+    runtime.run(lambda here: measure.measure(options, here), family=options["device"],
+                timeout_s=options["timeout_s"], expected=measure.EXPECTED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

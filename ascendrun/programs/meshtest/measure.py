@@ -1,0 +1,68 @@
+"""What one rank measures, and the lines that it writes: its device, its node, its rail to the other node, the mesh."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ascendrun.programs.common.runtime import Runtime
+from ascendrun.programs.meshtest.burn import burn
+from ascendrun.programs.meshtest.exchange import measure_all_reduce
+
+Options = Mapping[str, Any]
+
+
+class BadSizes(Exception):
+    """The sizes are no ascending whole numbers of bytes."""
+
+
+EXPECTED = (BadSizes,)
+
+
+def measure(options: Options, runtime: Runtime) -> None:
+    """One line per measurement in the metrics file, `measured` naming it:
+
+    device   matrix products: tflops (median), tflops_slowest, digest (the same on every sound device), wrong (products
+             that differed from the first)
+    node     all-reduce over the ranks of one node      mesh   all-reduce over all ranks of several nodes
+    rail     all-reduce between the devices of one local rank on all nodes, every rail at the same time
+    """
+    sizes = read_sizes(options["sizes"])
+    label = f"{runtime.family}:{runtime.local_rank}"
+    if options["matmul_s"] > 0:
+        burnt = burn(runtime.device, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"])
+        runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
+        runtime.say(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
+    if runtime.world_size == 1:
+        return
+    for name, ranks in exchanges(runtime):
+        found = measure_all_reduce(runtime, ranks, sizes=sizes, repeats=options["repeats"],
+                                   budget_s=options["budget_s"])
+        runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
+        widest = max(found["bandwidth_bytes_per_s"].values())
+        runtime.say(f"{name}: {widest / 1e9:.3f} GB/s, {found['latency_s'] * 1e6:.0f} us")
+
+
+def exchanges(runtime: Runtime) -> List[Tuple[str, Tuple[int, ...]]]:
+    """The all-reduces that this rank takes part in, as (name, ranks). Every rank has the same names in one order."""
+    places = runtime.gather((int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))), runtime.local_rank))
+    everyone = tuple(range(runtime.world_size))
+    if len({node for node, _ in places}) == 1:
+        return [("node", everyone)]
+    rails: Dict[int, List[int]] = {}
+    for rank, (_, local) in enumerate(places):
+        rails.setdefault(local, []).append(rank)
+    has_rails = len(rails) > 1 and all(len(ranks) > 1 for ranks in rails.values())
+    mine = tuple(rails[runtime.local_rank])
+    return [*([("rail", mine)] if has_rails else []), ("mesh", everyone)]
+
+
+def read_sizes(texts: Sequence[str]) -> Tuple[int, ...]:
+    """Raises BadSizes."""
+    try:
+        sizes = tuple(int(text) for text in texts)
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
+        raise BadSizes(f"--sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more")
+    return sizes
