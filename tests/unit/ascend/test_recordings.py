@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,44 @@ def test_a_real_sample_is_read_whole(pattern):
     for path in found:
         reading = PARSERS[PATTERNS[pattern]](read(path))
         assert getattr(reading, "unparsed", ()) == () and getattr(reading, "errors", ()) == (), path
+
+
+COMMANDS = (
+    (re.compile(r"npu-smi info$"), "npu_smi_info"),
+    (re.compile(r"npu-smi info -m$"), "mapping"),
+    (re.compile(r"npu-smi info .*-t (\w+)$"), None),
+    (re.compile(r"hccn_tool -i [0-9]+ -(\w+) -g$"), None),
+    (re.compile(r"cat \S*driver/version.info$"), "driver"),
+    (re.compile(r"cat \S*firmware/version.info$"), "firmware"),
+    (re.compile(r"cat \S*_install.info$"), "cann"),
+)
+KINDS = {"link_stat": "link-history", "net_health": "net-health"}
+
+
+def kind_of(command):
+    for pattern, kind in COMMANDS:
+        found = pattern.search(command)
+        if found:
+            return kind or KINDS.get(found[1], found[1])
+    return None
+
+
+@pytest.mark.skipif(not SAMPLES, reason="ASCENDRUN_ASCEND_SAMPLES names no folder of real samples")
+def test_every_answer_that_a_collector_gathered_is_read_whole():
+    read_kinds = set()
+    for path in sorted(Path(str(SAMPLES)).glob("mindcluster_*npu_info*.txt")):
+        command, answer = "", []
+        for line in [*read(path).split("\n"), "lspci"]:
+            if re.match(r"/?usr/local/\S+/(?:npu-smi|hccn_tool) |cat /|lspci|pip list", line):
+                kind = kind_of(command)
+                if kind:
+                    reading = PARSERS[kind]("\n".join(answer) + "\n")
+                    assert reading.unparsed == (), (path, command)
+                    dropped = answer[:1] == ["Invalid card id."]
+                    assert bool(reading.errors) == dropped, (path, command)
+                    read_kinds.add(kind)
+                command, answer = line, []
+            else:
+                answer.append(line)
+    wanted = {"npu_smi_info", "mapping", "health", "board", "usages", "ip", "stat", "link-history", "fec", "optical"}
+    assert read_kinds >= wanted | {"net-health", "driver", "firmware", "cann"}
