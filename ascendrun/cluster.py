@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
@@ -17,8 +17,12 @@ from ascendrun.head.settings import Settings, spool_dir
 
 if TYPE_CHECKING:
     from ascendrun.core.job import Job, NodeProgress
+    from ascendrun.core.spec import JobSpec
     from ascendrun.head.control import ControlClient
+    from ascendrun.head.deep import DeepLook, DeepOptions
     from ascendrun.head.store import Store, StoredJob
+    from ascendrun.health.report import DoctorReport
+    from ascendrun.health.world import World
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class HostStatus:
 
 POLL_S = 0.1
 CONTROLLER_START_S = 20.0
+SURVEY_S = 180.0
+"""More than all deadlines of a survey together: connecting, probing, looking, touching."""
 
 
 class Cluster:
@@ -211,6 +217,54 @@ class Cluster:
         with self._client() as client:
             for header, _ in client.stream("nodes", {"hosts": [asdict(host) for host in hosts]}, timeout_s=timeout_s):
                 yield _host_status(header, holders)
+
+    def survey(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
+               family: Optional[str] = None, paths: Sequence[str] = (), names: Optional[Sequence[str]] = None,
+               is_full: bool = True) -> "World":
+        """What every host says of itself, in the shell that a job would get there; one answer for every host.
+
+        `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
+        """
+        from ascendrun.head.survey_reader import read_world
+        submission = None
+        if job_file is not None:
+            from ascendrun.head.submit import make_submission
+            submission = make_submission(job_file, overrides=overrides, hostfile=None, hosts=hosts,
+                                         state_dir=self.settings.state_dir, key="doctor")
+            hosts = submission.hosts
+        fields = {"hosts": [asdict(host) for host in hosts], "family": family, "paths": list(paths),
+                  "submission": submission.to_json() if submission else None, "full": is_full,
+                  "names": None if names is None else list(names)}
+        with self._client() as client:
+            answers = [header for header, _ in client.stream("survey", fields, timeout_s=SURVEY_S)]
+        return read_world(answers, submission, family=family, now_s=time.time())
+
+    def doctor(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
+               family: Optional[str] = None, paths: Sequence[str] = (), is_full: bool = True, lang: str = "en"
+               ) -> "DoctorReport":
+        """Is every node fit, which ones differ, and how are they mended? Asks all at once; changes nothing."""
+        from ascendrun.health.checks import choose_checks, run_checks
+        from ascendrun.health.report import make_report
+        began = time.monotonic()
+        world = self.survey(hosts, job_file=job_file, overrides=overrides, family=family, paths=paths, is_full=is_full)
+        wanted = world.job.checks if world.job is not None else None
+        skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
+        findings = run_checks(world, is_full=is_full, skip=skip, require=require)
+        count = len(choose_checks(is_full=is_full, skip=skip, require=require))
+        return make_report(world, findings, lang=lang, checks=count, wall_s=time.monotonic() - began)
+
+    def deep(self, hosts: Sequence[Host], base: "JobSpec", *, options: Optional["DeepOptions"] = None,
+             say: Callable[[str], None] = lambda text: None) -> "DeepLook":
+        """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
+        the report. Hosts that a job holds are left in peace. `say` gets a line for every step."""
+        from ascendrun.head.deep import DeepOptions, judge_and_keep, look_deep
+        from ascendrun.head.deepjobs import StoreJobs
+        holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
+        jobs = StoreJobs(self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True),
+                         self.ensure_controller)
+        report = look_deep(jobs, base, hosts, options or DeepOptions(), state_dir=self.settings.state_dir,
+                           busy={host: f"it runs {job}" for host, job in holders.items()}, say=say)
+        return judge_and_keep(report, self.settings.state_dir)
 
     # The controller
 

@@ -31,6 +31,7 @@ VERBS = (
     Verb("validate", "validate", "Report every problem of job files."),
     Verb("schema", "schema", "Print the JSON Schema of job files, for editors."),
     Verb("init", "init", "Copy a job skeleton to begin with."),
+    Verb("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
     Verb("nodes", "nodes", "Ask hosts how they are."),
     Verb("exec", "exec", "Run a command on hosts; identical output is shown once."),
     Verb("trust", "trust", "Show and record the SSH host keys of hosts."),

@@ -61,6 +61,14 @@ class Asking:
                 self._refused(host.name, describe_error(error))
                 self.on_up()  # the others need not wait for it
 
+    def give_up_connecting(self, text: str) -> None:
+        """Whoever is not up by now is refused with this text; the others need not wait any longer."""
+        for host in self._hosts:
+            if host.name not in self._answered and not self._links.get(host).is_up:
+                self._answered.add(host.name)
+                self._refused(host.name, text)
+        self.on_up()
+
     def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
             middle_ns = (sent_ns + time.time_ns()) // 2

@@ -15,6 +15,8 @@ from ascendrun.head.jobrunner import build_plan
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.submission import Submission, load_hosts, make_job
+from ascendrun.head.surveying import SurveyErrand
+from ascendrun.head.translate import report_values
 
 EXEC_BYTES = 1 << 20
 """How much output of one host is kept; more is cut and said to be cut."""
@@ -28,10 +30,11 @@ class Errands:
         self._links, self._post = links, post
         self._askings: List[Asking] = []
         self._execs: List[_Exec] = []
+        self._surveys: List[SurveyErrand] = []
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._askings or self._execs)
+        return bool(self._askings or self._execs or self._surveys)
 
     def on_up(self) -> None:
         for asking in tuple(self._askings):
@@ -73,6 +76,13 @@ class Errands:
                             refused=lambda name, text: say(name, {"refused": text}))
             self._askings.append(asking)
             asking.start()
+
+    def survey(self, header: Mapping[str, Any], answer: Answer) -> None:
+        """What every host says of itself, raw, for health to judge; one answer a host, the last one with `last`."""
+        errand = SurveyErrand(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
+        self._surveys.append(errand)
+        self._askings.append(errand.asking)
+        errand.start()
 
     def plan(self, header: Mapping[str, Any], answer: Answer) -> None:
         """The plan that a submission would get, as `render_plan` shows it."""
@@ -147,10 +157,3 @@ class _Exec:
                                                             "truncated")}
         self._answer({"ok": True, "host": host.name, "failed": reply.error, **values,
                       "wall_s": time.monotonic() - self._started_mono}, reply.body, not self.waiting)
-
-
-def report_values(report: NodeReport) -> Dict[str, Any]:
-    values = dict(vars(report))
-    values["routes"] = {peer: vars(route) for peer, route in report.routes.items()}
-    return values
-

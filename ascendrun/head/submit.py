@@ -34,14 +34,14 @@ def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Optional[Path] = None
     return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
 
 
-def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str
-                    ) -> Submission:
+def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str,
+                    hosts: Sequence[Host] = ()) -> Submission:
     """Everything the controller needs; the folders that the job brings are frozen at this moment.
 
-    Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
+    `hosts`: take these instead of a hostfile's. Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
     """
     spec = read_job(job_file, overrides=overrides)
-    hosts = read_hosts(spec, job_file, hostfile=hostfile)
+    hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
     _check_local(spec, job_file)
     make_state_dir(state_dir)
     return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))

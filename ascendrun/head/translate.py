@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from ascendrun.core import job as w
 from ascendrun.core.reports import NodeReport, Route
@@ -51,3 +51,16 @@ def make_report(host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *
                       python_version=hello["python_version"], kernel=hello["kernel"], arch=hello["arch"],
                       cpus=int(hello["cpus"]), memory_bytes=hello.get("memory_bytes"),
                       free_bytes=probe.get("free_bytes"), clock_offset_s=clock_offset_s, routes=routes)
+
+
+def report_values(report: NodeReport) -> Dict[str, Any]:
+    """A report as plain data, for the socket."""
+    values = dict(vars(report))
+    values["routes"] = {peer: vars(route) for peer, route in report.routes.items()}
+    return values
+
+
+def load_report(values: Mapping[str, Any]) -> NodeReport:
+    """The report of `report_values`."""
+    routes = {peer: Route(**route) for peer, route in values["routes"].items()}
+    return NodeReport(**{**values, "routes": routes})

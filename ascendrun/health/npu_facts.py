@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
+
+if TYPE_CHECKING:
+    from ascendrun.health.facts import NodeFacts
 
 
 @dataclass(frozen=True)
@@ -14,3 +17,7 @@ class NpuFacts:
 def read_npu(said: Mapping[str, Any]) -> NpuFacts:
     """From the read answers by probe name (missing or None: could not look)."""
     return NpuFacts()
+
+
+NPU_ROWS: Tuple[Tuple[str, Callable[["NodeFacts"], Optional[str]]], ...] = ()
+"""Further lines of doctor's table of facts: name, and what a node says."""

@@ -1,7 +1,7 @@
 """Shows whether nodes reach each other on a port: one side listens and says its name, the others come and read it.
 
-    listen  {ports, name, nonce, expect: [names]}          -> {ports: {port: {heard: [names]} | {error}}}
-    tcp     {targets: [{peer, address, port}], name, nonce} -> {touched: [{peer, address, port, wall_s} | {..., error}]}
+    listen  {ports, as, nonce, expect: [names]}            -> {ports: {port: {heard: [names]} | {error}}}
+    tcp     {targets: [{peer, address, port}], as, nonce}   -> {touched: [{peer, address, port, wall_s} | {..., error}]}
 
 Both ends of a round share the nonce, so that a stranger on the port is not taken for the peer. The listener goes
 when everybody expected has come, or at its deadline; who comes too early is refused and tries again.
@@ -77,7 +77,7 @@ def _greet(listener: socket.socket, item: Item, answer: Raw, deadline: float) ->
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.settimeout(max(0.01, min(1.0, deadline - time.monotonic())))
         try:
-            peer.sendall((GREETING % (item["nonce"], item["name"])).encode("utf-8"))
+            peer.sendall((GREETING % (item["nonce"], item["as"])).encode("utf-8"))
             words = _line(peer).split()
             peer.recv(1)
         except OSError:
@@ -121,7 +121,7 @@ def _connect(target: Item, item: Item, deadline: float) -> Raw:
                                           timeout=max(0.01, deadline - began)) as peer:
                 wall_s = time.monotonic() - began
                 peer.settimeout(max(0.01, deadline - time.monotonic()))
-                peer.sendall((GREETING % (item["nonce"], item["name"])).encode("utf-8"))
+                peer.sendall((GREETING % (item["nonce"], item["as"])).encode("utf-8"))
                 words = _line(peer).split()
             if len(words) == 3 and words[1] == item["nonce"]:
                 if words[2] == target["peer"]:

@@ -1,0 +1,92 @@
+"""doctor: is every node fit, which ones differ, and how are they mended?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+import click
+
+from ascendrun.cli.options import hostfile_option, hosts_of, output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+    from ascendrun.core.hosts import Host
+    from ascendrun.health.report import DoctorReport
+
+
+@verb("doctor", examples="""
+    ascendrun doctor -H hostfiles/cluster.hosts             # every host of the file
+    ascendrun doctor jobs/finetune.yaml                     # as this job would find its hosts
+    ascendrun doctor -H cluster.hosts --on 'npu[01-04]' --family npu --lang zh
+    ascendrun doctor -H cluster.hosts --fix > mend.sh       # the ways out as a script; nothing is run
+""")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@hostfile_option
+@click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job file: args.lr=1e-4.")
+@click.option("--family", type=click.Choice(["npu", "cuda", "cpu"]), help="What the nodes compute on.")
+@click.option("--path", "paths", multiple=True, metavar="PATH", help="Must be there, alike on all nodes.")
+@click.option("--quick", is_flag=True, help="Only the checks that gate every start.")
+@click.option("--fail-on", type=click.Choice(["fail", "warn", "note"]), default="fail", help="Exit 3 from here on.")
+@click.option("--fix", is_flag=True, help="Print a script of all ways out; run nothing.")
+@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the findings.  [default: the locale's]")
+@output_option
+@click.pass_obj
+def command(
+    face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
+    family: Optional[str], paths: tuple[str, ...], quick: bool, fail_on: str, fix: bool, lang: Optional[str],
+    output: Optional[str],
+) -> int:
+    """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
+
+    With a job FILE: its hosts, its set-up, its Python, its variables. Nothing on the nodes is changed.
+    Exits 0 when all are fit, 3 when a finding would stop a start, 6 when some were not reached and the rest is fit.
+    """
+    from ascendrun.cli.doctor_view import print_report, print_script
+    from ascendrun.health.texts import language_of
+
+    hosts = choose_hosts(face, file, hostfile, names, overrides)
+    lang = lang or language_of(face.environ)
+    screen = face.screen()
+    screen.progress(f"examining {len(hosts)} host{'s' if len(hosts) != 1 else ''}")
+    try:
+        report = face.cluster.doctor(hosts, job_file=file, overrides=overrides, family=family, paths=paths,
+                                     is_full=not quick, lang=lang)
+    finally:
+        screen.close()
+    if fix:
+        print_script(report)
+    elif output in (None, "table", "wide"):
+        print_report(report, lang=lang, color=face.has_color(sys.stdout), wide=output == "wide")
+    else:
+        from ascendrun.cli.output import format_one
+
+        assert output is not None
+        sys.stdout.write(format_one(report, output))
+    return exit_code(report, fail_on=fail_on)
+
+
+def choose_hosts(
+    face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...]
+) -> tuple[Host, ...]:
+    """The job's own hosts, unless others are named."""
+    if file is None or hostfile is not None or names is not None:
+        return hosts_of(face, hostfile=hostfile, names=names)
+    from ascendrun.head.submit import read_hosts, read_job
+
+    return read_hosts(read_job(file, overrides=overrides), file)
+
+
+def exit_code(report: DoctorReport, *, fail_on: str) -> int:
+    """What was reached and is not fit counts more than what was not reached."""
+    from ascendrun.core.findings import SEVERITIES, Severity
+
+    enough = SEVERITIES[:SEVERITIES.index(Severity(fail_on.upper())) + 1]
+    missed = set(report.unreached)
+    if any(view.severity in enough and not (view.hosts and set(view.hosts) <= missed) for view in report.findings):
+        return 3
+    if missed:
+        return 5 if missed == set(report.hosts) else 6
+    return 0

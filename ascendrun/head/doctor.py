@@ -1,0 +1,207 @@
+"""Examines hosts: sends every one its survey, lets them reach each other, and hands the raw answers on."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.network import candidate_ports
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.links import Links
+from ascendrun.head.remote import Reply
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobmodel import JobSpec
+    from ascendrun.core.plan import LaunchPlan
+    from ascendrun.health.touching import TouchPlan
+    from ascendrun.health.wish import Wish
+
+LIGHT_S, FULL_S = 8.0, 70.0
+TOUCH_LIGHT_S, TOUCH_FULL_S = 3.0, 5.0
+SPARE_S = 6.0
+"""How much longer than the node's own deadline we wait for its answer."""
+HCCL_PORTS = (*range(60000, 60032), 16666)
+TRIED_PORTS = 8
+"""So many candidates for MASTER_PORT are tried: enough to know whether one will be free."""
+PATHS_WRITTEN = ("output",)
+"""Path options of programs that name what will be written, not what must be there."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an examination is about. `paths`: must be there, beside those of the job. `names`: these probes only."""
+
+    spec: Optional["JobSpec"] = None
+    family: Optional[str] = None
+    paths: Tuple[str, ...] = ()
+    names: Optional[Tuple[str, ...]] = None
+    is_full: bool = True
+
+    @property
+    def own_family(self) -> Optional[str]:
+        return self.spec.devices.family if self.spec is not None else self.family
+
+
+Answers = Mapping[str, Mapping[str, Any]]
+"""By host: {"results": raw answers by probe} or {"refused": {"code", "message", "hint"}}."""
+
+
+class Examination:
+    """One round over hosts that are up and have reported, each with an answer within the deadline.
+
+    Use from the controller's thread; `done` is called there, once.
+    """
+
+    def __init__(self, hosts: Sequence[Host], reports: Mapping[str, NodeReport], question: Question,
+                 plan: Optional["LaunchPlan"], *, links: Links, post: Callable[[Callable[[], None]], None],
+                 done: Callable[[Answers], None]) -> None:
+        self._hosts = tuple(host for host in hosts if host.name in reports)
+        self._reports, self._question, self._plan = reports, question, plan
+        self._links, self._post, self._done = links, post, done
+        self._results: Dict[str, Dict[str, Any]] = {}
+        self._refused: Dict[str, Mapping[str, Any]] = {}
+        self._waiting: set[str] = set()
+
+    def start(self) -> None:
+        from ascendrun.health.probes import survey_items
+        timeout_s = FULL_S if self._question.is_full else LIGHT_S
+        self._waiting = {host.name for host in self._hosts}
+        for host in self._hosts:
+            wish = make_wish(host, self._reports[host.name], self._question, self._plan)
+            fields = {"items": survey_items(wish), "timeout_s": timeout_s,
+                      "shell": make_shell(host.name, self._question.spec, self._plan)}
+            self._ask(host, fields, timeout_s, self._take_survey)
+        if not self._hosts:
+            self._finish()
+
+    def _take_survey(self, host: str, reply: Reply) -> None:
+        if reply.ok:
+            self._results[host] = dict(reply.header["results"])
+        else:
+            self._refused[host] = reply.error or {}
+        if not self._waiting:
+            self._touch()
+
+    def _touch(self) -> None:
+        plan = self._touch_plan()
+        if plan is None:
+            self._finish()
+            return
+        nonce = secrets.token_hex(8)
+        timeout_s = TOUCH_FULL_S if self._question.is_full else TOUCH_LIGHT_S
+        hosts = [host for host in self._hosts if host.name in self._results]
+        self._waiting = {host.name for host in hosts}
+        for host in hosts:
+            items = touch_items(host.name, plan, nonce, timeout_s)
+            self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
+
+    def _touch_plan(self) -> Optional["TouchPlan"]:
+        from ascendrun.health.touching import choose_ports, plan_touches
+        if self._question.names is not None:
+            return None
+        taken = [self._taken(results) for results in self._results.values()]
+        ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
+        return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
+
+    @staticmethod
+    def _taken(results: Mapping[str, Any]) -> List[int]:
+        raw = results.get("ports") or {}
+        return [int(port) for port in raw.get("taken", {})]
+
+    def _take_touch(self, host: str, reply: Reply) -> None:
+        if reply.ok:
+            self._results[host].update(reply.header["results"])
+        if not self._waiting:
+            self._finish()
+
+    def _finish(self) -> None:
+        answers: Dict[str, Mapping[str, Any]] = {host: {"results": results} for host, results in self._results.items()}
+        answers.update({host: {"refused": error} for host, error in self._refused.items()})
+        self._done(answers)
+
+    def _ask(self, host: Host, fields: Mapping[str, Any], timeout_s: float,
+             then: Callable[[str, Reply], None]) -> None:
+        def heard(reply: Reply) -> None:
+            if host.name in self._waiting:
+                self._waiting.discard(host.name)
+                then(host.name, reply)
+        self._links.get(host).call("survey", fields, deadline_s=timeout_s + SPARE_S,
+                                   done=lambda reply: self._post(lambda: heard(reply)))
+
+
+def make_wish(host: Host, report: NodeReport, question: Question, plan: Optional["LaunchPlan"]) -> "Wish":
+    """What to ask of one host for this question."""
+    from ascendrun.health.wish import Wish
+    spec = question.spec
+    family = question.own_family
+    ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
+    return Wish(
+        host=host.name, family=family, root=report.root, python=choose_python(spec, host, report),
+        has_job=spec is not None, ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
+        folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
+        paths=tuple(dict.fromkeys((*question.paths, *input_paths(spec)))), env=rank_env(host.name, plan),
+        container=spec.container.runtime if spec is not None and spec.container is not None else None,
+        is_full=question.is_full, names=question.names,
+    )
+
+
+def make_shell(host: str, spec: Optional["JobSpec"], plan: Optional["LaunchPlan"]) -> Mapping[str, Any]:
+    """The job's shell on one host: set-up, variables and folder, as its first rank there gets them."""
+    cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
+    env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
+    return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
+
+
+def rank_env(host: str, plan: Optional["LaunchPlan"]) -> Dict[str, str]:
+    """The planned variables of the host's first rank; {} without a plan."""
+    ranks = next((node.ranks for node in plan.nodes if node.host == host), ()) if plan is not None else ()
+    return dict(ranks[0].env) if ranks else {}
+
+
+def master_candidates(plan: Optional["LaunchPlan"]) -> Tuple[int, ...]:
+    return plan.master_ports if plan is not None else candidate_ports("doctor", None)
+
+
+def choose_python(spec: Optional["JobSpec"], host: Host, report: NodeReport) -> Optional[str]:
+    """The word that the job starts its interpreter by; None: its command is no Python program, as far as one sees."""
+    if spec is None:
+        return report.python if host.is_local else "python3"
+    if spec.python is not None:
+        return spec.python
+    if spec.program is not None or spec.launcher in ("torchrun", "deepspeed"):
+        return report.python if host.is_local else "python3"
+    first = (spec.command or ("",))[0]
+    return first if first.rpartition("/")[2].startswith("python") else None
+
+
+def input_paths(spec: Optional["JobSpec"]) -> Tuple[str, ...]:
+    """The paths that the job's program will read on every node."""
+    if spec is None or spec.program is None:
+        return ()
+    from ascendrun.head.programs import load_programs
+    program = load_programs().get(spec.program)
+    if program is None:
+        return ()
+    return tuple(str(spec.args[name]) for name, option in program.options.items()
+                 if option.type == "path" and name not in PATHS_WRITTEN and spec.args.get(name)
+                 and str(spec.args[name]).startswith("/"))
+
+
+def touch_items(host: str, plan: "TouchPlan", nonce: str, timeout_s: float) -> List[Dict[str, Any]]:
+    """One host's part in a round of touching."""
+    common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
+    items: List[Dict[str, Any]] = []
+    if plan.expected.get(host):
+        items.append({**common, "kind": "listen", "name": "listen", "ports": list(plan.ports),
+                      "expect": list(plan.expected[host])})
+    if plan.targets.get(host):
+        targets = [vars(target) for target in plan.targets[host]]
+        items.append({**common, "kind": "tcp", "name": "touch", "targets": targets})
+    return items
+
+
+def _is_first(host: Host, plan: Optional["LaunchPlan"]) -> bool:
+    """Whether MASTER_PORT will be opened there; without a plan any host may be the one."""
+    return plan is None or plan.nodes[0].host == host.name

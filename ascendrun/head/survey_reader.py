@@ -1,0 +1,42 @@
+"""From the controller's answers to a survey to the world that health judges."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.submission import Submission, make_job
+from ascendrun.head.translate import load_report
+from ascendrun.health.facts import NodeFacts, Unreached, read_facts
+from ascendrun.health.world import World
+
+
+def read_world(answers: Sequence[Mapping[str, Any]], submission: Optional[Submission], *, family: Optional[str],
+               now_s: float) -> World:
+    """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
+    facts: Dict[str, NodeFacts] = {}
+    reports: Dict[str, NodeReport] = {}
+    unreached: Dict[str, Unreached] = {}
+    for answer in answers:
+        host = str(answer["host"])
+        if answer.get("refused"):
+            why = answer["refused"]
+            unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+        else:
+            reports[host] = load_report(answer["report"])
+            facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
+    spec = submission.spec if submission is not None else None
+    return World(facts=facts, unreached=unreached, job=spec, plan=_plan(submission, reports, now_s), now_s=now_s,
+                 family=spec.devices.family if spec is not None else family)
+
+
+def _plan(submission: Optional[Submission], reports: Mapping[str, NodeReport], now_s: float) -> Any:
+    from ascendrun.head.jobrunner import build_plan
+    if submission is None or len(reports) < len(submission.hosts):
+        return None
+    job = make_job(submission, "j-new", "dry-run", now_s)
+    try:
+        return build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
+    except AscendrunError:
+        return None

@@ -1,0 +1,138 @@
+"""What doctor shows: a table of what most nodes have and who differs, and the findings in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Mapping, Optional, Tuple
+
+from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.names import fold_names
+from ascendrun.health.facts import NodeFacts, Unreached
+from ascendrun.health.texts import render
+from ascendrun.health.world import World, compare
+
+
+@dataclass(frozen=True)
+class FactGroup:
+    """Hosts that say the same; `value` None: could not look there."""
+
+    value: Optional[str]
+    hosts: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FactRow:
+    """One line of the table; the first group is the largest one that says something."""
+
+    name: str
+    groups: Tuple[FactGroup, ...]
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """One finding for people and programs; `nodes`: its hosts, folded."""
+
+    code: str
+    severity: Severity
+    nodes: str
+    hosts: Tuple[str, ...]
+    says: str
+    advice: str
+    evidence: Tuple[str, ...]
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """`is_fit`: nothing found that would stop a start. `unreached`: hosts without an answer, and why."""
+
+    is_fit: bool
+    hosts: Tuple[str, ...]
+    unreached: Mapping[str, Unreached]
+    family: Optional[str]
+    job: Optional[str]
+    facts: Tuple[FactRow, ...]
+    findings: Tuple[FindingView, ...]
+    checks: int
+    wall_s: float
+
+
+Row = Tuple[str, Callable[[NodeFacts], Optional[str]]]
+
+ROWS: Tuple[Row, ...] = (
+    ("os", lambda facts: facts.os_name),
+    ("kernel", lambda facts: _joined(facts.kernel, facts.arch)),
+    ("cpus", lambda facts: None if facts.cpus is None else str(facts.cpus)),
+    ("memory", lambda facts: gib(facts.memory_bytes)),
+    ("user", lambda facts: facts.user),
+    ("python", lambda facts: None if facts.python is None or facts.python.version is None
+     else _joined(facts.python.version, facts.python.executable)),
+    ("torch", lambda facts: module_of(facts, "torch")),
+)
+"""Name, and what a node says; a node that could not be asked says None. Later rows: `npu_rows` of npu_facts."""
+
+
+def fact_rows(world: World, rows: Tuple[Row, ...] = ROWS) -> Tuple[FactRow, ...]:
+    """The lines of the table; a row that nobody can answer is left out."""
+    found: List[FactRow] = []
+    for name, value_of in rows:
+        values = {host: value_of(facts) for host, facts in world.facts.items()}
+        same = compare(values)
+        if same is None:
+            continue
+        groups = [FactGroup(same.majority, same.majority_hosts), *(FactGroup(*other) for other in same.others)]
+        unknown = tuple(host for host, value in values.items() if value is None)
+        if unknown:
+            groups.append(FactGroup(None, unknown))
+        found.append(FactRow(name, tuple(groups)))
+    return tuple(found)
+
+
+def view_findings(findings: Tuple[Finding, ...], lang: str) -> Tuple[FindingView, ...]:
+    views = []
+    for finding in findings:
+        words = render(finding, lang)
+        views.append(FindingView(code=finding.code, severity=finding.severity, nodes=fold_names(finding.hosts),
+                                 hosts=finding.hosts, says=words.says, advice=words.advice,
+                                 evidence=finding.evidence, values=dict(finding.values)))
+    return tuple(views)
+
+
+def make_report(world: World, findings: Tuple[Finding, ...], *, lang: str, checks: int, wall_s: float
+                ) -> DoctorReport:
+    from ascendrun.health.npu_facts import NPU_ROWS
+    is_fit = not any(finding.severity is Severity.FAIL for finding in findings)
+    return DoctorReport(is_fit=is_fit, hosts=(*world.facts, *world.unreached), unreached=world.unreached,
+                        family=world.family, job=world.job.name if world.job is not None else None,
+                        facts=fact_rows(world, (*ROWS, *NPU_ROWS)), findings=view_findings(findings, lang),
+                        checks=checks, wall_s=wall_s)
+
+
+def refusal_text(findings: Tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:
+    """Findings as the reason why nothing was started: code, nodes, fact, way out."""
+    lines = [one_line(view) for view in view_findings(findings[:most], lang)]
+    if len(findings) > most:
+        lines.append(f"and {len(findings) - most} more: `ascendrun doctor` shows all")
+    return lines[0] if len(lines) == 1 else "\n  ".join([f"{len(findings)} checks fail:", *lines])
+
+
+def one_line(view: FindingView) -> str:
+    """A finding in one line, for a job's story."""
+    where = f"{view.nodes}: " if view.nodes else ""
+    return f"{where}{view.says} [{view.code}]" + (f" ({view.advice})" if view.advice else "")
+
+
+def module_of(facts: NodeFacts, name: str) -> Optional[str]:
+    """The installed version of a Python package in the job's shell; "none" when it is not there; None: not known."""
+    if facts.python is None or facts.python.modules is None or name not in facts.python.modules:
+        return None
+    return facts.python.modules[name] or "none"
+
+
+def gib(size_bytes: Optional[int]) -> Optional[str]:
+    return None if size_bytes is None else f"{size_bytes / (1 << 30):.0f} GiB"
+
+
+def _joined(*parts: Optional[str]) -> Optional[str]:
+    known = [part for part in parts if part]
+    return " ".join(known) if known else None
