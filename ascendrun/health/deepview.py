@@ -1,0 +1,197 @@
+"""What the measurements of a deep look mean: findings about devices, hosts and links, against peers and last time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from typing import Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+
+from ascendrun.core.findings import Finding, Severity, fold_findings
+from ascendrun.health.deepresults import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, HostResult
+from ascendrun.health.pairing import Exchange, Judgement, Pair, best_of_hosts, best_of_pairs, judge
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+MIN_PEERS = 3
+"""Of two values nobody can say which one is the odd one."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Below which share of the median of its peers a value is too small; `last`: of its own value last time.
+
+    A matrix product has no neighbours, so it varies little; a latency of three times the usual is still luck at times.
+    """
+
+    exchange: float
+    promptness: float
+    device: float
+    last: float
+
+
+SHARES: Mapping[str, Shares] = {
+    "npu": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
+    "cuda": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
+    # CPUs and host networks are shared with whatever else runs there.
+    "cpu": Shares(exchange=0.4, promptness=0.15, device=0.4, last=0.5),
+}
+
+
+def shares_of(family: str, exchanges: Sequence[Exchange]) -> Dict[str, float]:
+    """What the pairing holds against the typical rates: the mesh, its latency, and each rail for itself."""
+    shares = SHARES[family]
+    rails = {name for one in exchanges for name in one.rates or () if name.startswith(RAIL)}
+    return {BANDWIDTH: shares.exchange, PROMPTNESS: shares.promptness, **dict.fromkeys(sorted(rails), shares.exchange)}
+
+
+def deep_findings(report: DeepReport, before: Optional[DeepReport] = None) -> Tuple[Finding, ...]:
+    """Everything that the report says, the worst first. `before`: an earlier run to compare with."""
+    found: List[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
+    if report.exchanges:
+        judged = judge(report.paired, report.exchanges, shares=shares_of(report.family, report.exchanges))
+        found += _pair_findings(report, judged)
+    if before is not None:
+        found += _slower_than_before(report, before)
+    return fold_findings(found)
+
+
+def slow_alone(report: DeepReport) -> Iterator[Finding]:
+    """Devices and single hosts that are slow against their peers; also who is worth a second measurement."""
+    shares = SHARES[report.family]
+    speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
+    for (host, device), typical in _below(speeds, shares.device):
+        yield Finding("deep-device-slow", Severity.WARN, (host,), {
+            "device": device, "measured": f"{speeds[host, device]:.3g} TFLOP/s", "typical": f"{typical:.3g} TFLOP/s",
+            "percent": _percent_less(speeds[host, device], typical)})
+    inside = {host: result.bandwidth_bytes_per_s for host, result in report.hosts.items()
+              if result.bandwidth_bytes_per_s is not None}
+    for host, typical in _below(inside, shares.exchange):
+        yield Finding("deep-node-slow", Severity.WARN, (host,), {
+            "measured": told_speed(inside[host]), "typical": told_speed(typical),
+            "percent": _percent_less(inside[host], typical)})
+
+
+def _skipped(report: DeepReport) -> Iterator[Finding]:
+    for host, why in report.skipped.items():
+        yield Finding("deep-host-skipped", Severity.NOTE, (host,), {"why": why})
+
+
+def _failed(report: DeepReport) -> Iterator[Finding]:
+    for host, result in report.hosts.items():
+        if result.why is not None:
+            yield Finding("deep-host-failed", Severity.FAIL, (host,), {"why": result.why})
+
+
+def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
+    """A device that contradicts itself, or the digest of most devices."""
+    devices = [(host, one) for host, result in report.hosts.items() for one in result.devices]
+    digests = Counter(one.digest for _, one in devices)
+    usual, votes = digests.most_common(1)[0] if digests else ("", 0)
+    for host, one in devices:
+        if one.wrong:
+            yield Finding("deep-device-inconsistent", Severity.FAIL, (host,),
+                          {"device": one.device, "wrong": str(one.wrong)})
+        elif one.digest != usual and votes > len(devices) / 2 and len(devices) >= MIN_PEERS:
+            yield Finding("deep-device-wrong", Severity.FAIL, (host,), {"device": one.device},
+                          (f"{one.device}: {one.digest}", f"most devices: {usual}"))
+
+
+def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
+    best, of_pairs = best_of_hosts(report.exchanges), best_of_pairs(report.exchanges)
+    shares = shares_of(report.family, report.exchanges)
+    evidence = {pair: _tell_pair(pair, report.exchanges) for pair in of_pairs}
+    for host in judged.bad_hosts:
+        told = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
+        worst = _worst(best.get(host), judged.typical, shares)
+        code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-cut", Severity.FAIL)
+        yield Finding(code, severity, (host,), worst, told)
+    for kind, pairs in (("link", judged.bad_links), ("pair", judged.unclear)):
+        for pair in pairs:
+            worst = _worst(of_pairs[pair], judged.typical, shares)
+            code, severity = (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-cut", Severity.FAIL)
+            yield Finding(code, severity, pair, worst, (evidence[pair],))
+
+
+def _worst(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], shares: Mapping[str, float]
+           ) -> Dict[str, str]:
+    """The rate that is furthest below its share of the typical one, told; {} when there are no rates."""
+    known = [name for name in shares if name in (rates or {}) and name in typical]
+    if rates is None or not known:
+        return {}
+    name = min(known, key=lambda one: rates[one] / typical[one] / shares[one])
+    rail = f"{name[len(RAIL):]}: " if name.startswith(RAIL) else ""
+    tell = _told_latency if name == PROMPTNESS else told_speed
+    percent = _percent_less(rates[name], typical[name]) if name != PROMPTNESS else ""
+    return {"measured": f"{rail}{tell(rates[name])}", "typical": tell(typical[name]),
+            "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.1f}x"}
+
+
+def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
+    share = SHARES[report.family].last
+    now, then = _scores(report), _scores(before)
+    for (host, what), value in now.items():
+        last = then.get((host, what))
+        if last and value < share * last:
+            tell = (lambda one: f"{one:.3g} TFLOP/s") if what.startswith("device") else told_speed
+            yield Finding("deep-slower-than-before", Severity.NOTE, (host,), {
+                "what": what, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)})
+
+
+def _scores(report: DeepReport) -> Dict[Tuple[str, str], float]:
+    """What is compared over time: (host, what) -> larger is better."""
+    scores = {(host, "network"): rates[BANDWIDTH] for host, rates in best_of_hosts(report.exchanges).items()
+              if BANDWIDTH in rates}
+    for host, result in report.hosts.items():
+        scores.update(_scores_alone(host, result))
+    return scores
+
+
+def _scores_alone(host: str, result: HostResult) -> Iterator[Tuple[Tuple[str, str], float]]:
+    if result.bandwidth_bytes_per_s is not None:
+        yield (host, "inside the node"), result.bandwidth_bytes_per_s
+    for one in result.devices:
+        yield (host, f"device {one.device}"), one.tflops
+
+
+def _below(values: Mapping[_Key, float], share: float) -> Iterator[Tuple[_Key, float]]:
+    """Who is below the share of the median, and that median; nobody when there are too few to compare."""
+    if len(values) < MIN_PEERS:
+        return
+    typical = median(values.values())
+    for key, value in values.items():
+        if value < share * typical:
+            yield key, typical
+
+
+def _tell_pair(pair: Pair, exchanges: Sequence[Exchange]) -> str:
+    """One line of evidence: every measurement of the pair, in its order."""
+    told = []
+    for one in exchanges:
+        if one.pair == pair and one.rates is None:
+            told.append(one.why or "nothing was exchanged")
+        elif one.pair == pair and one.rates is not None:
+            rails = {name[len(RAIL):]: rate for name, rate in one.rates.items() if name.startswith(RAIL)}
+            slowest = min(rails, key=lambda name: rails[name], default=None)
+            tail = f", slowest rail {slowest} {told_speed(rails[slowest])}" if slowest else ""
+            told.append(f"{told_speed(one.rates.get(BANDWIDTH, 0.0))}, "
+                        f"{_told_latency(one.rates.get(PROMPTNESS, 0.0))}{tail}")
+    return f"{pair[0]} - {pair[1]}: {'; again: '.join(told)}"
+
+
+def told_speed(bytes_per_s: float) -> str:
+    """3 digits and the unit that fits."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.3g} {unit}"
+    return f"{bytes_per_s / 1e3:.3g} kB/s"
+
+
+def _told_latency(promptness: float) -> str:
+    if not promptness:
+        return "no latency known"
+    return f"{1e3 / promptness:.3g} ms" if promptness < 1e3 else f"{1e6 / promptness:.3g} us"
+
+
+def _percent_less(value: float, typical: float) -> str:
+    return f"{100 * (1 - value / typical):.0f}%"
