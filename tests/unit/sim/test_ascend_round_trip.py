@@ -7,10 +7,16 @@ from ascend_scenes import fault, hccn, scenarios, scene_of, smi
 from hypothesis import given, settings
 
 from ascendrun.ascend import hccn as ports
-from ascendrun.ascend import hccn_counters, npu_smi, npu_smi_lists, npu_smi_views
-from ascendrun.sim.ascend.scenario import Scenario, ShownProcess
+from ascendrun.ascend import hccn_counters, npu_smi, npu_smi_board, npu_smi_lists, npu_smi_views
+from ascendrun.sim.ascend.scenario import Scenario, ShownProcess, make_faults, make_node
+from ascendrun.sim.ascend.tool import hccn_tool
+from ascendrun.sim.ascend.tool import npu_smi as npu_smi_tool
 from ascendrun.sim.ascend.tool.families import FAMILIES
-from ascendrun.sim.ascend.tool.live import percent
+from ascendrun.sim.ascend.tool.faults import KINDS, Faults
+from ascendrun.sim.ascend.tool.hccn import ITEMS, Port, render_item
+from ascendrun.sim.ascend.tool.live import percent, readings
+from ascendrun.sim.ascend.tool.npu_smi import Scene
+from ascendrun.sim.ascend.tool.views import VIEWS
 
 EXAMPLES = settings(max_examples=60)
 WITH_PORTS = sorted(name for name, family in FAMILIES.items() if family.speed_mbit)
@@ -105,10 +111,10 @@ def test_every_view_says_what_the_card_reads(scenario):
         for chip, reading in zip(view("proc-mem", npu_smi_views.parse_processes), mine):
             said = [(one.pid, one.name, one.memory_mb) for one in chip.processes]
             assert said == [(row.pid, row.name[:15], row.memory_mb) for row in reading.rows]
-        board = understood(npu_smi_views.parse_board(smi(scene, "info", "-t", "board", "-i", card)))
+        board = understood(npu_smi_board.parse_board(smi(scene, "info", "-t", "board", "-i", card)))
         assert (board.software_version, board.firmware_version) == (scenario.driver, scenario.firmware)
         assert board.compatibility == ("OK" if scenario.is_compatible else "NOK")
-        chip_board = understood(npu_smi_views.parse_board(smi(scene, "info", "-t", "board", "-i", card, "-c", 0)))
+        chip_board = understood(npu_smi_board.parse_board(smi(scene, "info", "-t", "board", "-i", card, "-c", 0)))
         assert (chip_board.chip_name, chip_board.chip_id) == (node.family.name, 0)
 
 
@@ -165,11 +171,9 @@ def test_every_item_of_hccn_tool_says_how_the_port_is_set_up(scenario):
 
 @pytest.mark.parametrize("chip", WITH_PORTS)
 def test_the_950s_form_of_the_command_line_is_understood_too(chip):
-    from ascendrun.sim.ascend.tool.hccn_tool import answer
-
     scene = scene_of(Scenario(chip=chip))
-    asked = answer(["-g", "-link", "-i", "1", "-u", "0", "-p", "0"], scene)
-    assert asked == answer(["-i", "1", "-link", "-g"], scene) and ports.parse_link(asked.text).is_up
+    asked = hccn_tool.answer(["-g", "-link", "-i", "1", "-u", "0", "-p", "0"], scene)
+    assert asked == hccn_tool.answer(["-i", "1", "-link", "-g"], scene) and ports.parse_link(asked.text).is_up
 
 
 def test_the_port_of_an_a3_has_a_virtual_one_beside_it():
@@ -206,17 +210,19 @@ def test_a_fault_shows_although_the_scenario_pins_the_health():
     assert npu_smi.parse_info(smi(scene_of(scenario), "info")).chips[3].health == "Alarm"
 
 
+def at(scenario, seconds):
+    """The node so long after its faults were switched on."""
+    node = make_node(scenario, now_s=1e9)
+    faults = Faults(make_faults(scenario, now_s=1e9), 1e9 + seconds)
+    return Scene(node, faults, readings(node, faults, ()), is_complete=True, is_privileged=True)
+
+
 def test_errors_grow_with_time():
     scenario = Scenario(faults=(*fault("ecc_single", 1, "2"), *fault("ecc_double", 2, "0.5")))
-    begun = scene_of(scenario, now_s=1e9)
     counts = []
-    for seconds in (0.0, 10.0):
-        scene = scene_of(scenario, now_s=1e9)
-        faults = type(scene.faults)(list(scene.faults._active), 1e9 + seconds)
-        from ascendrun.sim.ascend.tool.live import readings
-
-        later = begun._replace(faults=faults, readings=readings(scene.node, faults, ()))
-        cards = [npu_smi_views.parse_ecc(smi(later, "info", "-t", "ecc", "-i", card)).chips[0].hbm for card in (1, 2)]
+    for seconds in (0, 10):
+        scene = at(scenario, seconds)
+        cards = [npu_smi_views.parse_ecc(smi(scene, "info", "-t", "ecc", "-i", card)).chips[0].hbm for card in (1, 2)]
         counts.append((cards[0].single_bit, cards[0].double_bit, cards[1].double_bit, cards[1].double_bit_pages))
     assert counts == [(1, 0, 1, 1), (21, 0, 6, 6)]
 
@@ -245,9 +251,7 @@ def test_a_dropped_card_is_in_no_list_and_asking_for_it_is_an_error():
     assert [card.npu_id for card in npu_smi_lists.parse_cards(smi(scene, "info", "-l")).cards] == left
     assert [chip.npu_id for chip in npu_smi_lists.parse_mapping(smi(scene, "info", "-m")).chips] == left
     assert len(npu_smi_lists.parse_topology(smi(scene, "info", "-t", "topo")).devices) == 7
-    from ascendrun.sim.ascend.tool.npu_smi import answer
-
-    refused = answer(["info", "-t", "health", "-i", "3"], scene)
+    refused = npu_smi_tool.answer(["info", "-t", "health", "-i", "3"], scene)
     assert refused.code and npu_smi_views.parse_health(refused.text).errors[0].kind == "no-card"
     assert ports.parse_link(hccn(scene, 3, "link")).errors
 
@@ -301,12 +305,23 @@ def test_ping_fails_to_the_one_address_that_is_unreachable():
 
 
 def test_a_link_that_flaps_has_a_history_in_order_and_counts_on():
-    scenario = Scenario(driver="25.5.1", faults=fault("link_flaps", 0, "10"))
-    scene = scene_of(scenario, now_s=1e9)
-    later = scene._replace(faults=type(scene.faults)(list(scene.faults._active), 1e9 + 65))
-    from ascendrun.sim.ascend.tool.hccn import Port, render_item
-
-    port = Port(later.node, later.faults, later.readings[0], (), 1e9 + 65)
+    scene = at(Scenario(driver="25.5.1", faults=fault("link_flaps", 0, "10")), 65)
+    port = Port(scene.node, scene.faults, scene.readings[0], (), 1e9 + 65)
     history = understood(ports.parse_link_history(render_item("-link_stat", port)))
     assert (history.up_count, history.down_count) == (8, 7)
     assert ports.longest_down_s(history) == 1.0
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("chip", ["910A", "910_93", "310P3", "Ascend950PR"])
+def test_with_any_fault_every_question_has_an_answer_that_reads(name, chip):
+    card = 2 if KINDS[name].of == "card" else None
+    scene = scene_of(Scenario(chip=chip, faults=fault(name, card)))
+    asked = [["info"], ["info", "-l"], ["info", "-m"], ["info", "-t", "topo"], ["info", "watch"]]
+    asked += [["info", "-t", kind, "-i", "2", *chip_id] for kind in VIEWS for chip_id in ((), ("-c", "0"))]
+    for arguments in asked:
+        assert npu_smi_tool.answer(arguments, scene).text.endswith("\n")
+    for item in ITEMS:
+        assert hccn_tool.answer(["-i", "2", item, "-g"], scene).text.endswith("\n")
+    info = npu_smi.parse_info(npu_smi_tool.answer(["info"], scene).text)
+    assert info.unparsed == () and (info.chips or info.errors)

@@ -10,7 +10,7 @@ from ascendrun.sim.ascend.tool.table import shown_power
 from ascendrun.sim.ascend.tool.views import TYPES, line
 
 USAGE = "Usage: npu-smi info <watch|proc|-h|-m|-l|-t type> [Options...]"
-_TYPES_A_LINE = (9, 7, 7, 6, 7, 7, 2)
+_TYPES_A_LINE = (9, 8, 5, 5, 6, 5, 5, 2)
 
 
 def render_cards(node: Node, readings: Sequence[Reading]) -> str:
@@ -74,9 +74,9 @@ def link(node: Node, one: Chip, other: Chip) -> str:
 
 
 def cpus_of(node: Node, chip: Chip) -> str:
-    """Each pair of cards has a range of its own; the first cards sit at the last CPUs, as on an 800T A2."""
+    """Each pair of cards has a range of its own, in the order of an 800T A2."""
     share = max(1, node.cpus // 8)
-    slot = (3 - chip.npu_id // 2) % 4 * 2
+    slot = (6, 4, 0, 2)[chip.npu_id // 2 % 4]
     return f"{slot * share}-{slot * share + share - 1}"
 
 

@@ -105,7 +105,7 @@ def _common(view: View) -> List[str]:
 
     lines = _per_chip(view, block, chip_first=True)
     if view.node.family.has_mcu and view.chip_id is None:
-        coolest = min(reading.chip.idle_c for reading in view.readings)
+        coolest = min(reading.temperature_c for reading in view.readings)
         lines += ["", line("Chip Name", "mcu"), line("Temperature(C)", coolest - 8)]
     return lines
 
