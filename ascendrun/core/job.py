@@ -154,6 +154,13 @@ class NodeReported:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """The nodes were examined before the start. `warnings`: what was found that does not stop it."""
+
+    warnings: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Planned:
     """The plan stands: which ranks run where."""
 
@@ -253,8 +260,8 @@ class Tick:
     reachable: frozenset[str] = frozenset()
 
 
-Event = Union[NodesFree, HeldBy, NodeReported, Planned, NodeStaged, NodeReady, Refused, RankStarted, RankExited,
-              RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached, StopRequested,
+Event = Union[NodesFree, HeldBy, NodeReported, Checked, Planned, NodeStaged, NodeReady, Refused, RankStarted,
+              RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached, StopRequested,
               HeadRestarted, Tick]
 
 

@@ -221,6 +221,10 @@ def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
         draft.set_node(event.host, phase=Phase.REPORTED)
 
 
+def _checked(draft: _Draft, event: w.Checked) -> None:
+    draft.notes += [f"warning: {text}" for text in event.warnings]
+
+
 def _planned(draft: _Draft, event: w.Planned) -> None:
     for host, ranks in event.ranks.items():
         draft.set_node(host, ranks=ranks)
@@ -372,7 +376,8 @@ def describe_first_failure(job: Job) -> Optional[str]:
 
 
 _HANDLERS: Mapping[Type[object], Callable[..., None]] = {
-    w.NodesFree: _nodes_free, w.HeldBy: _held_by, w.NodeReported: _node_reported, w.Planned: _planned,
+    w.NodesFree: _nodes_free, w.HeldBy: _held_by, w.NodeReported: _node_reported, w.Checked: _checked,
+    w.Planned: _planned,
     w.NodeStaged: _node_staged, w.NodeReady: _node_ready, w.Refused: _refused, w.RankStarted: _rank_started,
     w.RankExited: _rank_exited, w.RankLingers: _rank_lingers, w.StartFailed: _start_failed,
     w.NodeEnded: _node_ended, w.NodeRebooted: _node_rebooted, w.SupervisorLost: _supervisor_lost,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,13 @@ from ascendrun.core import job as w
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.job import Action, Event, Job, Phase, State
+from ascendrun.core.lifecycle import stop_grace_s
 from ascendrun.core.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.asking import Asking, describe_error, describe_reply
 from ascendrun.head.collector import NodeSpool, SpoolGap
+from ascendrun.head.doctor import Answers, Examination
+from ascendrun.head.gate import gate_question, judge_answers
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.settings import spool_dir
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
 CHECK_S = 60.0
 STAGE_S = 120.0
 GO_S = 30.0
+AGAIN_S = 5.0
+"""After a host has answered a wish with an error it is said again, this much later."""
+PROOF_S = 15.0
+"""So long after the grace the proof of the end may take; then the host is asked once more."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class JobRunner:
         self._spools: Dict[str, NodeSpool] = {}
         self._drained: Set[str] = set()
         self._asked_sizes: Set[str] = set()
+        self._follow_due: Dict[str, float] = {}
+        self._stop_due: Dict[str, float] = {}
 
     def link(self, host: str) -> Link:
         return self._desk.links.get(self._host(host))
@@ -108,12 +118,26 @@ class JobRunner:
 
     def _make_plan(self) -> None:
         try:
-            self._plan = build_plan(self.spec, self.hosts, self._reports, self.job, self.trees)
+            plan = build_plan(self.spec, self.hosts, self._reports, self.job, self.trees)
         except AscendrunError as error:
             self._feed(w.Refused(None, describe_error(error)))
             return
-        ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in self._plan.nodes}
-        self._feed(w.Planned(ranks, self._plan.world_size))
+        Examination(self.hosts, self._reports, gate_question(self.spec), plan, links=self._desk.links,
+                    post=self._desk.post, done=lambda answers: self._judge(plan, answers)).start()
+
+    def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
+        """The gate: only what is fit is started."""
+        if self.job.state is not State.CHECKING or plan.tag != self.job.tag:
+            return
+        hellos = {host: self.link(host).hello for host in self._reports}
+        verdict = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
+        self._feed(w.Checked(verdict.warnings))
+        if verdict.refusal is not None:
+            self._feed(w.Refused(None, verdict.refusal))
+            return
+        self._plan = plan
+        ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
+        self._feed(w.Planned(ranks, plan.world_size))
 
     # Staging, readiness, GO
 
@@ -154,12 +178,33 @@ class JobRunner:
     # Stopping
 
     def _stop(self, host: str, *, now: bool, grace_s: float) -> None:
+        """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
+        self._follow(host)
+        self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
         fields = {"tag": self.job.tag, "now": now, "grace_s": grace_s}
         self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_heard(host, reply))
 
     def _stop_heard(self, host: str, reply: Reply) -> None:
-        if reply.ok and reply.header.get("phase") in ("none", "ended"):
-            self._feed(w.NodeEnded(host))  # nothing of the attempt is there; else its `ended` event is the proof
+        if not reply.ok:
+            self._stop_due[host] = time.monotonic() + AGAIN_S
+
+    # What is said again when it did not lead anywhere
+
+    def tick(self) -> None:
+        """To be called now and then."""
+        now = time.monotonic()
+        for host in [host for host, due in self._follow_due.items() if due <= now]:
+            del self._follow_due[host]
+            if self.link(host).is_up:
+                self._follow(host)
+        if self.job.state is not State.STOPPING and not self.job.unconfirmed:
+            return
+        for host in [host for host, due in self._stop_due.items() if due <= now]:
+            if self.job.node(host).may_run_processes and self.link(host).is_up:
+                self._stop(host, now=self.job.stop_now, grace_s=stop_grace_s(self.job))
+
+    def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
+        self._follow_due.setdefault(host, time.monotonic() + wait_s)
 
     # What the nodes say
 
@@ -173,13 +218,15 @@ class JobRunner:
         boot_id = self.link(host).hello["boot_id"]
         if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
             self._feed(w.NodeRebooted(host))
+            self._follow(host)  # its disk may have lived on, with the last lines of the logs
             return
         if self.job.state is State.STARTING and node.phase is Phase.TOLD:
             self._go(host)
             return
-        self._follow(host)
         if node.may_run_processes and (self.job.state is State.STOPPING or host in self.job.unconfirmed):
-            self._stop(host, now=self.job.stop_now, grace_s=self.job.grace_s)
+            self._stop(host, now=self.job.stop_now, grace_s=stop_grace_s(self.job))
+        else:
+            self._follow(host)
 
     def on_down(self, host: str, link: Link, error: AscendrunError) -> None:
         """Unreachable is not failed: only a start that has not begun is given up for it."""
@@ -189,8 +236,12 @@ class JobRunner:
 
     def _follow(self, host: str) -> None:
         fields = {"tag": self.job.tag, "offsets": self.spool(host).offsets()}
-        self._call(host, "follow", fields, deadline_s=GO_S, then=_ignore)
+        self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
         self.take_events(host)
+
+    def _follow_heard(self, host: str, reply: Reply) -> None:
+        if not reply.ok and (reply.error or {}).get("code") != "link-lost":
+            self.follow_later(host)
 
     def spool(self, host: str) -> NodeSpool:
         spool = self._spools.get(host)
@@ -206,7 +257,10 @@ class JobRunner:
         try:
             self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
         except SpoolGap:
-            self._desk.post(lambda: self._follow(host))
+            self._desk.post(lambda: self.follow_later(host, wait_s=0.0))
+            return
+        except OSError:  # the head's disk is full: nothing is lost, the node has it
+            self._desk.post(lambda: self.follow_later(host))
             return
         if header["file"] == "events":
             self._desk.post(lambda: self.take_events(host))
@@ -237,9 +291,13 @@ class JobRunner:
 
     def _compare(self, host: str, reply: Reply) -> None:
         self._asked_sizes.discard(host)
-        if reply.ok and not self.spool(host).differs_from(reply.header["files"]):
-            self._drained.add(host)
-            self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
+        if not reply.ok:
+            return
+        if self.spool(host).differs_from(reply.header["files"]):
+            self.follow_later(host)
+            return
+        self._drained.add(host)
+        self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
 
     # Plumbing
 
@@ -263,6 +321,7 @@ class JobRunner:
     def begin_attempt(self) -> None:
         """The record has moved to a new attempt: forget what belonged to the old one."""
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
+        self._follow_due, self._stop_due = {}, {}
 
 
 def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
