@@ -8,6 +8,7 @@ import pytest
 
 from ascendrun.ascend import hccn, hccn_conf, npu_smi
 from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.vcluster.processes import await_true
@@ -60,6 +61,9 @@ def test_two_nodes_answer_over_ssh_each_for_itself_and_one_has_lost_a_card(nodes
     # faults are switched from outside while the host runs
     control.set_fault(nodes.path("node1", "/"), 0, "health_alarm")
     assert info_of(nodes, "node1").chips[0].health == "Alarm" and info_of(nodes, "node2").chips[0].health == "OK"
+
+    assert main(["fault", f"{nodes.cluster_id}:node1", "0", "link_down"]) == 0
+    assert hccn.parse_link(ask(nodes, "node1", "hccn_tool -i 0 -link -g").stdout).is_up is False
 
     # device nodes lie in a /dev of the host's own, where terminals still work
     listed = ask(nodes, "node1", "ls -l /dev/davinci0 /dev/davinci7 /dev/davinci_manager /dev/null").stdout.splitlines()

@@ -18,7 +18,7 @@ from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario, load_scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 from ascendrun.sim.ascend.tool.faults import KINDS
-from ascendrun.sim.ascend.tool.processes import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE
+from ascendrun.sim.ascend.tool.processes import DEVICE_VARIABLE, LOAD_VARIABLE, MEMORY_VARIABLE, ROOT_VARIABLE
 from ascendrun.sim.ascend.tree import install_tree
 from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.cluster import VirtualCluster, clusters
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     about = f"{__doc__}\nA process uses a simulated NPU with {DEVICE_VARIABLE}=<device> or =auto in its environment "
-    about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE})."
+    about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE}); for a node in a folder also {ROOT_VARIABLE}=ROOT."
     parser = argparse.ArgumentParser(
         prog="python -m ascendrun.sim.ascend",
         description=about,
@@ -97,7 +97,7 @@ def _install(arguments: argparse.Namespace) -> None:
     else:
         root = Path(arguments.root).resolve()
         install_tree(root, scenario, seen_as=str(root))
-        print(f"PATH={root}/usr/local/bin:$PATH npu-smi info", file=sys.stderr)
+        print(f"export PATH={root}/usr/local/bin:$PATH {ROOT_VARIABLE}={root}", file=sys.stderr)
 
 
 def _fault(arguments: argparse.Namespace) -> None:

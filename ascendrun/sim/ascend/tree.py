@@ -12,6 +12,7 @@ from typing import Dict
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import model
+from ascendrun.sim.ascend.tool.processes import ROOT_VARIABLE
 
 CODE = "usr/local/lib/ascend-sim"
 TOOLS = {"npu-smi": "usr/local/bin/npu-smi", "hccn_tool": f"{cann.ASCEND}/driver/tools/hccn_tool"}
@@ -70,8 +71,9 @@ def script(tool: str, path: str, python: str) -> str:
 
 
 def environ_of(root: Path, environ: Dict[str, str]) -> Dict[str, str]:
-    """An environment whose PATH finds the tools below `root` first."""
-    return {**environ, "PATH": f"{root}/usr/local/bin{os.pathsep}{environ.get('PATH', os.defpath)}"}
+    """An environment of a process on the node in the folder `root`: its PATH finds the tools there first."""
+    path = f"{root}/usr/local/bin{os.pathsep}{environ.get('PATH', os.defpath)}"
+    return {**environ, "PATH": path, ROOT_VARIABLE: str(root.resolve())}
 
 
 def _clear(root: Path) -> None:

@@ -205,9 +205,19 @@ def test_an_ill_card_shows_its_word_in_the_table_and_its_codes_in_its_health(nam
         assert len(view.chips[0].error_texts) == len(codes)
 
 
-def test_a_fault_shows_although_the_scenario_pins_the_health():
-    scenario = Scenario(fixed={3: {"health": "OK"}}, faults=fault("health_alarm", 3))
-    assert npu_smi.parse_info(smi(scene_of(scenario), "info")).chips[3].health == "Alarm"
+@pytest.mark.parametrize(
+    ("name", "field", "pinned", "shown"),
+    [
+        ("health_alarm", "health", "OK", "Alarm"),
+        ("hot", "temperature_c", 40, 96),
+        ("hbm_held", "hbm_used_mb", 5, 3380 + 29000),
+    ],
+)
+def test_a_fault_shows_although_the_scenario_pins_the_reading(name, field, pinned, shown):
+    healthy = Scenario(fixed={3: {field: pinned}})
+    assert getattr(npu_smi.parse_info(smi(scene_of(healthy), "info")).chips[3], field) == pinned
+    ill = Scenario(fixed={3: {field: pinned}}, faults=fault(name, 3))
+    assert getattr(npu_smi.parse_info(smi(scene_of(ill), "info")).chips[3], field) == shown
 
 
 def at(scenario, seconds):

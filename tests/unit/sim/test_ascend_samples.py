@@ -178,6 +178,12 @@ def test_the_views_of_newer_drivers_have_the_recorded_fields_in_order():
     assert re.sub("(Serial Number.*: ).*", r"\1NA", ours) == text
 
 
+def test_a_switch_describes_itself_in_the_recorded_order():
+    recorded = [line for line in sample("hccn_tool_-lldp_-g.REAL_910B.txt").splitlines() if line.endswith("TLV")]
+    ours = [line for line in hccn(scene_of(Scenario()), 0, "lldp").splitlines() if line in recorded]
+    assert ours == recorded
+
+
 def test_routes_and_watch_have_the_recorded_columns():
     text = sample("hccn_tool_-route_-g.REAL_910B.txt")
     addresses = tuple(f"29.1.7.{device}" for device in range(8))

@@ -25,7 +25,8 @@ from ascendrun.sim.ascend.tool.processes import device_of
 
 DEADLINE_S = 30.0
 SLEEPER = [sys.executable, "-c", "print('up', flush=True); import sys; sys.stdin.read()"]
-OLD_PYTHON = Path("/root/.pyenv/versions/3.7.16/bin/python")
+_PYENV = Path(os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv"))
+OLD_PYTHON = next(iter(sorted(_PYENV.glob("versions/3.7.*/bin/python"))), None)
 
 
 def info_of(node):
@@ -83,7 +84,7 @@ def test_the_tree_works_wherever_it_is_moved(sim_node, tmp_path):
         assert "910B3" in subprocess.run([moved / path, "info"], capture_output=True, text=True, timeout=60).stdout
 
 
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="no Python 3.7 on this machine")
+@pytest.mark.skipif(OLD_PYTHON is None, reason="no Python 3.7 on this machine")
 def test_the_tools_run_on_the_oldest_python_of_a_node(sim_node):
     sim_node.install(Scenario(chip="910_93"), python=str(OLD_PYTHON))
     assert len(info_of(sim_node).chips) == 16
@@ -131,6 +132,13 @@ def test_a_process_on_a_device_stands_in_the_table_and_loads_its_card(sim_node):
         assert [one.pid for one in memory.chips[0].processes] == [rank.pid]
     after = info_of(sim_node)
     assert after.processes == () and after.chips[3] == idle
+
+
+def test_two_nodes_in_folders_of_one_machine_show_each_its_own_processes(sim_node, tmp_path):
+    other = type(sim_node)(tmp_path / "other").install(Scenario())
+    with Rank(sim_node, {"ASCENDRUN_SIM_NPU": "3"}) as rank:
+        assert [one.pid for one in info_of(sim_node).processes] == [rank.pid]
+        assert info_of(other).processes == ()
 
 
 def test_a_rank_uses_the_device_that_its_local_rank_picks_from_the_visible_ones(sim_node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ascendrun.sim.ascend.tool.families import Family
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
@@ -16,6 +16,16 @@ _HEALTH = (
     ("health_warning", "Warning"),
     ("health_unknown", "UNKNOWN"),
 )
+CHANGES: Dict[str, Tuple[str, ...]] = {
+    **{name: ("health", "error_codes") for name, _ in _HEALTH},
+    "hot": ("temperature_c",),
+    "throttled": ("temperature_c",),
+    "hbm_short": ("hbm_used_mb",),
+    "hbm_held": ("hbm_used_mb", "ddr_used_mb"),
+    "ghost_process": ("hbm_used_mb", "ddr_used_mb"),
+    "ecc_single": ("single_bit",),
+    "ecc_double": ("double_bit",),
+}  # which readings a fault changes
 
 
 class Reading(NamedTuple):
@@ -71,15 +81,14 @@ def _reading(family: Family, chip: Chip, faults: Faults, rows: Sequence[Row]) ->
         double_bit=faults.grown("ecc_double", card),
         rows=mine,
     )
-    return natural._replace(**_fixed(chip, natural))
+    return natural._replace(**_fixed(chip, faults))
 
 
-def _fixed(chip: Chip, natural: Reading) -> Any:
-    """What the scenario pins, but for what a fault has changed: a fault switched on later must show."""
-    fixed = dict(chip.fixed)
-    if natural.health != "OK":
-        fixed.pop("health", None)
-        fixed.pop("error_codes", None)
+def _fixed(chip: Chip, faults: Faults) -> Any:
+    """What the scenario pins, but for what a fault changes: a fault switched on later must show."""
+    in_force = [name for name in CHANGES if faults.has(name, chip.npu_id)]
+    changed = {reading for name in in_force for reading in CHANGES[name]}
+    fixed = {name: value for name, value in chip.fixed.items() if name not in changed}
     if "error_codes" in fixed:
         fixed["error_codes"] = tuple(fixed["error_codes"])
     return fixed

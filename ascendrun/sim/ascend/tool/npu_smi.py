@@ -45,7 +45,7 @@ def look(home: str, root: str) -> Scene:
     """The node whose files lie in `home`, now."""
     node = read_node(home)
     faults = Faults(read_faults(home), time.time())
-    rows = find_rows(os.path.join(home, MARKER_FOLDER), len(node.chips))
+    rows = find_rows(root, os.path.join(home, MARKER_FOLDER), len(node.chips))
     complete = _is_complete(root) and not faults.has("driver_incomplete")
     privileged = os.geteuid() in (0, os.stat(home).st_uid)
     return Scene(node, faults, readings(node, faults, rows), complete, privileged)

@@ -4,7 +4,8 @@ A process uses one when its environment says so at its start: ASCENDRUN_SIM_NPU=
 its LOCAL_RANK (0 without one) picks from ASCEND_RT_VISIBLE_DEVICES (all without it). Or when it keeps a file of the
 node's marker folder open whose name begins with the id: `3`, `3.rank3`. ASCENDRUN_SIM_NPU_MB and ASCENDRUN_SIM_NPU_LOAD
 say how much memory it holds and what share of the AI cores it keeps busy; a marker file may hold the same two numbers.
-A child that inherited its parent's mark is not shown beside it.
+A child that inherited its parent's mark is not shown beside it. Where the node is a folder and no host of its own, the
+environment must name that folder too (ASCENDRUN_SIM_ROOT): other nodes may share the machine's processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from ascendrun.sim.ascend.tool.model import Row
 
 DEVICE_VARIABLE = "ASCENDRUN_SIM_NPU"
+ROOT_VARIABLE = "ASCENDRUN_SIM_ROOT"
 MEMORY_VARIABLE = "ASCENDRUN_SIM_NPU_MB"
 LOAD_VARIABLE = "ASCENDRUN_SIM_NPU_LOAD"
 DEFAULT_MEMORY_MB = 20000
@@ -27,15 +29,18 @@ class _Use(NamedTuple):
     load: int
 
 
-def find_rows(marker_folder: str, count: int) -> List[Row]:
-    """The processes on `count` chips, oldest pid first. What may not be looked at, or has just ended, is left out."""
+def find_rows(root: str, marker_folder: str, count: int) -> List[Row]:
+    """The processes on the `count` chips of the node at `root`, lowest pid first.
+
+    What may not be looked at, or has just ended, is left out.
+    """
     uses: Dict[int, List[_Use]] = {}
     parents: Dict[int, Tuple[int, float]] = {}
     has_markers = os.path.isdir(marker_folder) and bool(os.listdir(marker_folder))
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        found = _uses(int(name), marker_folder if has_markers else None, count)
+        found = _uses(int(name), root, marker_folder if has_markers else None, count)
         status = _status(int(name)) if found else None
         if status is not None:
             uses[int(name)], parents[int(name)] = found, status
@@ -53,12 +58,12 @@ def find_rows(marker_folder: str, count: int) -> List[Row]:
     return rows
 
 
-def _uses(pid: int, marker_folder: Optional[str], count: int) -> List[_Use]:
+def _uses(pid: int, root: str, marker_folder: Optional[str], count: int) -> List[_Use]:
     environ = _environ(pid)
-    devices = device_of(environ, count)
+    device = device_of(environ, count) if root in ("/", environ.get(ROOT_VARIABLE)) else None
     memory_mb = _number(environ.get(MEMORY_VARIABLE), DEFAULT_MEMORY_MB)
     load = _number(environ.get(LOAD_VARIABLE), DEFAULT_LOAD)
-    uses = [] if devices is None else [_Use(devices, memory_mb, load)]
+    uses = [] if device is None else [_Use(device, memory_mb, load)]
     if marker_folder:
         uses += _open_markers(pid, marker_folder, count)
     return uses
