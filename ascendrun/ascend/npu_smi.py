@@ -182,7 +182,9 @@ class _Table:
             self._close()
             return
         cells = [" ".join(cell.split()) for cell in stripped[1:-1].split("|")]
-        if not (self._title(cells) or self._header(cells) or self._row(cells)):
+        if self._title(cells) or self._header(cells):
+            self._close()
+        elif not self._row(cells):
             self._reject()
 
     def interrupt(self) -> None:
@@ -309,7 +311,12 @@ class _Table:
         memory_mb = read_int(cells[3], 0, _MAX_MB)
         inner = read_int(cells[4], 1, _MAX_PID) if len(cells) == 5 else None
         one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_word(cells[2]), memory_mb, inner)
-        self.processes.append(one)
+        same = [n for n, other in enumerate(self.processes) if _place(other) == _place(one)]
+        if not same:
+            self.processes.append(one)
+        elif self.processes[same[0]] != one:
+            self.processes[same[0]] = NpuProcess(one.npu_id, one.chip_id, pid, None, None)
+            return False
         read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ([], [""], ["0"]) else ())
         return _all_read(read, cells[2:]) or self._note()
 
@@ -344,6 +351,10 @@ _PROCESS_HEADERS = (
     ["NPU Chip", "Process id", "Process name", "Process memory(MB)"],
     ["NPU ID", "Process id", "Process name", "Process memory(MB)"],
 )
+
+
+def _place(one: NpuProcess) -> Tuple[int, Optional[int], int]:
+    return one.npu_id, one.chip_id, one.pid
 
 
 def _used_total(used: str, total: str, high: int) -> Tuple[Optional[int], Optional[int]]:

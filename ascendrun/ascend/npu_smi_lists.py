@@ -188,10 +188,11 @@ def parse_watch(text: str) -> WatchSamples:
     samples, odd = [], []
     for line in rest:
         cells = [line[start : start + 12].strip() for start in range(0, len(line.rstrip()), 12)]
+        is_shifted = any(not line[start - 1].isspace() for start in range(12, len(line.rstrip()), 12))
         if cells[:1] == ["NpuID(Idx)"]:
-            columns = cells
+            columns = [] if is_shifted else cells
             continue
-        row = dict(zip(columns, cells)) if len(cells) == len(columns) else {}
+        row = dict(zip(columns, cells)) if len(cells) == len(columns) and not is_shifted else {}
         npu_id, chip_id = (read_int(row.get(name, ""), 0, 65535) for name in ("NpuID(Idx)", "ChipId(Idx)"))
         if npu_id is None or chip_id is None:
             odd.append(line)

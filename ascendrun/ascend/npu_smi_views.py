@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 from ascendrun.ascend.npu_smi import HEALTH_WORDS
 from ascendrun.ascend.reading import (
@@ -219,7 +219,7 @@ def parse_processes(text: str) -> CardView[ChipProcesses]:
     chips = []
     for block in _blocks(rest):
         found = [(line, _PROCESS.fullmatch(line)) for line in block]
-        processes = [_process(match) for _, match in found if match]
+        processes = _once([_process(match) for _, match in found if match])
         none = [line for line, match in found if not match and line.strip() == "No process in device."]
         others = [line for line, match in found if not match and line not in none]
         reader = card.reader_of(others)
@@ -364,3 +364,12 @@ def _health(block: Sequence[Field], odd: List[str]) -> ChipHealth:
 
 def _process(match: "re.Match[str]") -> ProcessMemory:
     return ProcessMemory(int(match[1]), read_word(match[2]), read_int(match[3], 0, _MAX_MB))
+
+
+def _once(processes: Sequence[ProcessMemory]) -> List[ProcessMemory]:
+    """Each pid once; what two lines say differently of one pid is known of neither."""
+    kept: Dict[int, ProcessMemory] = {}
+    for one in processes:
+        same = kept.get(one.pid, one) == one
+        kept[one.pid] = one if same else ProcessMemory(one.pid, None, None)
+    return list(kept.values())

@@ -12,7 +12,7 @@ T = TypeVar("T")
 # A last line without its line break may have been cut in the middle: no number or free word may end at this mark.
 CUT = "\N{REPLACEMENT CHARACTER}"
 
-_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"[0-9]{1,18}|-[1-9][0-9]{0,16}")
 _DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\.(?!$)|$)){4}")

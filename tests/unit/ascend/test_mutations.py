@@ -123,9 +123,9 @@ def leaves(value, name=""):
 
 
 def numbers_in(text):
-    words = {float(word) for word in WORD.findall(text)} | {abs(float(word)) for word in WORD.findall(text)}
-    words |= {float(int(word, 16)) for word in HEX.findall(text)}
-    return words
+    words = [word for whole in WORD.findall(text) for word in (whole, whole.lstrip("-"))]
+    numbers = {float(word) if "." in word else int(word) for word in words if len(word) < 4000}
+    return numbers | {int(word, 16) for word in HEX.findall(text)}
 
 
 def believable(text, *, may_be_cut):
@@ -189,7 +189,8 @@ def check_rows(reading, text):
 
 
 def has_doubles(block):
-    names = [line.partition(":")[0].strip() for line in block.split("\n") if ":" in line and "Process id:" not in line]
+    lines = [line for line in block.split("\n") if ":" in line and "Process id:" not in line]
+    names = [name for name in (line.partition(":")[0].strip(" \t") for line in lines) if name]
     return len(set(names)) < len(names)
 
 
