@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
@@ -15,7 +17,7 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
 from ascendrun.core import job as w
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.core.job import Event, Job, State
-from ascendrun.core.lifecycle import IllegalMove, Step, advance, resume
+from ascendrun.core.lifecycle import IllegalMove, Step, advance, look_again, resume
 from ascendrun.core.schedule import Claim, judge_queue
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.control import Answer, ControlServer, error_answer
@@ -23,7 +25,7 @@ from ascendrun.head.errands import Errands
 from ascendrun.head.jobrunner import Desk, JobRunner
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, LinkListener
-from ascendrun.head.store import LostLease, Store, StoredJob
+from ascendrun.head.store import LostLease, Store, StoredJob, StoreUnusable
 from ascendrun.head.submission import Submission, claims_of, make_job
 from ascendrun.head.transport import Backend
 from ascendrun.node.failpoint import failpoint
@@ -31,6 +33,8 @@ from ascendrun.node.failpoint import failpoint
 TICK_S = 0.25
 RESTING_TICK_S = 1.0
 """With nothing live the time matters less, and hundreds of open connections should cost next to nothing."""
+AWAY_S = 5.0
+"""Between two ticks: more, and this process stood still (SIGSTOP, a closed laptop), or somebody set the clock."""
 SETTLING_S = 30.0
 TOGETHER = 1000
 """So many posted calls are worked off before what they led to is stored: a thousand ranks start in few commits."""
@@ -45,9 +49,12 @@ class Controller:
         """Opens the store and takes its lease. Raises StoreUnusable."""
         self._state_dir = state_dir
         self._idle_s = idle_s
-        self._inbox: "queue.Queue[Callable[[], None]]" = queue.Queue()
+        self._inbox: "queue.SimpleQueue[Callable[[], None]]" = queue.SimpleQueue()  # signal handlers may put into it
         self._events: Deque[Tuple[str, Event]] = deque()
+        self._unsaved: Dict[str, Step] = {}
+        self._last_fault = ""
         self._is_over = False
+        self._ticked = (time.monotonic(), time.time())
         self._busy_mono = time.monotonic()
         self._store = Store.open(state_dir)
         image = AgentImage.make()
@@ -71,12 +78,16 @@ class Controller:
         self.post(lambda: self._serve(op, header, answer))
 
     def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
-        if header.get("event") != "data":
+        if header.get("event") not in ("data", "follow_failed"):
             return
         for runner in tuple(self._runners.values()):
             host = runner.uses(link) if runner.job.tag == header.get("tag") else None
-            if host is not None:
+            if host is None:
+                continue
+            if header["event"] == "data":
                 runner.take_data(host, header, body)
+            else:
+                self.post(partial(runner.follow_later, host))
 
     # The loop
 
@@ -85,7 +96,7 @@ class Controller:
         signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         for stored in self._store.live_jobs():
-            self._adopt(stored)
+            self._guard(partial(self._adopt, stored))
         self._server.start()
         next_tick = time.monotonic()
         try:
@@ -93,7 +104,7 @@ class Controller:
                 calls = self._next_calls(max(0.0, next_tick - time.monotonic()))
                 for call in calls:
                     self._guard(call)
-                if not calls:
+                if time.monotonic() >= next_tick:
                     self._guard(self._tick)
                     next_tick = time.monotonic() + (TICK_S if self._is_busy() else RESTING_TICK_S)
                 self._guard(self._work_off_events)
@@ -107,7 +118,7 @@ class Controller:
             self._store.close()
 
     def _next_calls(self, timeout_s: float) -> List[Callable[[], None]]:
-        """What was posted, as soon as there is something; [] after `timeout_s`. What comes together is stored together."""
+        """What was posted, once there is something; [] after `timeout_s`. What comes together is stored together."""
         calls: List[Callable[[], None]] = []
         try:
             calls.append(self._inbox.get(timeout=timeout_s))
@@ -117,32 +128,48 @@ class Controller:
             pass
         return calls
 
-    @staticmethod
-    def _guard(call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[[], None]) -> None:
         """Runs a call; a fault of ours in one matter must not end the keeper of all jobs. The log keeps the trace."""
         try:
             call()
         except LostLease:
             raise
         except Exception:
-            traceback.print_exc()
+            self._tell_fault()
+
+    def _tell_fault(self) -> None:
+        """Once while it comes again and again; the log's own disk may be full."""
+        text = traceback.format_exc()
+        if text != self._last_fault:
+            self._last_fault = text
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
 
     def _end(self) -> None:
         self._is_over = True
 
     def _tick(self) -> None:
+        was_away = self._was_away()
         self._links.tick()
         reachable = frozenset(link.host.name for link in self._links if link.is_up)
         for job_id, runner in tuple(self._runners.items()):
+            self._guard(runner.tick)
             if runner.job.is_over:
-                runner.drain()
-            else:
-                self.feed(job_id, w.Tick(reachable))
+                self._guard(runner.drain)
+                continue
+            if was_away:
+                self._settle(job_id, Step(look_again(runner.job, now_s=time.time())))
+            self.feed(job_id, w.Tick(reachable))
         self._schedule()
         if self._is_busy():
             self._busy_mono = time.monotonic()
         elif time.monotonic() - self._busy_mono > self._idle_s:
             self._is_over = True
+
+    def _was_away(self) -> bool:
+        """What was not heard meanwhile says nothing about the nodes."""
+        before, self._ticked = self._ticked, (time.monotonic(), time.time())
+        return max(abs(now - then) for now, then in zip(self._ticked, before)) > AWAY_S
 
     def _is_busy(self) -> bool:
         """Something is under way. A job that is over is, for as long as its last bytes may still be coming."""
@@ -163,14 +190,14 @@ class Controller:
 
     def _work_off_events(self) -> None:
         while self._events:
-            steps: Dict[str, Step] = {}
+            steps, self._unsaved = self._unsaved, {}
             while self._events:
                 job_id, event = self._events.popleft()
                 if job_id in self._runners:
                     before = steps.get(job_id) or Step(self._runners[job_id].job)
                     steps[job_id] = before.then(self._advance(before.job, event))
             for job_id, step in steps.items():
-                self._guard(partial(self._take, self._runners[job_id], step))
+                self._guard(partial(self._settle, job_id, step))
 
     def _advance(self, job: Job, event: Event) -> Step:
         def story() -> List[str]:
@@ -178,8 +205,18 @@ class Controller:
         try:
             return advance(job, event, now_s=time.time(), story=story)
         except IllegalMove:
-            traceback.print_exc()  # the job stays as it was; the others must not suffer
+            self._tell_fault()  # the job stays as it was; the others must not suffer
             return Step(job)
+
+    def _settle(self, job_id: str, step: Step) -> None:
+        """Takes the step, or keeps it for the next turn while the store takes nothing (a full disk, a long lock)."""
+        if step.job == self._runners[job_id].job and not step.actions:
+            return
+        try:
+            self._take(self._runners[job_id], step)
+        except StoreUnusable:
+            self._unsaved[job_id] = step
+            self._tell_fault()
 
     def _take(self, runner: JobRunner, step: Step) -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
@@ -203,7 +240,7 @@ class Controller:
         submission = Submission.from_stored(stored)
         self._add_runner(stored.job, submission)
         runner = self._runners[stored.job.id]
-        self._take(runner, resume(stored.job, now_s=time.time()))
+        self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
         if runner.job.told_at_s is not None:
             for host in runner.job.hosts:
                 runner.take_events(host)

@@ -129,7 +129,7 @@ class JobRunner:
         """The gate: only what is fit is started."""
         if self.job.state is not State.CHECKING or plan.tag != self.job.tag:
             return
-        hellos = {host: self.link(host).hello for host in self._reports}
+        hellos = {host.name: {**self.link(host.name).hello, "is_local": host.is_local} for host in self.hosts}
         verdict = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
         self._feed(w.Checked(verdict.warnings))
         if verdict.refusal is not None:

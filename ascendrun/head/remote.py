@@ -19,6 +19,8 @@ from ascendrun.node import wire
 
 SUSPECT_S = 6.0
 UNREACHABLE_S = 15.0
+AWAY_S = 5.0
+"""So long between two ticks: this process stood still, and what was not heard meanwhile is no silence."""
 SEND_S = 30.0
 BOOT_S = 60.0
 """From login to the agent's first word; a slow startup file of a login shell is the usual cost."""
@@ -85,7 +87,7 @@ class Link:
         self._failures = 0
         self._retry_mono = 0.0
         self._boot_deadline_mono: Optional[float] = None
-        self._heard_mono = time.monotonic()
+        self._heard_mono = self._ticked_mono = time.monotonic()
 
     # What others ask
 
@@ -150,6 +152,7 @@ class Link:
         now = time.monotonic()
         expired: List[_Call] = []
         with self._lock:
+            self._forgive_absence(now)
             for request_id in [i for i, call in self._pending.items() if call.deadline_mono <= now]:
                 expired.append(self._pending.pop(request_id))
             late = [entry for entry in self._outbox if entry[1].deadline_mono <= now]
@@ -174,6 +177,16 @@ class Link:
             self._drop(boot_epoch, CannotConnect(text, hint=hint))
         if should_connect:
             self._connecting.submit(self._connect, epoch)
+
+    def _forgive_absence(self, now: float) -> None:
+        away_s, self._ticked_mono = now - self._ticked_mono, now
+        if away_s < AWAY_S:
+            return
+        self._heard_mono = min(now, self._heard_mono + away_s)
+        if self._boot_deadline_mono is not None:
+            self._boot_deadline_mono += away_s
+        for call in (*self._pending.values(), *(call for _, call in self._outbox)):
+            call.deadline_mono += away_s
 
     def close(self) -> None:
         """Ends the link; every open call is answered with "link-lost"."""
@@ -230,6 +243,8 @@ class Link:
             self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
 
     def _on_data(self, epoch: int, booting: Booting, data: bytes) -> None:
+        if epoch != self._epoch:
+            return  # a connection that was given up
         self._heard_mono = time.monotonic()
         try:
             for header, body in booting.feed(data):

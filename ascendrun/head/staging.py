@@ -51,10 +51,15 @@ class TreePush:
     def _send(self, offset: int) -> None:
         tree = self._rest[0]
         path = tree_file(self._state_dir, tree.sha256)
-        total = path.stat().st_size
-        with open(path, "rb") as file:
-            file.seek(offset)
-            chunk = file.read(CHUNK_BYTES)
+        try:
+            total = path.stat().st_size
+            with open(path, "rb") as file:
+                file.seek(offset)
+                chunk = file.read(CHUNK_BYTES)
+        except OSError as error:
+            text = f"the head's copy of the {tree.name} cannot be read: {path}: {error.strerror}"
+            self._refused(Reply({}, b"", {"code": "tree-missing", "message": text, "hint": "submit the job again"}))
+            return
         fields = {"sha256": tree.sha256, "offset": offset, "total": total}
         self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset + len(chunk), total))
 

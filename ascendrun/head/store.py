@@ -75,9 +75,10 @@ class StoredEvent:
 class Store:
     """One state folder's database. Open it for writing in the controller alone; everybody may read."""
 
-    def __init__(self, connection: sqlite3.Connection, token: Optional[str]) -> None:
+    def __init__(self, connection: sqlite3.Connection, token: Optional[str], path: Path) -> None:
         self._db = connection
         self._token = token
+        self._path = path
 
     @classmethod
     def open(cls, state_dir: Path) -> "Store":
@@ -95,7 +96,7 @@ class Store:
         with _immediate(connection):
             connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
             connection.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
-        return cls(connection, token)
+        return cls(connection, token, path)
 
     @classmethod
     def open_for_reading(cls, state_dir: Path) -> Optional["Store"]:
@@ -109,7 +110,7 @@ class Store:
             return None
         _refuse_newer(connection, path)
         connection.execute("PRAGMA query_only = ON")
-        return cls(connection, None)
+        return cls(connection, None, path)
 
     def close(self) -> None:
         self._db.close()
@@ -122,12 +123,18 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, refused when the lease has gone to another controller."""
-        with _immediate(self._db):
-            row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
-            if row is None or row[0] != self._token:
-                raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
-            yield self._db
+        """One transaction, refused when the lease has gone to another controller.
+
+        Raises StoreUnusable when nothing can be written now: the disk is full, or another program holds the file.
+        """
+        try:
+            with _immediate(self._db):
+                row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
+                if row is None or row[0] != self._token:
+                    raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
+                yield self._db
+        except sqlite3.OperationalError as error:
+            raise _unwritable(self._path, error) from error
 
     def add_job(self, *, key: str, make_job: "JobMaker", spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]],
                 trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> Job:
@@ -250,15 +257,23 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusable:
+    free = os.statvfs(path.parent)
+    return StoreUnusable(f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
+                         hint="free some space there, or end the program that holds the file; "
+                              "jobs on the nodes go on meanwhile")
+
+
 @contextmanager
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 def _version(connection: sqlite3.Connection) -> int:

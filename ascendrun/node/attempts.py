@@ -6,6 +6,7 @@ prepared.json, supervisor.json (claimed once: by the supervisor, or by a stop th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from ascendrun.node.failpoint import failpoint
 from ascendrun.node.fence import locked
 from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
-from ascendrun.node.records import Records, read_events, write_end
+from ascendrun.node.records import Records, free_reserve, read_events, write_end
 from ascendrun.node.refusal import Refusal, refusal_of
 from ascendrun.node.stopping import UNKILLABLE_S
 
@@ -196,12 +197,12 @@ class Attempts:
         folder = layout.attempt_dir(self._root, tag)
         wish = {"now": bool(request.get("now")), "grace_s": request.get("grace_s"), "reason": request.get("reason"),
                 "at_ns": time.time_ns()}
-        with locked(self._root, tag) as (fence, attempt):
-            fence.raise_to(attempt, stopped=True)
-            make_private_dir(folder)
-            write_json(os.path.join(folder, STOP), wish)
-            failpoint("stop.after_wish")
-            claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
+        try:
+            self._record_wish(tag, folder, wish)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
+                raise refusal_of(error, "cannot stop attempt %s in %s" % (tag, self._root)) from error
+            self._record_wish(tag, folder, wish)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" in identity and procs.is_alive(identity):
@@ -213,6 +214,14 @@ class Attempts:
         elif self.phase(tag) != "ended":
             self._end_without_supervisor(tag, folder, identity)
         return {}
+
+    def _record_wish(self, tag: str, folder: str, wish: Dict[str, Any]) -> None:
+        with locked(self._root, tag) as (fence, attempt):
+            fence.raise_to(attempt, stopped=True)
+            make_private_dir(folder)
+            write_json(os.path.join(folder, STOP), wish)
+            failpoint("stop.after_wish")
+            claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
 
     def _is_obeyed(self, tag: str, folder: str) -> bool:
         """Whether the supervisor took the wish within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
@@ -242,9 +251,13 @@ class Attempts:
             if self.phase(tag) == "ended":
                 return
             records = Records(folder)
-            records.free_reserve()
-            write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
-            records.close()
+            free_reserve(folder)
+            try:
+                write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
+            except OSError as error:
+                raise refusal_of(error, "cannot record the end of attempt %s" % tag) from error
+            finally:
+                records.close()
 
     # --- the truth ---
 

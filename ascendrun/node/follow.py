@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -189,7 +190,8 @@ class Follower:
         try:
             if now - self._lost_check_s.get(tag, now) >= LOST_CHECK_S:
                 self._lost_check_s[tag] = now
-                self._note_lost(tag)
+                with contextlib.suppress(OSError):  # a full disk: said when there is room for it
+                    self._note_lost(tag)
             return follow.look(now)
         except OSError as error:
             # One attempt's files may be unreadable (a dead disk); the others are followed on, and the head is told.

@@ -63,14 +63,6 @@ class Records:
         finally:
             os.close(fd)
 
-    def free_reserve(self) -> bool:
-        """False when there was none left."""
-        try:
-            os.unlink(os.path.join(self._folder, _RESERVE))
-        except OSError:
-            return False
-        return True
-
     def add(self, event: str, *, durable: bool = False, **fields: Any) -> None:
         """One record; `durable` also survives a power cut. A record that finds no space waits for `flush`."""
         self._seq += 1
@@ -86,7 +78,7 @@ class Records:
         try:
             self._append(self._waiting)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.free_reserve():
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(self._folder):
                 return False
             return self.flush()
         self._waiting = b""
@@ -108,8 +100,30 @@ class Records:
         return size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
 
-def write_end(folder: str, records: Records, *, leftovers: List[int], codes: Dict[str, Optional[int]]) -> None:
-    """The last word of an attempt: the event, then the file that makes its phase `ended`."""
+def free_reserve(folder: str) -> bool:
+    """Gives up the space that an attempt holds for its records; False when there was none left."""
+    try:
+        os.unlink(os.path.join(folder, _RESERVE))
+    except OSError:
+        return False
+    return True
+
+
+def write_end(folder: str, records: Records, *, leftovers: List[int], codes: Dict[str, Optional[int]],
+              wait_s: Optional[float] = None) -> None:
+    """The last word of an attempt: the event, then the file that makes its phase `ended`.
+
+    While the disk is full it is tried again every `wait_s`; None: OSError is raised.
+    """
     records.add("ended", durable=True, leftovers=leftovers, codes=codes)
     failpoint("finish.after_event")
-    write_json(os.path.join(folder, ENDED), {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes})
+    while True:
+        try:
+            if not records.flush():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+            write_json(os.path.join(folder, ENDED), {"at_ns": time.time_ns(), "leftovers": leftovers, "codes": codes})
+            return
+        except OSError as error:
+            if wait_s is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        time.sleep(wait_s)

@@ -13,7 +13,7 @@ from ascendrun.node import cgroup, procs
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, read_json
 from ascendrun.node.layout import IDENTITY, PREPARED
-from ascendrun.node.records import Records
+from ascendrun.node.records import Records, free_reserve
 from ascendrun.node.refusal import refusal_of
 from ascendrun.node.watch import Supervisor
 
@@ -56,7 +56,7 @@ def _take_over(folder: str, spec: Dict[str, Any]) -> Optional[Supervisor]:
     try:
         records.hold_reserve()
     except OSError:
-        records.free_reserve()
+        free_reserve(folder)
         raise
     group = cgroup.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
     failpoint("launch.before_claim")

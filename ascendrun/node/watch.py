@@ -14,7 +14,7 @@ from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
 from ascendrun.node.layout import STOP, STOP_TAKEN
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
-from ascendrun.node.records import Records, write_end
+from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.refusal import Refusal
 from ascendrun.node.spool import ROTATE_BYTES
 
@@ -358,7 +358,7 @@ class Supervisor:
             for spool in rank.spools.values():
                 spool.close()
         failpoint("finish.before_terminal")
-        self.records.free_reserve()
-        write_end(self.folder, self.records, leftovers=self.leftovers,
+        free_reserve(self.folder)
+        write_end(self.folder, self.records, leftovers=self.leftovers, wait_s=TICK_S,
                   codes={str(rank.number): rank.result for rank in self.ranks})
         cgroup.remove_group(self.group)
