@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ascendrun.head.control import ControlClient
     from ascendrun.head.deep import DeepLook, DeepOptions
     from ascendrun.head.store import Store, StoredJob
+    from ascendrun.health.forecast import Forecast
     from ascendrun.health.report import DoctorReport
     from ascendrun.health.world import World
 
@@ -251,18 +252,26 @@ class Cluster:
         skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
         findings = run_checks(world, is_full=is_full, skip=skip, require=require)
         count = len(choose_checks(is_full=is_full, skip=skip, require=require))
-        return make_report(world, findings, lang=lang, checks=count, wall_s=time.monotonic() - began)
+        report = make_report(world, findings, lang=lang, checks=count, wall_s=time.monotonic() - began)
+        return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
+
+    def forecast(self, nodes: int) -> "Forecast":
+        """What failures will cost on so many nodes, from published rates and what this cluster has seen itself."""
+        from ascendrun.head.history import read_history
+        from ascendrun.health.forecast import make_forecast
+        return make_forecast(nodes, read_history(self.settings.state_dir, now_s=time.time()))
 
     def deep(self, hosts: Sequence[Host], base: "JobSpec", *, options: Optional["DeepOptions"] = None,
              say: Callable[[str], None] = lambda text: None) -> "DeepLook":
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
         the report. Hosts that a job holds are left in peace. `say` gets a line for every step."""
-        from ascendrun.head.deep import DeepOptions, judge_and_keep, look_deep
+        from ascendrun.head.deep import default_options, judge_and_keep, look_deep
         from ascendrun.head.deepjobs import StoreJobs
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         jobs = StoreJobs(self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True),
                          self.ensure_controller)
-        report = look_deep(jobs, base, hosts, options or DeepOptions(), state_dir=self.settings.state_dir,
+        options = options or default_options(base.devices.family)
+        report = look_deep(jobs, base, hosts, options, state_dir=self.settings.state_dir,
                            busy={host: f"it runs {job}" for host, job in holders.items()}, say=say)
         return judge_and_keep(report, self.settings.state_dir)
 

@@ -11,6 +11,8 @@ import click
 from ascendrun.cli.options import hostfile_option, hosts_of, output_option, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ascendrun.cli.face import Face
     from ascendrun.core.hosts import Host
     from ascendrun.health.report import DoctorReport
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     ascendrun doctor -H hostfiles/cluster.hosts             # every host of the file
     ascendrun doctor jobs/finetune.yaml                     # as this job would find its hosts
     ascendrun doctor -H cluster.hosts --on 'npu[01-04]' --family npu --lang zh
+    ascendrun doctor jobs/finetune.yaml --deep              # and how fast devices and links are, against each other
     ascendrun doctor -H cluster.hosts --fix > mend.sh       # the ways out as a script; nothing is run
 """)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--family", type=click.Choice(["npu", "cuda", "cpu"]), help="What the nodes compute on.")
 @click.option("--path", "paths", multiple=True, metavar="PATH", help="Must be there, alike on all nodes.")
 @click.option("--quick", is_flag=True, help="Only the checks that gate every start.")
+@click.option("--deep", is_flag=True, help="Then measure: collectives in pairs of hosts, products on every device.")
 @click.option("--fail-on", type=click.Choice(["fail", "warn", "note"]), default="fail", help="Exit 3 from here on.")
 @click.option("--fix", is_flag=True, help="Print a script of all ways out; run nothing.")
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the findings.  [default: the locale's]")
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
-    family: Optional[str], paths: tuple[str, ...], quick: bool, fail_on: str, fix: bool, lang: Optional[str],
+    family: Optional[str], paths: tuple[str, ...], quick: bool, deep: bool, fail_on: str, fix: bool, lang: Optional[str],
     output: Optional[str],
 ) -> int:
     """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
@@ -54,6 +58,8 @@ def command(
     try:
         report = face.cluster.doctor(hosts, job_file=file, overrides=overrides, family=family, paths=paths,
                                      is_full=not quick, lang=lang)
+        if deep:
+            report = measure(face, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
     finally:
         screen.close()
     if fix:
@@ -66,6 +72,24 @@ def command(
         assert output is not None
         sys.stdout.write(format_one(report, output))
     return exit_code(report, fail_on=fail_on)
+
+
+def measure(
+    face: Face, report: DoctorReport, hosts: tuple[Host, ...], file: Optional[Path], *, overrides: tuple[str, ...],
+    lang: str, say: Callable[[str], None],
+) -> DoctorReport:
+    """The report with what small jobs measured on the hosts that were reached, in the job's own Python."""
+    from ascendrun.head.deep import make_base
+    from ascendrun.head.submit import read_job
+    from ascendrun.health.report import add_deep
+
+    reached = [host for host in hosts if host.name not in report.unreached]
+    if not reached:
+        return report
+    job = read_job(file, overrides=overrides) if file is not None else None
+    look = face.cluster.deep(reached, make_base(job, family=report.family or "cpu"), say=say)
+    face.say(f"measured; kept in {look.file}")
+    return add_deep(report, look.report, look.findings, lang=lang)
 
 
 def choose_hosts(

@@ -23,7 +23,7 @@ NAMES_WIDTH = 32
 def print_report(report: DoctorReport, *, lang: str, color: bool, wide: bool) -> None:
     width = terminal_width("wide" if wide else None)
     lines = [*_table(report.facts, len(report.hosts)), "", *_findings(report.findings, lang, color, wide=wide),
-             _verdict(report, lang)]
+             *_forecast(report, lang), _verdict(report, lang)]
     for line in lines:
         sys.stdout.write((line if width is None or "\x1b" in line else cut(line, width)) + "\n")
 
@@ -69,6 +69,16 @@ def _finding(view: FindingView, *, wide: bool) -> list[str]:
     if view.advice:
         lines.append(f"      > {sanitise_line(view.advice)}")
     return lines
+
+
+def _forecast(report: DoctorReport, lang: str) -> list[str]:
+    """One line, and what it rests on."""
+    from ascendrun.health.forecast_text import tell_forecast
+
+    if report.forecast is None:
+        return []
+    words = tell_forecast(report.forecast, lang)
+    return [words.says, f"      {words.advice}"]
 
 
 def _verdict(report: DoctorReport, lang: str) -> str:

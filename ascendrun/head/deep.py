@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Proto
 
 from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobmodel import Checkpoint, Devices, Family, JobSpec, Restart, Timeouts
+from ascendrun.core.jobmodel import Checkpoint, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.plan import Tree
 from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.store import make_state_dir
@@ -55,6 +55,13 @@ class DeepOptions:
     partners: int = PARTNERS
     start_s: float = 120.0
     job_s: float = 240.0
+
+
+def default_options(family: str) -> DeepOptions:
+    """What suits the devices: CPUs and their networks are slower, and mostly wanted for something else."""
+    if family == "cpu":
+        return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0)
+    return DeepOptions()
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,12 @@ def look_deep(jobs: Jobs, base: JobSpec, hosts: Sequence[Host], options: DeepOpt
         report = replace(report, rounds=(*report.rounds, bench.measure_pairs(pairs)))
 
 
-def make_base(spec: Optional[JobSpec], *, family: Family = "cpu", python: Optional[str] = None,
+def make_base(spec: Optional[JobSpec], *, family: str = "cpu", python: Optional[str] = None,
               setup: Optional[str] = None) -> JobSpec:
     """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
-        devices = Devices(family=family, per_node=1 if family == "cpu" else None)
+        devices = Devices.model_validate({"family": family, "per_node": 1 if family == "cpu" else None})
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.family == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.health.deepresults import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, HostResult
+from ascendrun.health.deepresults import BANDWIDTH, PROMPTNESS, RAIL, DeepReport
 from ascendrun.health.pairing import Exchange, Judgement, Pair, best_of_hosts, best_of_pairs, judge
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -62,7 +62,7 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
     speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
     for (host, device), typical in _below(speeds, shares.device):
         yield Finding("deep-device-slow", Severity.WARN, (host,), {
-            "device": device, "measured": f"{speeds[host, device]:.3g} TFLOP/s", "typical": f"{typical:.3g} TFLOP/s",
+            "device": device, "measured": _told_tflops(speeds[host, device]), "typical": _told_tflops(typical),
             "percent": _percent_less(speeds[host, device], typical)})
     inside = {host: result.bandwidth_bytes_per_s for host, result in report.hosts.items()
               if result.bandwidth_bytes_per_s is not None}
@@ -129,29 +129,25 @@ def _worst(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], s
 
 def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
     share = SHARES[report.family].last
-    now, then = _scores(report), _scores(before)
-    for (host, what), value in now.items():
-        last = then.get((host, what))
+    then = _scores(before)
+    for (host, kind, device), value in _scores(report).items():
+        last = then.get((host, kind, device))
         if last and value < share * last:
-            tell = (lambda one: f"{one:.3g} TFLOP/s") if what.startswith("device") else told_speed
-            yield Finding("deep-slower-than-before", Severity.NOTE, (host,), {
-                "what": what, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)})
+            tell = _told_tflops if kind == "device" else told_speed
+            named = {"device": device} if device else {}
+            yield Finding(f"deep-{kind}-slower-than-before", Severity.NOTE, (host,), {
+                **named, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)})
 
 
-def _scores(report: DeepReport) -> Dict[Tuple[str, str], float]:
-    """What is compared over time: (host, what) -> larger is better."""
-    scores = {(host, "network"): rates[BANDWIDTH] for host, rates in best_of_hosts(report.exchanges).items()
+def _scores(report: DeepReport) -> Dict[Tuple[str, str, str], float]:
+    """What is compared over time, larger is better: by host, kind, and device ("" where it is the host's own)."""
+    scores = {(host, "network", ""): rates[BANDWIDTH] for host, rates in best_of_hosts(report.exchanges).items()
               if BANDWIDTH in rates}
     for host, result in report.hosts.items():
-        scores.update(_scores_alone(host, result))
+        if result.bandwidth_bytes_per_s is not None:
+            scores[host, "node", ""] = result.bandwidth_bytes_per_s
+        scores.update({(host, "device", one.device): one.tflops for one in result.devices})
     return scores
-
-
-def _scores_alone(host: str, result: HostResult) -> Iterator[Tuple[Tuple[str, str], float]]:
-    if result.bandwidth_bytes_per_s is not None:
-        yield (host, "inside the node"), result.bandwidth_bytes_per_s
-    for one in result.devices:
-        yield (host, f"device {one.device}"), one.tflops
 
 
 def _below(values: Mapping[_Key, float], share: float) -> Iterator[Tuple[_Key, float]]:
@@ -185,6 +181,10 @@ def told_speed(bytes_per_s: float) -> str:
         if bytes_per_s >= size:
             return f"{bytes_per_s / size:.3g} {unit}"
     return f"{bytes_per_s / 1e3:.3g} kB/s"
+
+
+def _told_tflops(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s"
 
 
 def _told_latency(promptness: float) -> str:

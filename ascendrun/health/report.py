@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, List, Mapping, Optional, Tuple
 
-from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.core.names import fold_names
+from ascendrun.health.deepresults import DeepReport
 from ascendrun.health.facts import NodeFacts, Unreached
+from ascendrun.health.forecast import Forecast
 from ascendrun.health.texts import render
 from ascendrun.health.world import World, compare
 
@@ -44,7 +46,8 @@ class FindingView:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """`is_fit`: nothing found that would stop a start. `unreached`: hosts without an answer, and why."""
+    """`is_fit`: nothing found that would stop a start. `unreached`: hosts without an answer, and why.
+    `forecast`: what failures will cost on so many nodes. `deep`: what was measured, None: nothing was."""
 
     is_fit: bool
     hosts: Tuple[str, ...]
@@ -55,6 +58,8 @@ class DoctorReport:
     findings: Tuple[FindingView, ...]
     checks: int
     wall_s: float
+    forecast: Optional[Forecast] = None
+    deep: Optional[DeepReport] = None
 
 
 Row = Tuple[str, Callable[[NodeFacts], Optional[str]]]
@@ -106,6 +111,13 @@ def make_report(world: World, findings: Tuple[Finding, ...], *, lang: str, check
                         family=world.family, job=world.job.name if world.job is not None else None,
                         facts=fact_rows(world, (*ROWS, *NPU_ROWS)), findings=view_findings(findings, lang),
                         checks=checks, wall_s=wall_s)
+
+
+def add_deep(report: DoctorReport, deep: DeepReport, findings: Tuple[Finding, ...], *, lang: str) -> DoctorReport:
+    """The report with what a deep look measured, and what that means; the worst of all findings first."""
+    views = sorted((*report.findings, *view_findings(findings, lang)), key=lambda view: SEVERITIES.index(view.severity))
+    is_fit = report.is_fit and not any(finding.severity is Severity.FAIL for finding in findings)
+    return replace(report, findings=tuple(views), is_fit=is_fit, deep=deep)
 
 
 def refusal_text(findings: Tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:

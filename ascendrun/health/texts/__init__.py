@@ -1,4 +1,4 @@
-"""The words of every finding by language and code (en.json, zh.json): what is wrong, and the way out."""
+"""The words of every finding by language and code ([deep.]en.json, [deep.]zh.json): what is wrong, and the way out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Mapping
+from typing import Dict, Mapping
 
 from ascendrun.core.findings import Finding
 
@@ -45,8 +45,9 @@ def placeholders(text: str) -> frozenset[str]:
 @lru_cache(maxsize=None)
 def texts(lang: str) -> Mapping[str, Mapping[str, str]]:
     """Every code's {"says", "advice"} in a language of LANGUAGES."""
-    text = resources.files(__name__).joinpath(f"{lang}.json").read_text(encoding="utf-8")
-    rows: Mapping[str, Mapping[str, str]] = json.loads(text)
+    rows: Dict[str, Mapping[str, str]] = {}
+    for name in (f"{lang}.json", f"deep.{lang}.json"):
+        rows.update(json.loads(resources.files(__name__).joinpath(name).read_text(encoding="utf-8")))
     return rows
 
 

@@ -1,0 +1,129 @@
+"""What failures will cost on N nodes: the time between them, how often to save, and the share of time that trains.
+
+Pure arithmetic. The model is Daly's (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
+restart dumps", 2006): failures come at a constant rate, at any time, also while saving and while starting again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+SECONDS_A_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Failures that stop a job, for each day of each node; where the figure comes from."""
+
+    per_node_day: float
+    source: str
+
+
+PUBLISHED: Tuple[Rate, ...] = (
+    Rate(6.50e-3, "Meta RSC-1, 16k A100, 11 months (arXiv 2410.21680)"),
+    Rate(3.79e-3, "Llama 3, 2048 nodes of 8 H100, 54 days (arXiv 2407.21783)"),
+    Rate(2.34e-3, "Meta RSC-2, 8k A100, 11 months (arXiv 2410.21680)"),
+)
+ASSUMED = PUBLISHED[0]
+"""The most careful of the published rates. Nobody has published one of an Ascend cluster that could be checked."""
+
+ASSUMED_RESTART_S = 190.0
+"""From a rank's death to the next step: 10 s to notice and stop, 60 s to start anew, 2 min to load."""
+ASSUMED_SAVE_S = 60.0
+"""How long training stands still for a checkpoint; programs that save in the background need less."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What this cluster itself has seen. `node_days`: of running jobs. `failures`: how often a node was lost under one;
+    a program's own failures do not count, since they do not grow with the nodes. `restarts_s`: how long the restarts
+    took, from the loss until the job ran again."""
+
+    node_days: float = 0.0
+    failures: int = 0
+    restarts_s: Tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """`between_failures_s`: mean time between failures that stop the job. `save_every_s`: the interval between
+    checkpoints that loses the least. `effective_share`: of all time, how much is training that counts, with that
+    interval; `hourly_share`: the same with a checkpoint every hour. `rate_source`: where the assumed rate comes from;
+    `has_own_history`: whether this cluster's own past is long enough to have moved it."""
+
+    nodes: int
+    rate_per_node_day: float
+    rate_source: str
+    has_own_history: bool
+    own_failures: int
+    own_node_days: float
+    restart_s: float
+    save_s: float
+    between_failures_s: float
+    save_every_s: float
+    effective_share: float
+    hourly_share: float
+
+
+def make_forecast(nodes: int, history: History, *, assumed: Rate = ASSUMED, restart_s: Optional[float] = None,
+                  save_s: float = ASSUMED_SAVE_S) -> Forecast:
+    """The forecast for a job on `nodes` nodes. `restart_s` None: what the history says, else ASSUMED_RESTART_S.
+
+    Raises ValueError when there are no nodes, or saving takes no time (then one would save all the time).
+    """
+    if nodes < 1 or save_s <= 0:
+        raise ValueError(f"no forecast for {nodes} nodes that save in {save_s:g} s")
+    rate_per_node_day = own_rate_per_node_day(history, assumed)
+    if restart_s is None:
+        restart_s = _middle(history.restarts_s) or ASSUMED_RESTART_S
+    between_s = SECONDS_A_DAY / (nodes * rate_per_node_day)
+    every_s = best_interval_s(between_s, save_s)
+    return Forecast(
+        nodes=nodes, rate_per_node_day=rate_per_node_day, rate_source=assumed.source,
+        has_own_history=history.node_days >= 1 or history.failures > 0, own_failures=history.failures,
+        own_node_days=history.node_days, restart_s=restart_s, save_s=save_s,
+        between_failures_s=between_s, save_every_s=every_s,
+        effective_share=effective_share(every_s, between_s, save_s=save_s, restart_s=restart_s),
+        hourly_share=effective_share(3600.0, between_s, save_s=save_s, restart_s=restart_s))
+
+
+def own_rate_per_node_day(history: History, assumed: Rate) -> float:
+    """The assumed rate, moved by what was seen: it counts as one failure seen in the time that it takes to expect one.
+
+    So ten quiet days of two nodes change little, and a year of a cluster's own life leaves little of the assumption.
+    (The mean of a gamma prior of shape 1 after Poisson counts.)
+    """
+    return (1 + history.failures) / (1 / assumed.per_node_day + history.node_days)
+
+
+def young_interval_s(between_failures_s: float, save_s: float) -> float:
+    """Young's estimate of the best time between two checkpoints: sqrt(2 M w)."""
+    return math.sqrt(2 * between_failures_s * save_s)
+
+
+def best_interval_s(between_failures_s: float, save_s: float) -> float:
+    """Daly's estimate of the best time of work between two checkpoints; as long as M where saving takes longer than
+    2 M, since then no interval is good."""
+    if save_s >= 2 * between_failures_s:
+        return between_failures_s
+    ratio = save_s / (2 * between_failures_s)
+    young_s = young_interval_s(between_failures_s, save_s)
+    return young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def effective_share(interval_s: float, between_failures_s: float, *, save_s: float, restart_s: float) -> float:
+    """The share of all time that is training which need not be done again: from 0 to 1.
+
+    With M between failures, an interval t of work followed by a save w takes M e^(R/M) (e^((t+w)/M) - 1) on average.
+    """
+    mean_s = between_failures_s
+    if (interval_s + save_s + restart_s) / mean_s > 700:
+        return 0.0  # less than any float: the job never gets to its next checkpoint
+    return interval_s / (mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + save_s) / mean_s))
+
+
+def _middle(values: Tuple[float, ...]) -> Optional[float]:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else None
