@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from ascendrun.core.errors import AscendrunError
@@ -17,13 +16,16 @@ _MAKE_DEVICES = (
 )
 
 
-def install_on(cluster: VirtualCluster, name: str, scenario: Scenario, *, has_devices: bool = True) -> None:
+def install_on(
+    cluster: VirtualCluster, name: str, scenario: Scenario, *, has_devices: bool = True, python: str = ""
+) -> None:
     """Host `name` of the cluster is from now on a node of this scenario; its files are gone with the host.
 
-    `has_devices`: whether it gets device nodes, in a /dev of its own. Processes that run there find the tools on PATH.
+    `has_devices`: whether it gets device nodes, in a /dev of its own. `python`: the interpreter of the tools, this
+    one's by default; say /usr/bin/python3 where accounts other than root run them and this one lies in root's home.
     Raises InvalidInput, HostDown, AscendrunError where the host may not have its own /dev.
     """
-    install_tree(cluster.path(name, "/"), scenario, python=os.path.realpath(sys.executable), has_devices=False)
+    install_tree(cluster.path(name, "/"), scenario, python=python, has_devices=False)
     devices = len(scenario.cards_ids) * scenario.family.dies if has_devices else 0
     argv = [sys.executable, "-I", "-S", "-c", _MAKE_DEVICES, str(devices)]
     done = cluster.host_run(name, argv, capture_output=True, text=True) if has_devices else None

@@ -194,6 +194,11 @@ def _problems(scenario: Scenario) -> List[Tuple[str, Optional[str]]]:
         for one in scenario.processes
         if not 0 <= one.device < devices
     ]
+    places = [(one.device, one.pid) for one in scenario.processes]
+    found += [
+        (f"processes: {pid} stands twice on device {device}", None)
+        for device, pid in sorted({place for place in places if places.count(place) > 1})
+    ]
     return found + [problem for fault in scenario.faults for problem in fault_problems(fault, scenario.cards_ids)]
 
 

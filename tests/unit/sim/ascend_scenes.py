@@ -82,7 +82,7 @@ def scenarios(draw):
         has_tls=draw(st.booleans()),
         is_compatible=draw(st.booleans()),
         fixed=draw(st.dictionaries(device, fixed_reading(family), max_size=devices)),
-        processes=tuple(draw(st.lists(process, max_size=6))),
+        processes=tuple(draw(st.lists(process, max_size=6, unique_by=lambda one: (one.device, one.pid)))),
     )
 
 

@@ -122,6 +122,8 @@ def test_every_link_of_a_tree_leads_into_the_tree(sim_node):
 
 # -- scenarios
 
+SHOWN = "{device: 1, pid: 5, name: a, memory_mb: 1}"
+
 
 def test_a_scenario_file_says_the_whole_node():
     text = """
@@ -165,6 +167,7 @@ faults: [{name: slow, value: 2.5}, {name: link_down, card: 1, after_s: 60}]
         ("fixed: {0: {helth: OK}}", "helth is unknown"),
         ("fixed: {9: {health: OK}}", "there is no device 9"),
         ("processes: [{device: 8, pid: 1, name: a, memory_mb: 1}]", "there is no device 8"),
+        (f"processes: [{SHOWN}, {SHOWN}]", "twice"),
         ("cards: many", "wrong kind"),
         ("a: [", "a.yaml"),
     ],
