@@ -94,5 +94,5 @@ class SurveyErrand:
                 fields["refused"] = found["refused"]
             else:
                 fields.update(report=report_values(self._reports[host.name]), results=found.get("results", {}),
-                              hello=dict(self._links.get(host).hello))
+                              hello={**self._links.get(host).hello, "is_local": host.is_local})
             self._answer(fields, b"", index == len(self._hosts) - 1)

@@ -114,8 +114,9 @@ class Touch:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. `limits`: (soft, hard) by name without RLIMIT_, None inside: unlimited.
+    """One node. `is_local`: it is the head's own machine, without SSH.
 
+    `limits`: (soft, hard) by name without RLIMIT_, None inside: unlimited.
     `login_s`: from the command's start to its first word, startup files included; `login_noise`: what those wrote.
     `clock_offset_s`: node clock minus head clock. `kills_user_processes`: logind does so at logout.
     `disks`, `writes`, `paths`: by the path asked for. `taken_ports`: of those that were asked.
@@ -123,6 +124,7 @@ class NodeFacts:
     """
 
     host: str
+    is_local: Optional[bool] = None
     root: Optional[str] = None
     login_s: Optional[float] = None
     login_noise: Optional[str] = None
@@ -164,7 +166,8 @@ def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[st
     said = read_answers(results)
     login = hello.get("login") or {}
     return NodeFacts(
-        host=report.host, root=report.root, login_s=login.get("wait_s"), login_noise=login.get("noise"),
+        host=report.host, is_local=hello.get("is_local"), root=report.root,
+        login_s=login.get("wait_s"), login_noise=login.get("noise"),
         user=report.user, uid=hello.get("uid"), hostname=report.hostname, boot_id=report.boot_id or None,
         machine_id=report.machine_id or None, kernel=report.kernel, arch=report.arch, os_name=said.get("os"),
         cpus=report.cpus, memory_bytes=report.memory_bytes, agent_python=report.python_version,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
 
+from ascendrun.ascend.chips import Chip
+
 if TYPE_CHECKING:
     from ascendrun.health.facts import NodeFacts
 
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NpuFacts:
     """One node's devices, driver and CANN."""
+
+
+def chip_of_node(facts: NpuFacts) -> Optional[Chip]:
+    """The chip that the node's devices are; None: none, not known, or not all the same."""
+    return None
 
 
 def read_npu(said: Mapping[str, Any]) -> NpuFacts:

@@ -56,6 +56,6 @@ for p in sshd /usr/sbin/sshd /usr/local/sbin/sshd; do
         sed -n '/^-f$/{n;p;}')
     $p -T ${config:+-f "$config"} 2>/dev/null | grep -iE '^(maxstartups|maxsessions) ' && exit 0
 done
-cd /etc/ssh && grep -hiE '^[[:space:]]*(maxstartups|maxsessions)[[:space:]]' sshd_config sshd_config.d/*.conf 2>/dev/null
+cd /etc/ssh 2>/dev/null && cat sshd_config sshd_config.d/*.conf 2>/dev/null | grep -iE '^ *(maxstartups|maxsessions) '
 exit 0
 """

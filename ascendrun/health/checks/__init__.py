@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Iterable, List, Tuple
 
 from ascendrun.core.findings import Finding, fold_findings
-from ascendrun.health.checks import host, npu, reach
+from ascendrun.health.checks import environment, host, network, npu, reach, software, storage
 from ascendrun.health.world import Check, World
 
-CHECKS: Tuple[Check, ...] = (*reach.CHECKS, *host.CHECKS, *npu.CHECKS)
+CHECKS: Tuple[Check, ...] = (*reach.CHECKS, *host.CHECKS, *storage.CHECKS, *network.CHECKS, *software.CHECKS,
+                             *environment.CHECKS, *npu.CHECKS)
 """In the order in which people look for causes: first what makes the rest unknowable."""
 
 NAMES: Tuple[str, ...] = tuple(check.name for check in CHECKS)

@@ -1,39 +1,162 @@
-"""Checks of the machine itself: clock, kernel, identity, limits."""
+"""Checks of the machine itself: clock, identity, system, limits, and what would end a job behind our back."""
 
 from __future__ import annotations
 
-from typing import Iterator
+import math
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.world import Check, World, compare
+from ascendrun.core.names import fold_names
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.world import Check, World, differing
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
 """Offsets are removed from our own records; TLS, Kerberos and make on shared disks begin to fail at some seconds."""
 
+FILES_FEW, FILES_GOOD = 1024, 8192
+"""Open files: DataLoader workers share tensors through them; the usual default of 1024 is short for 8 ranks."""
+PROCESSES_FEW = 4096
+LOCKED_BYTES_GOOD = 64 << 20
+STARTUPS_FEW = 5
+SESSIONS_FEW = 2
+
 
 def check_clock(world: World) -> Iterator[Finding]:
-    """Against the nodes' own majority: a head (a laptop) with a wrong clock is no fault of theirs."""
+    """Against the nodes' own middle: a head (a laptop) with a wrong clock is no fault of theirs."""
     known = sorted(facts.clock_offset_s for facts in world.facts.values() if facts.clock_offset_s is not None)
     if not known:
         return
-    middle = known[(len(known) - 1) // 2]
+    # Of two nodes nobody is the majority: then the head's clock is the third opinion.
+    middle = known[(len(known) - 1) // 2] if len(known) > 2 else 0.0
     for host, facts in world.facts.items():
-        if facts.clock_offset_s is None:
-            continue
-        off_s = facts.clock_offset_s - middle
+        off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
         if abs(off_s) >= CLOCK_NOTE_S:
             severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
             yield Finding("clock-off", severity, (host,), {"seconds": f"{off_s:+.1f}"})
 
 
-def check_architecture(world: World) -> Iterator[Finding]:
-    same = compare({host: facts.arch for host, facts in world.facts.items()})
-    for value, hosts in same.others if same else ():
-        yield Finding("arch-differs", Severity.WARN, hosts, {"value": value, "majority": same.majority if same else ""},
-                      same.evidence() if same else ())
+def check_identity(world: World) -> Iterator[Finding]:
+    """Two names for one machine: its devices would be counted twice. Hosts that are this very machine may share it."""
+    by_boot = _groups(world, _machine)
+    for hosts in by_boot.values():
+        yield Finding("same-machine", Severity.FAIL, hosts, {"names": fold_names(hosts)})
+    joined = {host for hosts in by_boot.values() for host in hosts}
+    by_id = _groups(world, lambda facts: None if facts.is_local else facts.machine_id)
+    for hosts in by_id.values():
+        if not set(hosts) <= joined:
+            yield Finding("machine-id-shared", Severity.NOTE, hosts, {})
+
+
+def _machine(facts: NodeFacts) -> Optional[str]:
+    """Containers share a kernel, so its boot id alone names no machine; this head's own hosts share it on purpose."""
+    if facts.boot_id is None or facts.hostname is None or facts.is_local:
+        return None
+    return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
+
+
+def _groups(world: World, value_of: Callable[[NodeFacts], Optional[str]]) -> Dict[str, Tuple[str, ...]]:
+    """Values that several hosts share, with those hosts."""
+    groups: Dict[str, List[str]] = {}
+    for host, facts in world.facts.items():
+        value = value_of(facts)
+        if value:
+            groups.setdefault(value, []).append(host)
+    return {value: tuple(hosts) for value, hosts in groups.items() if len(hosts) > 1}
+
+
+def check_system(world: World) -> Iterator[Finding]:
+    yield from differing(world, "arch-differs", Severity.WARN, lambda facts: facts.arch)
+    yield from differing(world, "kernel-differs", Severity.NOTE, lambda facts: facts.kernel)
+    yield from differing(world, "os-differs", Severity.NOTE, lambda facts: facts.os_name)
+
+
+def check_hardware(world: World) -> Iterator[Finding]:
+    yield from differing(world, "cpus-differ", Severity.NOTE,
+                         lambda facts: None if facts.cpus is None else str(facts.cpus))
+    yield from differing(world, "memory-differs", Severity.WARN, _memory_class)
+
+
+def _memory_class(facts: NodeFacts) -> Optional[str]:
+    """Memory in steps of about 9 %: a few megabytes more or less are the firmware's business."""
+    if not facts.memory_bytes or facts.memory_bytes <= 0:
+        return None
+    return f"about {2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g} GiB"
+
+
+def check_user(world: World) -> Iterator[Finding]:
+    yield from differing(world, "user-differs", Severity.NOTE, lambda facts: facts.user)
+    same_user = len({facts.user for facts in world.facts.values()}) == 1
+    if same_user:
+        yield from differing(world, "uid-differs", Severity.WARN,
+                             lambda facts: None if facts.uid is None else str(facts.uid))
+
+
+def check_limits(world: World) -> Iterator[Finding]:
+    """As the non-interactive shell has them: /etc/security/limits.conf may hold for logins by hand only."""
+    for host, facts in world.facts.items():
+        files = _soft(facts, "NOFILE")
+        if files is not None and files < FILES_GOOD:
+            severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
+            yield Finding("limit-files", severity, (host,), {"limit": str(files), "good": str(FILES_GOOD)})
+        processes = _soft(facts, "NPROC")
+        if processes is not None and processes < PROCESSES_FEW:
+            yield Finding("limit-processes", Severity.WARN, (host,), {"limit": str(processes)})
+        locked = _soft(facts, "MEMLOCK")
+        if world.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
+            yield Finding("limit-locked", Severity.NOTE, (host,), {"kib": str(locked >> 10)})
+        space = _soft(facts, "AS")
+        if space is not None:
+            yield Finding("limit-address-space", Severity.WARN, (host,), {"gib": f"{space / (1 << 30):.1f}"})
+
+
+def check_limits_alike(world: World) -> Iterator[Finding]:
+    yield from differing(world, "limits-differ", Severity.NOTE, _limits_text)
+
+
+def _limits_text(facts: NodeFacts) -> Optional[str]:
+    if facts.limits is None:
+        return None
+    return " ".join(f"{name.lower()}={'unlimited' if soft is None else soft}"
+                    for name, (soft, _) in sorted(facts.limits.items()) if name in ("NOFILE", "MEMLOCK", "STACK"))
+
+
+def _soft(facts: NodeFacts, name: str) -> Optional[int]:
+    """None: unlimited, or not known."""
+    return (facts.limits or {}).get(name, (None, None))[0]
+
+
+def check_sshd(world: World) -> Iterator[Finding]:
+    for host, facts in world.facts.items():
+        if facts.sshd is None:
+            continue
+        first = (facts.sshd.max_startups or "").partition(":")[0]
+        if first.isdigit() and 0 < int(first) < STARTUPS_FEW:
+            yield Finding("sshd-startups", Severity.WARN, (host,), {"limit": facts.sshd.max_startups or ""})
+        sessions = facts.sshd.max_sessions
+        if sessions is not None and sessions < SESSIONS_FEW:
+            yield Finding("sshd-sessions", Severity.WARN, (host,), {"limit": str(sessions)})
+
+
+def check_logind(world: World) -> Iterator[Finding]:
+    """logind spares root, and whoever lingers."""
+    for host, facts in world.facts.items():
+        lingers = facts.lingering_users is not None and facts.user in facts.lingering_users
+        if facts.kills_user_processes and facts.uid != 0 and not lingers:
+            yield Finding("kill-user-processes", Severity.WARN, (host,), {"user": facts.user or "?"})
 
 
 CHECKS = (
+    Check("identity", check_identity, "no machine is listed under two names", ("same-machine", "machine-id-shared")),
     Check("clock", check_clock, "the nodes' clocks agree", ("clock-off",)),
-    Check("architecture", check_architecture, "all nodes have one architecture", ("arch-differs",)),
+    Check("system", check_system, "all nodes have one architecture, kernel and system",
+          ("arch-differs", "kernel-differs", "os-differs")),
+    Check("hardware", check_hardware, "all nodes have the same CPUs and memory", ("cpus-differ", "memory-differs")),
+    Check("user", check_user, "the account is the same everywhere, by name and number",
+          ("user-differs", "uid-differs")),
+    Check("limits", check_limits, "open files, processes and memory are not limited too tightly",
+          ("limit-files", "limit-processes", "limit-locked", "limit-address-space")),
+    Check("limits-alike", check_limits_alike, "the limits are the same on all nodes", ("limits-differ",)),
+    Check("sshd", check_sshd, "sshd takes the connections of several users at once",
+          ("sshd-startups", "sshd-sessions")),
+    Check("logind", check_logind, "logind does not end a job when its SSH connection ends", ("kill-user-processes",)),
 )

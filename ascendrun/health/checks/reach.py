@@ -40,10 +40,18 @@ def check_login_noise(world: World) -> Iterator[Finding]:
                           tuple(line[:200] for line in lines[:3]))
 
 
+def check_answers(world: World) -> Iterator[Finding]:
+    """What hangs on a node is a finding by itself, whatever it would have said."""
+    for host, facts in world.facts.items():
+        if facts.late:
+            yield Finding("answer-late", Severity.WARN, (host,), {"probes": ", ".join(facts.late)})
+
+
 CHECKS = (
     Check("reached", check_reached, "every host is reached, lets us in and runs our agent",
           ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python")),
     Check("login-time", check_login_time, "a login's startup files take no noticeable time", ("login-slow",)),
     Check("login-noise", check_login_noise, "a login's startup files write nothing into the connection",
           ("login-noise",)),
+    Check("answers", check_answers, "every question is answered in time", ("answer-late",)),
 )

@@ -1,0 +1,128 @@
+"""Checks of the variables that a rank would get: its own, the job's and those of the login."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, Mapping, Tuple
+
+from ascendrun.ascend.variables import judge_environment
+from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.names import fold_names
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.npu_facts import chip_of_node
+from ascendrun.health.world import Check, World, compare
+
+_SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severity.NOTE}
+_ALIKE = re.compile(r"(HCCL|ASCEND|NCCL|TORCH|PYTORCH|GLOO|OMP|MKL|CUDA|ATB|TASK|ACL)_|LD_LIBRARY_PATH\Z|PYTHONPATH\Z")
+_MEETING = re.compile(r"(HCCL|NCCL)_")
+_OWN_PER_NODE = re.compile(r"HCCL_IF_IP\Z|\w*_SOCKET_IFNAME\Z|OMP_NUM_THREADS\Z|\w*VISIBLE_DEVICES\Z")
+_SLOW: Mapping[str, Tuple[str, ...]] = {
+    "CUDA_LAUNCH_BLOCKING": ("1",), "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",), "NCCL_DEBUG": ("TRACE",),
+    "TORCH_CPP_LOG_LEVEL": ("INFO",), "TORCH_SHOW_CPP_STACKTRACES": (), "PYTHONFAULTHANDLER": (),
+    "PYTHONDONTWRITEBYTECODE": (), "PYTHONPROFILEIMPORTTIME": ("1",),
+}
+"""Settings for looking into a fault that were left on: each slows every step or floods the log."""
+
+
+def rank_variables(world: World, host: str) -> Dict[str, str]:
+    """What a rank on the host would see, as far as known; {} when nothing is."""
+    facts = world.facts[host]
+    found = dict(facts.environ or {})
+    if world.plan is not None:
+        ranks = next((node.ranks for node in world.plan.nodes if node.host == host), ())
+        for name, value in (ranks[0].env if ranks else {}).items():
+            found.setdefault(name, value)  # a set-up may have changed it
+    return found
+
+
+def check_ascend_variables(world: World) -> Iterator[Finding]:
+    if world.family != "npu":
+        return
+    for host, facts in world.facts.items():
+        for one in judge_environment(rank_variables(world, host), chip_of_node(facts.npu)):
+            code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
+            yield Finding(code, _SEVERITIES[one.severity], (host,),
+                          {"name": one.name, "value": one.value[:80], "says": one.says, "hint": one.hint})
+
+
+def check_slow_settings(world: World) -> Iterator[Finding]:
+    for host in world.facts:
+        variables = rank_variables(world, host)
+        for name, bad in _SLOW.items():
+            if variables.get(name, "").upper() in bad and name in variables:
+                yield Finding("variable-slows", Severity.WARN, (host,), {"name": name, "value": variables[name][:80]})
+
+
+def check_threads(world: World) -> Iterator[Finding]:
+    for host, facts in world.facts.items():
+        text = rank_variables(world, host).get("OMP_NUM_THREADS")
+        if text is None or facts.cpus is None:
+            continue
+        first = text.partition(",")[0]
+        if not first.isdigit() or int(first) < 1:
+            yield Finding("threads-wrong", Severity.WARN, (host,), {"value": text[:40]})
+        elif int(first) > facts.cpus:
+            yield Finding("threads-many", Severity.WARN, (host,), {"value": first, "cpus": str(facts.cpus)})
+
+
+def check_interfaces(world: World) -> Iterator[Finding]:
+    """A variable that names an interface which the node does not have."""
+    for host, facts in world.facts.items():
+        if not facts.addresses:
+            continue
+        for name, value in rank_variables(world, host).items():
+            if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
+                yield Finding("interface-missing", Severity.FAIL, (host,),
+                              {"name": name, "value": value, "has": ", ".join(sorted(facts.addresses))})
+
+
+def _names_some(name: str, value: str, interfaces: Tuple[str, ...]) -> bool:
+    """HCCL and NCCL take prefixes, "=eth0" for exactly that, "^eth0" for all but it; gloo takes exact names."""
+    if value.startswith("^"):
+        return True
+    words = [word.strip() for word in value.lstrip("=").split(",") if word.strip()]
+    if value.startswith("=") or name.startswith(("GLOO_", "TP_")):
+        return any(word in interfaces for word in words)
+    return any(interface.startswith(word) for word in words for interface in interfaces)
+
+
+def check_own_address(world: World) -> Iterator[Finding]:
+    """HCCL_IF_IP is an address of the very node: one value for all nodes cannot be right."""
+    for host, facts in world.facts.items():
+        value = rank_variables(world, host).get("HCCL_IF_IP")
+        if value and facts.addresses and value not in {ip for many in facts.addresses.values() for ip in many}:
+            yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
+
+
+def check_variables_alike(world: World) -> Iterator[Finding]:
+    """Of what matters to a job, in the shell that it gets."""
+    shells = {host: facts for host, facts in world.facts.items() if facts.environ is not None}
+    names = sorted({name for facts in shells.values() for name in facts.environ or {} if _ALIKE.match(name)})
+    for name in names:
+        if _OWN_PER_NODE.match(name):
+            continue
+        same = compare({host: _value(facts, name) for host, facts in shells.items()})
+        if same is None or not same.others:
+            continue
+        severity = Severity.WARN if _MEETING.match(name) else Severity.NOTE
+        evidence = tuple(f"{fold_names(hosts)}: {value[:200]}"
+                         for value, hosts in ((same.majority, same.majority_hosts), *same.others))
+        for _, hosts in same.others:
+            yield Finding("variable-differs", severity, hosts, {"name": name}, evidence)
+
+
+def _value(facts: NodeFacts, name: str) -> str:
+    return (facts.environ or {}).get(name, "(not set)")
+
+
+CHECKS = (
+    Check("ascend-variables", check_ascend_variables,
+          "every HCCL, Ascend and torch_npu variable is in range and does what it seems to",
+          ("variable-wrong", "variable-conflict")),
+    Check("slow-settings", check_slow_settings, "no debugging switch was left on", ("variable-slows",)),
+    Check("threads", check_threads, "OMP_NUM_THREADS fits the CPUs", ("threads-wrong", "threads-many")),
+    Check("interfaces", check_interfaces, "interfaces that variables name are there", ("interface-missing",)),
+    Check("own-address", check_own_address, "HCCL_IF_IP is an address of its own node", ("if-ip-foreign",)),
+    Check("variables-alike", check_variables_alike, "the variables that matter are the same on all nodes",
+          ("variable-differs",)),
+)
