@@ -261,8 +261,8 @@ class Tick:
 
 
 Event = Union[NodesFree, HeldBy, NodeReported, Checked, Planned, NodeStaged, NodeReady, Refused, RankStarted,
-              RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached, StopRequested,
-              HeadRestarted, Tick]
+              RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached,
+              StopRequested, HeadRestarted, Tick]
 
 
 # What is to be done; every action may be repeated, since the head can die between deciding and doing.

@@ -25,12 +25,14 @@ _WRAPPERS = {"torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch
 
 @dataclass(frozen=True)
 class Draft:
-    """A job file on its way to a JobSpec. `data` is what the model reads, unchecked; `args` go through `typed_args`."""
+    """A job file on its way to a JobSpec. `data` is what the model reads, unchecked; `args` go through `typed_args`.
+    `check_names` tells the names that `checks` may hold; None: nobody knows them here."""
 
     root: MappingNode
     data: Dict[str, Any]
     source: Source
     programs: Mapping[str, ProgramOptions]
+    check_names: Optional[Callable[[], Sequence[str]]] = None
 
     def has(self, name: str) -> bool:
         return name in self.data
@@ -243,6 +245,17 @@ def _stage(draft: Draft) -> Iterator[Problem]:
                 f"stage.exclude {shown(item)} names nothing inside stage.dir", "exclude: [data/, .git/, '*.ckpt']")
 
 
+def _checks(draft: Draft) -> Iterator[Problem]:
+    """Names of checks, written with - or _; whoever reads the file without knowing them lets them pass."""
+    known = draft.check_names() if draft.check_names is not None and draft.section("checks") else None
+    for key in ("skip", "require"):
+        names = draft.section("checks").get(key)
+        for index, name in enumerate(names if isinstance(names, tuple) else ()):
+            if known is not None and isinstance(name, str) and name.replace("_", "-").lower() not in known:
+                yield draft.value("checks", key, index).problem(f"no check is called {shown(name)}",
+                                                                suggestion(name, list(known)))
+
+
 def _order_of_pairs(draft: Draft) -> Iterator[Problem]:
     nodes = draft.section("nodes")
     low, high = nodes.get("min"), nodes.get("max")
@@ -262,8 +275,6 @@ def _not_yet(draft: Draft) -> Iterator[Problem]:
         (("spares",), bool(draft.data.get("spares")), "delete it; name a healthy host in the hostfile when one fails"),
         (("nodes",), isinstance(draft.data.get("nodes"), dict), "write one number: nodes: 2"),
         (("container",), draft.has("container"), "start the container's runtime in `command`"),
-        (("checks", "skip"), bool(draft.section("checks").get("skip")), "delete it"),
-        (("checks", "require"), bool(draft.section("checks").get("require")), "delete it"),
         (("timeouts", "hang_s"), draft.section("timeouts").get("hang_s") is not None, "delete it; max_s is a limit"),
         (("restart", "max"), draft.section("restart").get("max", 0) != 0, "delete it and submit again after a failure"),
     ]
@@ -285,5 +296,5 @@ def _quoted(word: str) -> str:
 
 
 _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
-    _what_to_run, _program, _args, _command, _env, _devices, _paths, _stage, _order_of_pairs, _not_yet,
+    _what_to_run, _program, _args, _command, _env, _devices, _paths, _stage, _checks, _order_of_pairs, _not_yet,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,11 +29,12 @@ Path = Tuple[Union[str, int], ...]
 
 
 def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = (),
-              programs: Mapping[str, ProgramOptions]) -> JobSpec:
+              programs: Mapping[str, ProgramOptions],
+              check_names: Optional[Callable[[], Sequence[str]]] = None) -> JobSpec:
     """The job that the file and the overrides ("args.lr=1e-4") describe; paths stay as written (see `resolve_paths`).
 
     Raises InvalidInput with every problem; one of an override has "--set …" as its file and no line. A file that
-    is no YAML from some line on is told up to there.
+    is no YAML from some line on is told up to there. `check_names` tells the names of all checks, None: let any pass.
     """
     source = read_yaml(text, file)
     if not source.is_whole:
@@ -46,7 +47,7 @@ def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = 
         source.problems.append(root.place.problem("is no mapping", "write key: value lines, such as name: my-job"))
     if not isinstance(root, MappingNode):
         raise InvalidInput(in_order(source.problems))
-    draft = Draft(root, job_data(root, source), source, programs)
+    draft = Draft(root, job_data(root, source), source, programs, check_names)
     problems = list(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
     spec = _validate(data, draft, problems)

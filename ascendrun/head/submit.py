@@ -24,8 +24,14 @@ _CACHE = "__pycache__"
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     """The job of a file, with its paths made absolute. Raises InvalidInput with every problem."""
     programs = load_programs()
-    spec = parse_job(_read(job_file), str(job_file), overrides=overrides, programs=programs)
+    spec = parse_job(_read(job_file), str(job_file), overrides=overrides, programs=programs,
+                     check_names=_check_names)
     return resolve_paths(spec, str(job_file.absolute().parent), programs)
+
+
+def _check_names() -> Sequence[str]:
+    from ascendrun.health.checks import NAMES
+    return NAMES
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Optional[Path] = None) -> Tuple[Host, ...]:
