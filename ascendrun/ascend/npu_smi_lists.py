@@ -181,6 +181,10 @@ def parse_topology(text: str) -> Topology:
     return Topology(devices, links, tuple(cpus.get(name) for name in devices), errors, unparsed_of(odd))
 
 
+WATCH_COLUMNS = frozenset({"NpuID(Idx)", "ChipId(Idx)", "Pwr(W)", "Temp(C)", "AI Core(%)", "AI Cpu(%)", "Ctrl Cpu(%)",
+                           "Memory(%)", "Memory BW(%)", "NPU Util(%)", "AI Cube(%)"})
+
+
 def parse_watch(text: str) -> WatchSamples:
     """`info watch`: its columns are 12 wide, one row a chip and tick."""
     errors, rest = split_errors(lines_of(text))
@@ -188,10 +192,10 @@ def parse_watch(text: str) -> WatchSamples:
     samples, odd = [], []
     for line in rest:
         cells = [line[start : start + 12].strip() for start in range(0, len(line.rstrip()), 12)]
-        is_shifted = any(not line[start - 1].isspace() for start in range(12, len(line.rstrip()), 12))
         if cells[:1] == ["NpuID(Idx)"]:
-            columns = [] if is_shifted else cells
+            columns = cells if set(cells) <= WATCH_COLUMNS else []
             continue
+        is_shifted = any(not line[start - 1].isspace() for start in range(12, len(line.rstrip()), 12))
         row = dict(zip(columns, cells)) if len(cells) == len(columns) and not is_shifted else {}
         npu_id, chip_id = (read_int(row.get(name, ""), 0, 65535) for name in ("NpuID(Idx)", "ChipId(Idx)"))
         if npu_id is None or chip_id is None:
