@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Proto
 
 from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobmodel import Checkpoint, Devices, JobSpec, Restart, Timeouts
+from ascendrun.core.jobmodel import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.plan import Tree
 from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.store import make_state_dir
@@ -140,7 +140,7 @@ def make_base(spec: Optional[JobSpec], *, family: str = "cpu", python: Optional[
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
     return spec.model_copy(update={
         "program": "meshtest", "command": None, "launcher": "spawn", "nodes": None, "spares": 0, "hostfile": None,
-        "stages": (), "env": env, "restart": Restart(), "checkpoint": Checkpoint(grace_s=5.0)})
+        "stages": (), "env": env, "checks": Checks(skip=spec.checks.skip), "restart": Restart(), "checkpoint": Checkpoint(grace_s=5.0)})
 
 
 class _Bench:

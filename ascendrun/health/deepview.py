@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
-from typing import Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.health.deepresults import BANDWIDTH, PROMPTNESS, RAIL, DeepReport
@@ -34,7 +34,7 @@ SHARES: Mapping[str, Shares] = {
     "npu": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
     "cuda": Shares(exchange=0.7, promptness=0.33, device=0.85, last=0.8),
     # CPUs and host networks are shared with whatever else runs there.
-    "cpu": Shares(exchange=0.4, promptness=0.15, device=0.4, last=0.5),
+    "cpu": Shares(exchange=0.3, promptness=0.1, device=0.3, last=0.4),
 }
 
 
@@ -160,6 +160,30 @@ def _below(values: Mapping[_Key, float], share: float) -> Iterator[Tuple[_Key, f
             yield key, typical
 
 
+def summary_rows(report: DeepReport) -> Tuple[Tuple[str, str], ...]:
+    """(name, text) of what was measured: median, smallest and largest of devices, nodes and pairs."""
+    rows: List[Tuple[str, str]] = []
+    devices = [one.tflops for result in report.hosts.values() for one in result.devices]
+    inside = [result.bandwidth_bytes_per_s for result in report.hosts.values()
+              if result.bandwidth_bytes_per_s is not None]
+    rates = [rates for rates in best_of_pairs(report.exchanges).values() if rates is not None]
+    if devices:
+        rows.append(("products", _told_spread(devices, _told_tflops, "device")))
+    if inside:
+        rows.append(("in nodes", _told_spread(inside, told_speed, "node")))
+    for name, told, label in ((BANDWIDTH, told_speed, "in pairs"), (PROMPTNESS, _told_latency, "latency")):
+        values = [one[name] for one in rates if name in one]
+        if values:
+            rows.append((label, _told_spread(values, told, "pair")))
+    return tuple(rows)
+
+
+def _told_spread(values: Sequence[float], told: Callable[[float], str], noun: str) -> str:
+    if len(values) == 1:
+        return f"{told(values[0])} (1 {noun})"
+    return f"{told(median(values))} ({len(values)} {noun}s, {told(min(values))} to {told(max(values))})"
+
+
 def _tell_pair(pair: Pair, exchanges: Sequence[Exchange]) -> str:
     """One line of evidence: every measurement of the pair, in its order."""
     told = []
@@ -194,4 +218,5 @@ def _told_latency(promptness: float) -> str:
 
 
 def _percent_less(value: float, typical: float) -> str:
-    return f"{100 * (1 - value / typical):.0f}%"
+    """Never a full 100: that would be nothing at all."""
+    return f"{min(99.0, 100 * (1 - value / typical)):.0f}%"

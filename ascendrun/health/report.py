@@ -8,6 +8,7 @@ from typing import Callable, List, Mapping, Optional, Tuple
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.core.names import fold_names
 from ascendrun.health.deepresults import DeepReport
+from ascendrun.health.deepview import summary_rows
 from ascendrun.health.facts import NodeFacts, Unreached
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.texts import render
@@ -117,7 +118,9 @@ def add_deep(report: DoctorReport, deep: DeepReport, findings: Tuple[Finding, ..
     """The report with what a deep look measured, and what that means; the worst of all findings first."""
     views = sorted((*report.findings, *view_findings(findings, lang)), key=lambda view: SEVERITIES.index(view.severity))
     is_fit = report.is_fit and not any(finding.severity is Severity.FAIL for finding in findings)
-    return replace(report, findings=tuple(views), is_fit=is_fit, deep=deep)
+    measured = tuple(name for name in report.hosts if name in deep.hosts)
+    rows = tuple(FactRow(name, (FactGroup(text, measured),)) for name, text in summary_rows(deep))
+    return replace(report, facts=(*report.facts, *rows), findings=tuple(views), is_fit=is_fit, deep=deep)
 
 
 def refusal_text(findings: Tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:

@@ -1,0 +1,185 @@
+"""The rounds of small jobs, on a made-up cluster that answers through the spool as a real one does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import pytest
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobmodel import Checks, JobSpec
+from ascendrun.head.deep import (
+    DeepOptions,
+    earlier_reports,
+    judge_and_keep,
+    look_deep,
+    make_base,
+    read_lines,
+)
+from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
+from ascendrun.head.submission import Submission
+from ascendrun.health.deepresults import DeepReport
+
+OPTIONS = DeepOptions(burn_s=1.0, sizes=(1024,), start_s=5.0, job_s=5.0)
+
+
+class World:
+    """Jobs that are over as soon as they are looked at. `speeds`: of a host's cable; `tflops`: one value a
+    measurement, the last one for all that follow; `failing`, `stuck`: hosts on which jobs fail or never end."""
+
+    def __init__(self, state_dir: Path, *, speeds: Optional[Mapping[str, float]] = None,
+                 tflops: Optional[Mapping[str, List[float]]] = None, failing: Sequence[str] = (),
+                 stuck: Sequence[str] = ()) -> None:
+        self.state_dir, self.speeds, self.tflops = state_dir, speeds or {}, dict(tflops or {})
+        self.failing, self.stuck = set(failing), set(stuck)
+        self.submitted: Dict[str, Submission] = {}
+        self.live: List[str] = []
+        self.most_live_of: Dict[str, int] = {}
+
+    def submit_made(self, submission: Submission) -> str:
+        job = f"j-{len(self.submitted) + 1:04d}"
+        self.submitted[job] = submission
+        self.live.append(job)
+        for host in submission.hosts:
+            now = sum(host in self.submitted[one].hosts for one in self.live)
+            self.most_live_of[host.name] = max(now, self.most_live_of.get(host.name, 0))
+        return job
+
+    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+        left = tuple(job for job in jobs if self.names(job) & self.stuck)
+        for job in jobs:
+            if job not in left:
+                self.finish(job)
+        return left
+
+    def outcome(self, job: str) -> Tuple[Optional[str], int]:
+        if self.names(job) & self.stuck:
+            return "RUNNING", 1
+        failed = sorted(self.names(job) & self.failing)
+        return (f"rank 0 on {failed[0]} exited with code 1" if failed else None), 1
+
+    def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
+        self.live = [job for job in self.live if job not in jobs]
+
+    def names(self, job: str) -> set[str]:
+        return {host.name for host in self.submitted[job].hosts}
+
+    def finish(self, job: str) -> None:
+        self.live.remove(job)
+        hosts = [host.name for host in self.submitted[job].hosts]
+        folder = spool_dir(self.state_dir, job, 1)
+        for host in hosts:
+            lines = self.pair_lines(hosts) if len(hosts) > 1 else self.alone_lines(host)
+            (folder / host).mkdir(parents=True)
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (folder / host / "rank-0.metrics.0").write_text("noise\n" + text + '{"torn')
+        (folder / SPOOL_COMPLETE).touch()
+
+    def alone_lines(self, host: str) -> List[Dict[str, Any]]:
+        values = self.tflops.setdefault(host, [300.0])
+        tflops = values.pop(0) if len(values) > 1 else values[0]
+        return [{"measured": "device", "device": "npu:0", "tflops": tflops, "tflops_slowest": tflops, "digest": "d",
+                 "wrong": 0}]
+
+    def pair_lines(self, hosts: Sequence[str]) -> List[Dict[str, Any]]:
+        speed = min(self.speeds.get(host, 20e9) for host in hosts)
+        return [{"measured": "mesh", "device": "npu:0", "latency_s": 2e-5, "bandwidth_bytes_per_s": {"1024": speed}}]
+
+
+def look(world: World, count: int = 4, *, busy: Optional[Mapping[str, str]] = None, said: Optional[List[str]] = None
+         ) -> DeepReport:
+    hosts = tuple(Host(f"n{k}", slots=8) for k in range(1, count + 1))
+    said = [] if said is None else said
+    return look_deep(world, make_base(None, family="npu"), hosts, OPTIONS, state_dir=world.state_dir, busy=busy or {},
+                     say=said.append)
+
+
+def test_a_host_that_fails_alone_is_told_and_never_paired(tmp_path: Path) -> None:
+    world = World(tmp_path, failing=["n2"])
+    report = look(world)
+    why = report.hosts["n2"].why
+    assert why is not None and "n2 exited with code 1" in why and "ascendrun logs j-0002" in why
+    assert "n2" not in {name for one in report.exchanges for name in one.pair} and len(report.rounds) >= 2
+    assert not world.live
+
+
+def test_jobs_that_do_not_end_are_told_and_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, stuck=["n4"])
+    report = look(world)
+    assert "no result within" in str(report.hosts["n4"].why)
+    assert not world.live
+
+
+def test_no_host_is_in_two_jobs_at_once_and_a_slow_one_is_found(tmp_path: Path) -> None:
+    world = World(tmp_path, speeds={"n5": 2e9})
+    found = judge_and_keep(look(world, 9), tmp_path).findings
+    assert [(one.code, one.hosts) for one in found] == [("deep-host-slow", ("n5",))]
+    assert set(world.most_live_of.values()) == {1}
+
+
+def test_a_host_that_runs_a_job_is_left_in_peace(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    report = look(world, busy={"n1": "it runs j-0001"})
+    assert report.skipped == {"n1": "it runs j-0001"}
+    assert "n1" not in world.most_live_of
+    assert not look(World(tmp_path / "b"), 1, busy={"n1": "it runs j-0001"}).hosts
+
+
+def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> None:
+    said: List[str] = []
+    forgiven = look(World(tmp_path / "a", tflops={"n3": [100.0, 299.0]}), said=said)
+    assert judge_and_keep(forgiven, tmp_path / "a").findings == ()
+    assert any("once more" in text for text in said)
+    blamed = look(World(tmp_path / "b", tflops={"n3": [100.0, 101.0]}))
+    [found] = judge_and_keep(blamed, tmp_path / "b").findings
+    assert (found.code, found.hosts) == ("deep-device-slow", ("n3",))
+
+
+def test_what_was_started_is_ended_when_the_look_is_interrupted(tmp_path: Path) -> None:
+    class Interrupted(World):
+        def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+            raise KeyboardInterrupt
+
+    world = Interrupted(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        look(world)
+    assert len(world.submitted) == 4 and not world.live
+
+
+def test_each_run_is_kept_in_private_and_the_next_one_compared_with_it(tmp_path: Path) -> None:
+    first = judge_and_keep(look(World(tmp_path / "1", tflops={"n2": [300.0]})), tmp_path)
+    assert first.findings == () and os.stat(first.file).st_mode & 0o777 == 0o600
+    (tmp_path / "deep" / "20990101T000000.000Z.json").write_text('{"at_s": 1, "torn')
+    (tmp_path / "deep" / "20990102T000000.000Z.json").write_text("[]")
+    second = judge_and_keep(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
+    compared = {one.code: one for one in second.findings}["deep-device-slower-than-before"]
+    assert (compared.hosts, compared.values["percent"]) == (("n2",), "41%")
+    assert [report.at_s for report in earlier_reports(tmp_path)] == [second.report.at_s, first.report.at_s]
+
+
+def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Path) -> None:
+    job = JobSpec.model_validate_json(json.dumps({
+        "name": "train", "command": ["python", "train.py"], "python": "/opt/py", "setup": "source env.sh",
+        "devices": {"family": "npu", "per_node": 8}, "env": {"A": "b", "MASTER_PORT": "29500"}, "nodes": 2, "spares": 1,
+        "checks": {"skip": ["tls"], "require": ["hccl_ping"]}, "restart": {"max": 5}, "checkpoint": {"dir": "/ckpt"}}))
+    base = make_base(job)
+    assert (base.program, base.python, base.setup) == ("meshtest", "/opt/py", "source env.sh")
+    assert base.devices == job.devices
+    assert base.env == {"A": "b", "HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIMEOUT": "204"}
+    assert (base.command, base.nodes, base.spares, base.restart.max) == (None, None, 0, 0)
+    assert base.checks == Checks(skip=("tls",))
+    assert JobSpec.model_validate_json(base.model_dump_json()) == base
+
+
+def test_without_a_job_cpu_hosts_get_one_rank_and_others_all_their_devices() -> None:
+    assert make_base(None, family="cpu").devices.per_node == 1
+    assert make_base(None, family="npu").devices.per_node is None
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.metrics.0").write_bytes(b'{"measured": "mesh"}\n\xff\xfe\n[1]\nnull\n{"step": 1}\n{"torn')
+    assert read_lines(tmp_path) == [{"measured": "mesh"}, {"step": 1}]
+    assert read_lines(tmp_path / "nothing") == []
