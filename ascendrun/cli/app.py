@@ -32,6 +32,7 @@ VERBS = (
     Verb("schema", "schema", "Print the JSON Schema of job files, for editors."),
     Verb("init", "init", "Copy a job skeleton to begin with."),
     Verb("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
+    Verb("env", "env", "Show what a rank would see on each host; secrets masked."),
     Verb("nodes", "nodes", "Ask hosts how they are."),
     Verb("exec", "exec", "Run a command on hosts; identical output is shown once."),
     Verb("trust", "trust", "Show and record the SSH host keys of hosts."),

@@ -9,6 +9,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ascendrun.health.facts import Disk, PathSize, PortHolder, PythonFacts, SshdFacts, TorchFacts, WriteResult
 from ascendrun.health.wish import Raw
 
+AGENTS_MARK = "ASCENDRUN_EXEC"
+"""How the agent finds again what it started; a rank has no such variable."""
+
 
 def read_os_name(raw: Raw) -> Optional[str]:
     for text in raw["texts"].values():
@@ -128,7 +131,7 @@ def read_environ(raw: Raw) -> Optional[Dict[str, str]]:
     if raw.get("code") != 0:
         return None
     pairs = (pair.partition("=") for pair in raw["out"].split("\0") if "=" in pair)
-    return {name: value for name, _, value in pairs}
+    return {name: value for name, _, value in pairs if name != AGENTS_MARK}
 
 
 def complaint(raw: Raw) -> str:

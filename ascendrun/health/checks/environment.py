@@ -8,6 +8,7 @@ from typing import Dict, Iterator, Mapping, Tuple
 from ascendrun.ascend.variables import judge_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
+from ascendrun.health.envview import is_secret
 from ascendrun.health.facts import NodeFacts
 from ascendrun.health.npu_facts import chip_of_node
 from ascendrun.health.world import Check, World, compare
@@ -99,7 +100,7 @@ def check_variables_alike(world: World) -> Iterator[Finding]:
     shells = {host: facts for host, facts in world.facts.items() if facts.environ is not None}
     names = sorted({name for facts in shells.values() for name in facts.environ or {} if _ALIKE.match(name)})
     for name in names:
-        if _OWN_PER_NODE.match(name):
+        if _OWN_PER_NODE.match(name) or is_secret(name):
             continue
         same = compare({host: _value(facts, name) for host, facts in shells.items()})
         if same is None or not same.others:

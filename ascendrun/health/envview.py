@@ -1,0 +1,134 @@
+"""What a rank would see on each node: variables, limits, interpreter, packages; folded, and secrets masked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ascendrun.health.facts import NodeFacts, Unreached
+from ascendrun.health.world import World, compare
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
+                     r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+PER_NODE = re.compile(r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
+                      r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)")
+"""What cannot be the same on two nodes, or says nothing of a job: left out of a diff."""
+PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
+"""Not for a shell by hand: of one rank only, or a mark by which the processes of an attempt are found and ended."""
+
+
+@dataclass(frozen=True)
+class EnvGroup:
+    """Hosts with one value; None: not set, or not known there."""
+
+    value: Optional[str]
+    hosts: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EnvRow:
+    """`kind`: variable, limit, python or package. The largest group first."""
+
+    kind: str
+    name: str
+    groups: Tuple[EnvGroup, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(self.groups) > 1
+
+
+@dataclass(frozen=True)
+class EnvReport:
+    hosts: Tuple[str, ...]
+    unreached: Mapping[str, Unreached]
+    rows: Tuple[EnvRow, ...]
+
+
+def make_env_report(world: World, *, salt: str, only_differing: bool = False) -> EnvReport:
+    """`salt`: new for each report, so that equal secrets show as equal and nothing can be looked up."""
+    rows = tuple(row for row in _rows(world, salt) if not only_differing or _is_of_interest(row))
+    return EnvReport(hosts=(*world.facts, *world.unreached), unreached=world.unreached, rows=rows)
+
+
+def _is_of_interest(row: EnvRow) -> bool:
+    return row.differs and not (row.kind == "variable" and PER_NODE.fullmatch(row.name))
+
+
+def mask(name: str, value: str, *, salt: str) -> str:
+    """The value, or for a secret a mark that tells equal from different and nothing else."""
+    if _SECRET.search(name) and value:
+        return f"(secret #{_mark(value, salt)})"
+    return _URL_LOGIN.sub(lambda found: f"(secret #{_mark(found.group(), salt)})", value)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name is taken for a secret."""
+    return _SECRET.search(name) is not None
+
+
+def _mark(value: str, salt: str) -> str:
+    return hashlib.sha256(f"{salt}\0{value}".encode("utf-8", "replace")).hexdigest()[:6]
+
+
+def write_env_file(world: World, host: str) -> str:
+    """Shell text that gives a login on `host` what the job's ranks get there: the set-up, then the variables.
+
+    Raises LookupError when there is no plan for the host. MASTER_PORT and what differs from rank to rank is left out.
+    """
+    nodes = world.plan.nodes if world.plan is not None else ()
+    node = next((one for one in nodes if one.host == host), None)
+    if node is None:
+        raise LookupError(host)
+    lines = [f"# What every rank of {world.job.name if world.job else 'the job'} gets on {host}; source it in bash.",
+             "# Left out: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_from.", ""]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(node.ranks[0].env.items())
+              if not PER_RANK.fullmatch(name) and name != "MASTER_PORT"]
+    if node.setup:
+        lines += ["", "# setup of the job file", node.setup]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(world: World, salt: str) -> Iterator[EnvRow]:
+    yield from _table(world, "python", lambda facts: _python(facts))
+    yield from _table(world, "package", lambda facts: facts.python.modules if facts.python else None)
+    yield from _table(world, "limit", lambda facts: _limits(facts))
+    yield from _table(world, "variable", lambda facts: None if facts.environ is None else
+                      {name: mask(name, value, salt=salt) for name, value in facts.environ.items()})
+
+
+def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Optional[Mapping[str, Optional[str]]]]
+           ) -> Iterator[EnvRow]:
+    """Hosts whose whole table is unknown are left out of it: that they lack a name is not known."""
+    tables: Dict[str, Mapping[str, Optional[str]]] = {}
+    for host, facts in world.facts.items():
+        values = values_of(facts)
+        if values is not None:
+            tables[host] = values
+    for name in sorted({name for values in tables.values() for name in values}):
+        groups: List[EnvGroup] = []
+        same = compare({host: values.get(name) for host, values in tables.items()})
+        if same is None:
+            continue
+        groups = [EnvGroup(same.majority, same.majority_hosts), *(EnvGroup(*other) for other in same.others)]
+        unset = tuple(host for host, values in tables.items() if values.get(name) is None)
+        if unset:
+            groups.append(EnvGroup(None, unset))
+        yield EnvRow(kind, name, tuple(groups))
+
+
+def _python(facts: NodeFacts) -> Optional[Mapping[str, Optional[str]]]:
+    if facts.python is None:
+        return None
+    return {"executable": facts.python.executable, "version": facts.python.version, "error": facts.python.error}
+
+
+def _limits(facts: NodeFacts) -> Optional[Mapping[str, Optional[str]]]:
+    if facts.limits is None:
+        return None
+    return {name.lower(): " / ".join("unlimited" if value is None else str(value) for value in pair)
+            for name, pair in facts.limits.items()}
