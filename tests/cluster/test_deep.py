@@ -1,0 +1,53 @@
+"""A deep look over real collectives: a slow cable is found and named with numbers, and sound hosts are not blamed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from scenes import Scene, run_text, venv_python
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+Ascendrun = Any
+SLOW_KBIT = 16000
+DEADLINE_S = 280.0
+
+
+def job_file(scene: Scene) -> Path:
+    return scene.job("deep", per_node=1, more=f"python: {venv_python()}\n", command=["python3", "-c", "pass"])
+
+
+def look(scene: Scene) -> Dict[str, Any]:
+    """The report of `doctor --deep`."""
+    done = scene.ascendrun("doctor", job_file(scene), "--quick", "--deep", "-o", "json", timeout=DEADLINE_S)
+    assert done.returncode == 0, run_text(done)  # a slow host is a warning
+    return dict(json.loads(done.stdout))
+
+
+def measured_findings(report: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """What was measured against peers; what differs from last time aside."""
+    return [one for one in report["findings"] if one["code"].startswith("deep-") and "before" not in one["code"]]
+
+
+def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_is(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(4)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    cluster.rate("node3", SLOW_KBIT)
+    report = look(scene)
+    [finding] = measured_findings(report)
+    assert (finding["code"], finding["hosts"]) == ("deep-host-slow", ["node3"])
+    exchanges = [one for found in report["deep"]["rounds"] for one in found]
+    of_node3 = [one for one in exchanges if "node3" in (one["one"], one["other"])]
+    assert len(of_node3) >= 2
+    assert all(0 < one["rates"]["bandwidth"] < SLOW_KBIT * 125 * 1.5 for one in of_node3)
+    assert "MB/s" in finding["values"]["measured"] and len(finding["evidence"]) == len(of_node3)
+
+    cluster.rate("node3", 0)
+    report = look(scene)
+    assert measured_findings(report) == []
+    assert {name for one in report["deep"]["rounds"][0] for name in (one["one"], one["other"])} == set(cluster.hosts)
+    assert len(list((scene.ascendrun.state_dir / "deep").glob("*.json"))) == 2
