@@ -8,6 +8,7 @@ from statistics import median
 from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
+from ascendrun.core.names import fold_names
 from ascendrun.health.deepresults import BANDWIDTH, PROMPTNESS, RAIL, DeepReport
 from ascendrun.health.pairing import Exchange, Judgement, Pair, best_of_hosts, best_of_pairs, judge
 
@@ -106,11 +107,23 @@ def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
         worst = _worst(best.get(host), judged.typical, shares)
         code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-cut", Severity.FAIL)
         yield Finding(code, severity, (host,), worst, told)
-    for kind, pairs in (("link", judged.bad_links), ("pair", judged.unclear)):
+    yield from _split_findings(judged, of_pairs, shares, evidence)
+    for kind, pairs in (("link", judged.lone_links), ("pair", judged.unclear)):
         for pair in pairs:
             worst = _worst(of_pairs[pair], judged.typical, shares)
             code, severity = (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-cut", Severity.FAIL)
             yield Finding(code, severity, pair, worst, (evidence[pair],))
+
+
+def _split_findings(judged: Judgement, of_pairs: Mapping[Pair, Optional[Mapping[str, float]]],
+                    shares: Mapping[str, float], evidence: Mapping[Pair, str]) -> Iterator[Finding]:
+    for split in judged.splits:
+        groups = {"one": fold_names(split.one), "other": fold_names(split.other), "count": str(len(split.links))}
+        known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
+        worst = _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), judged.typical, shares) if known else {}
+        code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-cut", Severity.FAIL)
+        yield Finding(code, severity, (*split.one, *split.other), {**groups, **worst},
+                      tuple(evidence[pair] for pair in split.links))
 
 
 def _worst(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], shares: Mapping[str, float]

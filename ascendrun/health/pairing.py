@@ -43,7 +43,9 @@ class Judgement:
 
     `slow`: pairs that stay slow (or failed) in their best measurement. `sound`: hosts with at least one pair that is
     not slow. `bad_hosts` are slow with everyone, `bad_links` are slow between two sound hosts, measured twice.
-    `unclear`: slow pairs that neither explains, because there were too few sound hosts to compare with.
+    `splits`: two groups of hosts, sound inside and slow between, with the bad links between them: one fault of the
+    network, such as a switch's uplink, and not so many links. `unclear`: slow pairs that nothing of this explains,
+    because there were too few sound hosts to compare with.
     """
 
     typical: Mapping[str, float]
@@ -51,7 +53,23 @@ class Judgement:
     sound: FrozenSet[str]
     bad_hosts: Tuple[str, ...]
     bad_links: Tuple[Pair, ...]
+    splits: Tuple["Split", ...]
     unclear: Tuple[Pair, ...]
+
+    @property
+    def lone_links(self) -> Tuple[Pair, ...]:
+        """The bad links that are no part of a split."""
+        told = {pair for split in self.splits for pair in split.links}
+        return tuple(pair for pair in self.bad_links if pair not in told)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two groups of hosts in the hosts' order, and the bad links between them."""
+
+    one: Tuple[str, ...]
+    other: Tuple[str, ...]
+    links: Tuple[Pair, ...]
 
 
 def pair_of(one: str, other: str) -> Pair:
@@ -70,7 +88,8 @@ def judge(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[
     bad_links = tuple(pair for pair in sorted(slow) if sound.issuperset(pair) and counts[pair] >= PROOFS)
     told = set(bad_hosts)
     unclear = tuple(pair for pair in sorted(slow) if pair not in bad_links and not told.intersection(pair))
-    return Judgement(typical, slow, sound, bad_hosts, bad_links, unclear)
+    splits = _splits(hosts, [pair for pair in best if pair not in slow], bad_links)
+    return Judgement(typical, slow, sound, bad_hosts, bad_links, splits, unclear)
 
 
 def next_round(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float],
@@ -88,6 +107,8 @@ def next_round(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Map
         if judged.sound.issuperset(pair) and counts[pair] < PROOFS:
             draft.add(*pair)
     draft.pair_the_rest(partners)
+    if len(judged.bad_links) > 1:
+        draft.bisect({host for pair in judged.bad_links for host in pair})
     return tuple(draft.pairs)
 
 
@@ -151,6 +172,36 @@ def _is_bad(host: str, partners: Set[str], slow: FrozenSet[Pair], sound: FrozenS
     return len(witnesses) >= PROOFS or (bool(witnesses) and sound <= partners)
 
 
+def _splits(hosts: Sequence[str], good: Sequence[Pair], bad_links: Sequence[Pair]) -> Tuple[Split, ...]:
+    """Groups that good pairs hold together, wherever more than one bad link lies between the same two of them."""
+    group = _group_by(hosts, good)
+    between: Dict[Tuple[int, int], List[Pair]] = {}
+    for one, other in bad_links:
+        low, high = sorted((group[one], group[other]))
+        if low != high:
+            between.setdefault((low, high), []).append((one, other))
+    return tuple(Split(tuple(host for host in hosts if group[host] == low),
+                       tuple(host for host in hosts if group[host] == high), tuple(links))
+                 for (low, high), links in sorted(between.items()) if len(links) > 1)
+
+
+def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> Dict[str, int]:
+    """A number for each host, the same for all that the pairs connect: the place of the group's first host."""
+    parent = list(range(len(hosts)))
+    place = {host: number for number, host in enumerate(hosts)}
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    for one, other in pairs:
+        low, high = sorted((root(place[one]), root(place[other])))
+        parent[high] = low
+    return {host: root(number) for host, number in place.items()}
+
+
 def _counts(results: Sequence[Exchange]) -> Dict[Pair, int]:
     counts: Dict[Pair, int] = {}
     for result in results:
@@ -193,6 +244,16 @@ class _Round:
                     other = next((one for one in self._candidates(host) if one in among), None)
                     if other is not None:
                         self.add(host, other)
+
+    def bisect(self, doubtful: Set[str]) -> None:
+        """Hosts of bad links meet others at ever shorter distances, until those of one switch hang together."""
+        wanting = [host for host in self._hosts if host in doubtful
+                   and len(self._met.get(host, ())) <= len(self._hosts).bit_length()]
+        for host in wanting:
+            if host not in self._busy:
+                other = next((one for one in self._candidates(host) if one in doubtful), None)
+                if other is not None:
+                    self.add(host, other)
 
     def _candidates(self, host: str) -> Iterator[str]:
         """Free hosts not met yet: first the neighbour, which often shares a switch; then from the far side on."""

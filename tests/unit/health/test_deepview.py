@@ -85,6 +85,14 @@ def test_a_link_that_stays_slow_is_named_as_two_sound_hosts() -> None:
     assert "again: 1 GB/s" in found.evidence[0]
 
 
+def test_a_bad_uplink_is_one_finding_about_two_groups() -> None:
+    rounds = [*pairs(n1n3=1e9, n2n4=1.5e9), [exchange("n1", "n3", 1e9), exchange("n2", "n4", 1.4e9)]]
+    [found] = deep_findings(report(FOUR, *rounds))
+    assert (found.code, found.hosts) == ("deep-split-slow", ("n1", "n2", "n3", "n4"))
+    assert found.values == {"one": "n[1-2]", "other": "n[3-4]", "count": "2", "measured": "1.5 GB/s",
+                            "typical": "20 GB/s", "percent": "92%"}
+
+
 def test_one_bad_rail_of_eight_is_named_by_its_device() -> None:
     rounds = [[exchange("n1", "n2", 20e9, r0=9e9, r1=9e9), exchange("n3", "n4", 19e9, r0=9e9, r1=1e9)],
               [exchange("n1", "n3", 19e9, r0=9e9, r1=1.1e9), exchange("n2", "n4", 20e9, r0=9e9, r1=9e9)]]
@@ -183,7 +191,9 @@ def test_no_value_is_missing_from_the_words(lang: str) -> None:
     hosts = {**FOUR, "n4": host(100.0, 300.0, digests=[GOOD, "b"], inside=5e9), "n5": HostResult(why="no"),
              "n6": host(300.0, wrong=[1])}
     now = report(hosts, *pairs(n3n4=5e9, n1n3=6e9), skipped={"n7": "busy"})
-    found = [*deep_findings(now, report(FOUR, *pairs(), at_s=1.0)), *deep_findings(report(FOUR, *pairs(n1n2=None)))]
+    split = [*pairs(n1n3=None, n2n4=None), *pairs(n1n3=None, n2n4=None)]
+    found = [*deep_findings(now, report(FOUR, *pairs(), at_s=1.0)), *deep_findings(report(FOUR, *pairs(n1n2=None))),
+             *deep_findings(report(FOUR, *split))]
     assert len({one.code for one in found}) >= 9
     for one in found:
         words = render(one, lang)

@@ -105,6 +105,27 @@ def test_a_large_cluster_needs_few_rounds(count: int, bad: FrozenSet[int], seed:
     assert len(fabric.rounds) <= 6
 
 
+@given(st.sampled_from([(4, 2), (8, 4), (16, 4), (16, 8), (32, 8), (64, 16)]), st.integers(0, 7),
+       st.sampled_from([0.0, 0.05, 0.5]))
+def test_a_switch_with_a_bad_uplink_is_told_as_a_split_and_no_host_is_blamed(shape: Tuple[int, int], which: int,
+                                                                            share: float) -> None:
+    count, size = shape
+    start = which % (count // size) * size
+    behind = set(range(start, start + size))
+    links = {(one, other): share for one in behind for other in range(count) if other not in behind}
+    fabric = Fabric(count, links=links)
+    judged, _ = fabric.run()
+    assert judged.bad_hosts == () and judged.unclear == () and judged.lone_links == ()
+    island = tuple(fabric.hosts[host] for host in sorted(behind))
+    assert judged.splits and all(island in (split.one, split.other) for split in judged.splits)
+    assert len(fabric.rounds) <= 3 * count.bit_length()
+
+
+def test_two_lone_bad_links_are_no_split() -> None:
+    judged, _ = Fabric(16, links={(0, 1): 0.1, (6, 7): 0.1}).run()
+    assert judged.lone_links == (("n0000", "n0001"), ("n0006", "n0007")) and judged.splits == ()
+
+
 def test_the_first_round_pairs_neighbours_and_the_second_the_far_side() -> None:
     fabric = Fabric(8)
     fabric.run()
