@@ -1,0 +1,40 @@
+"""What the store tells of the past: running time, lost nodes, restarts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.job import Cause, Job, State
+from ascendrun.head.history import read_history
+from ascendrun.head.store import Store
+from ascendrun.health.forecast import History
+
+DAY_S = 86400.0
+
+
+def test_where_nothing_was_ever_submitted_there_is_no_history(tmp_path: Path) -> None:
+    assert read_history(tmp_path, now_s=1.0) == History()
+
+
+def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+
+    def add(key: str) -> Job:
+        return store.add_job(key=key, spec={}, hosts=[], trees=[], file=None, now_s=0.0, make_job=lambda i, h: Job(
+            id=i, name=key, run=f"{h}-{i}", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=0.0))
+
+    lost, live = add("lost"), add("live")
+    story = [("STARTING: all ready", 10.0), ("RUNNING: every rank lives", 20.0), ("STOPPING: b rebooted", DAY_S + 20),
+             ("FAILED: b rebooted", DAY_S + 30)]
+    for text, at_s in story:
+        store.save(lost, [("state", text), ("note", "RUNNING: no move"), ("state", "MOVED: of a later release")],
+                   now_s=at_s)
+    store.save(replace(lost, state=State.FAILED, cause=Cause.NODE_LOST), [], now_s=DAY_S + 30)
+    store.save(replace(live, state=State.RUNNING), [("state", "RUNNING: every rank lives")], now_s=DAY_S)
+    store.close()
+    history = read_history(tmp_path, now_s=2 * DAY_S)
+    assert history.node_days == pytest.approx(2 + 2)
+    assert history.failures == 1 and history.restarts_s == ()
