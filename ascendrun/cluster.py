@@ -262,9 +262,9 @@ class Cluster:
         return make_forecast(nodes, read_history(self.settings.state_dir, now_s=time.time()))
 
     def deep(self, hosts: Sequence[Host], base: "JobSpec", *, options: Optional["DeepOptions"] = None,
-             say: Callable[[str], None] = lambda text: None) -> "DeepLook":
+             unfit: Sequence[str] = (), say: Callable[[str], None] = lambda text: None) -> "DeepLook":
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
-        the report. Hosts that a job holds are left in peace. `say` gets a line for every step."""
+        the report. Hosts that a job holds are left in peace, and the `unfit` too. `say` gets a line for every step."""
         from ascendrun.head.deep import default_options, judge_and_keep, look_deep
         from ascendrun.head.deepjobs import StoreJobs
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
@@ -272,7 +272,7 @@ class Cluster:
                          self.ensure_controller)
         options = options or default_options(base.devices.family)
         report = look_deep(jobs, base, hosts, options, state_dir=self.settings.state_dir,
-                           busy={host: f"it runs {job}" for host, job in holders.items()}, say=say)
+                           busy=holders, unfit=unfit, say=say)
         return judge_and_keep(report, self.settings.state_dir)
 
     # The controller

@@ -79,6 +79,7 @@ def measure(
     lang: str, say: Callable[[str], None],
 ) -> DoctorReport:
     """The report with what small jobs measured on the hosts that were reached, in the job's own Python."""
+    from ascendrun.core.findings import Severity
     from ascendrun.head.deep import make_base
     from ascendrun.head.submit import read_job
     from ascendrun.health.report import add_deep
@@ -87,7 +88,9 @@ def measure(
     if not reached:
         return report
     job = read_job(file, overrides=overrides) if file is not None else None
-    look = face.cluster.deep(reached, make_base(job, family=report.family or "cpu"), say=say)
+    failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
+    unfit = [host.name for host in reached if host.name in failing]
+    look = face.cluster.deep(reached, make_base(job, family=report.family or "cpu"), unfit=unfit, say=say)
     face.say(f"measured; kept in {look.file}")
     return add_deep(report, look.report, look.findings, lang=lang)
 

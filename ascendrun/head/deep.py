@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -99,16 +100,16 @@ class Jobs(Protocol):
 
 
 def look_deep(jobs: Jobs, base: JobSpec, hosts: Sequence[Host], options: DeepOptions, *, state_dir: Path,
-              busy: Mapping[str, str], say: Callable[[str], None]) -> DeepReport:
-    """Measures every host that is not in `busy` (host -> why it must not be disturbed), alone and then in pairs.
+              busy: Mapping[str, str], unfit: Sequence[str] = (), say: Callable[[str], None]) -> DeepReport:
+    """Measures every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
 
     `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only when
     nothing can be measured at all; what fails on a host is in the report.
     """
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
     report = DeepReport(at_s=time.time(), family=base.devices.family, sizes=options.sizes,
-                        skipped={host.name: busy[host.name] for host in hosts if host.name in busy})
-    names = [host.name for host in hosts if host.name not in busy]
+                        busy={host.name: busy[host.name] for host in hosts if host.name in busy}, unfit=tuple(unfit))
+    names = [host.name for host in hosts if host.name not in busy and host.name not in unfit]
     if not names:
         return report
     say(f"{len(names)} host{'s' if len(names) > 1 else ''} alone: "
@@ -140,7 +141,8 @@ def make_base(spec: Optional[JobSpec], *, family: str = "cpu", python: Optional[
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
     return spec.model_copy(update={
         "program": "meshtest", "command": None, "launcher": "spawn", "nodes": None, "spares": 0, "hostfile": None,
-        "stages": (), "env": env, "checks": Checks(skip=spec.checks.skip), "restart": Restart(), "checkpoint": Checkpoint(grace_s=5.0)})
+        "stages": (), "env": env, "checks": Checks(skip=spec.checks.skip), "restart": Restart(),
+        "checkpoint": Checkpoint(grace_s=5.0)})
 
 
 class _Bench:
@@ -187,7 +189,8 @@ class _Bench:
         options = self._options
         args: Dict[str, Any] = {"sizes": tuple(str(size) for size in options.sizes), "repeats": options.repeats,
                                 "budget_s": options.budget_s, "matmul_s": burn_s, "matmul_size": options.matmul_size}
-        spec = self._base.model_copy(update={"name": f"deep-{self._count}", "args": args})
+        name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
+        spec = self._base.model_copy(update={"name": name, "args": args})
         return Submission(key=f"deep-{self._key}-{self._count}", spec=spec, trees=self._trees, file=None,
                           hosts=tuple(self._hosts[name] for name in group))
 

@@ -39,14 +39,16 @@ class HostResult:
 @dataclass(frozen=True)
 class DeepReport:
     """One run of `doctor --deep`. `at_s`: UTC seconds. `sizes`: bytes of the all-reduces: runs with others do not
-    compare. `rounds`: the exchanges of each round. `skipped`: hosts that were not measured, and why."""
+    compare. `rounds`: the exchanges of each round. Not measured: `busy`, hosts by the job that they run; `unfit`, hosts
+    on which no job would start."""
 
     at_s: float
     family: str
     sizes: Tuple[int, ...]
     hosts: Mapping[str, HostResult] = field(default_factory=dict)
     rounds: Tuple[Tuple[Exchange, ...], ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    busy: Mapping[str, str] = field(default_factory=dict)
+    unfit: Tuple[str, ...] = ()
 
     @property
     def exchanges(self) -> Tuple[Exchange, ...]:
@@ -103,7 +105,8 @@ def load_report(values: Mapping[str, Any]) -> DeepReport:
              for host, result in values["hosts"].items()}
     rounds = tuple(tuple(Exchange(**one) for one in found) for found in values["rounds"])
     return DeepReport(at_s=float(values["at_s"]), family=str(values["family"]), hosts=hosts, rounds=rounds,
-                      sizes=tuple(int(size) for size in values["sizes"]), skipped=dict(values["skipped"]))
+                      sizes=tuple(int(size) for size in values["sizes"]), busy=dict(values["busy"]),
+                      unfit=tuple(values["unfit"]))
 
 
 def newest_like(report: DeepReport, earlier: Iterable[DeepReport]) -> Optional[DeepReport]:

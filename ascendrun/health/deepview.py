@@ -74,8 +74,10 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
 
 
 def _skipped(report: DeepReport) -> Iterator[Finding]:
-    for host, why in report.skipped.items():
-        yield Finding("deep-host-skipped", Severity.NOTE, (host,), {"why": why})
+    for host, job in report.busy.items():
+        yield Finding("deep-host-busy", Severity.NOTE, (host,), {"job": job})
+    if report.unfit:
+        yield Finding("deep-host-unfit", Severity.NOTE, report.unfit)
 
 
 def _failed(report: DeepReport) -> Iterator[Finding]:

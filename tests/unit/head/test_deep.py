@@ -89,12 +89,12 @@ class World:
         return [{"measured": "mesh", "device": "npu:0", "latency_s": 2e-5, "bandwidth_bytes_per_s": {"1024": speed}}]
 
 
-def look(world: World, count: int = 4, *, busy: Optional[Mapping[str, str]] = None, said: Optional[List[str]] = None
-         ) -> DeepReport:
+def look(world: World, count: int = 4, *, busy: Optional[Mapping[str, str]] = None, unfit: Sequence[str] = (),
+         said: Optional[List[str]] = None) -> DeepReport:
     hosts = tuple(Host(f"n{k}", slots=8) for k in range(1, count + 1))
     said = [] if said is None else said
     return look_deep(world, make_base(None, family="npu"), hosts, OPTIONS, state_dir=world.state_dir, busy=busy or {},
-                     say=said.append)
+                     unfit=unfit, say=said.append)
 
 
 def test_a_host_that_fails_alone_is_told_and_never_paired(tmp_path: Path) -> None:
@@ -122,10 +122,17 @@ def test_no_host_is_in_two_jobs_at_once_and_a_slow_one_is_found(tmp_path: Path) 
 
 def test_a_host_that_runs_a_job_is_left_in_peace(tmp_path: Path) -> None:
     world = World(tmp_path)
-    report = look(world, busy={"n1": "it runs j-0001"})
-    assert report.skipped == {"n1": "it runs j-0001"}
+    report = look(world, busy={"n1": "j-0001", "elsewhere": "j-0002"})
+    assert report.busy == {"n1": "j-0001"}
     assert "n1" not in world.most_live_of
-    assert not look(World(tmp_path / "b"), 1, busy={"n1": "it runs j-0001"}).hosts
+    assert not look(World(tmp_path / "b"), 1, busy={"n1": "j-0001"}).hosts
+
+
+def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    found = judge_and_keep(look(world, unfit=["n2"]), tmp_path).findings
+    assert [(one.code, one.hosts) for one in found] == [("deep-host-unfit", ("n2",))]
+    assert "n2" not in world.most_live_of
 
 
 def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> None:

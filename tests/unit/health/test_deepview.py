@@ -35,9 +35,9 @@ def host(*tflops: float, digests: Sequence[str] = (), wrong: Sequence[int] = (),
 
 
 def report(hosts: Mapping[str, HostResult], *rounds: Sequence[Exchange], at_s: float = 1000.0,
-           skipped: Optional[Mapping[str, str]] = None) -> DeepReport:
+           busy: Optional[Mapping[str, str]] = None, unfit: Sequence[str] = ()) -> DeepReport:
     return DeepReport(at_s=at_s, family="npu", sizes=(1024,), hosts=hosts,
-                      rounds=tuple(tuple(found) for found in rounds), skipped=skipped or {})
+                      rounds=tuple(tuple(found) for found in rounds), busy=busy or {}, unfit=tuple(unfit))
 
 
 def exchange(one: str, other: str, bandwidth: Optional[float], **rails: float) -> Exchange:
@@ -128,8 +128,9 @@ def test_a_host_whose_inside_is_slow_is_named() -> None:
 
 def test_failed_and_skipped_hosts_are_said_and_the_worst_comes_first() -> None:
     hosts = {**FOUR, "n4": HostResult(why="rank 0 on n4 exited with code 1")}
-    found = deep_findings(report(hosts, skipped={"n5": "it runs j-0003"}))
-    assert codes(found) == [("deep-host-failed", ("n4",)), ("deep-host-skipped", ("n5",))]
+    found = deep_findings(report(hosts, busy={"n5": "j-0003"}, unfit=["n6", "n7"]))
+    assert codes(found) == [("deep-host-failed", ("n4",)), ("deep-host-busy", ("n5",)),
+                            ("deep-host-unfit", ("n6", "n7"))]
 
 
 def test_the_last_run_is_compared_host_by_host() -> None:
@@ -152,7 +153,7 @@ def test_only_a_run_of_the_same_kind_is_compared() -> None:
 
 
 def test_a_report_survives_its_file() -> None:
-    first = report({**FOUR, "n4": HostResult(why="no")}, *pairs(n3n4=None), skipped={"n5": "busy"})
+    first = report({**FOUR, "n4": HostResult(why="no")}, *pairs(n3n4=None), busy={"n5": "j-0003"}, unfit=["n6"])
     assert load_report(json.loads(json.dumps(dump_report(first)))) == first
 
 
@@ -190,7 +191,7 @@ def test_every_finding_has_words_in_both_languages_with_the_same_values() -> Non
 def test_no_value_is_missing_from_the_words(lang: str) -> None:
     hosts = {**FOUR, "n4": host(100.0, 300.0, digests=[GOOD, "b"], inside=5e9), "n5": HostResult(why="no"),
              "n6": host(300.0, wrong=[1])}
-    now = report(hosts, *pairs(n3n4=5e9, n1n3=6e9), skipped={"n7": "busy"})
+    now = report(hosts, *pairs(n3n4=5e9, n1n3=6e9), busy={"n7": "j-0003"}, unfit=["n8"])
     split = [*pairs(n1n3=None, n2n4=None), *pairs(n1n3=None, n2n4=None)]
     found = [*deep_findings(now, report(FOUR, *pairs(), at_s=1.0)), *deep_findings(report(FOUR, *pairs(n1n2=None))),
              *deep_findings(report(FOUR, *split))]
