@@ -104,7 +104,7 @@ class JobRunner:
 
     def _ask(self) -> None:
         self._reports, self._plan = {}, None
-        self._asking = Asking(self.hosts, self._desk.links, self._desk.post, reported=self._take_report,
+        self._asking = Asking(self.hosts, self._desk.links, self._post, reported=self._take_report,
                               refused=lambda host, text: self._feed(w.Refused(host, text)))
         self._asking.start()
 
@@ -123,7 +123,7 @@ class JobRunner:
             self._feed(w.Refused(None, describe_error(error)))
             return
         Examination(self.hosts, self._reports, gate_question(self.spec), plan, links=self._desk.links,
-                    post=self._desk.post, done=lambda answers: self._judge(plan, answers)).start()
+                    post=self._post, done=lambda answers: self._judge(plan, answers)).start()
 
     def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
         """The gate: only what is fit is started."""
@@ -301,6 +301,19 @@ class JobRunner:
 
     # Plumbing
 
+    def _post(self, call: Callable[[], None]) -> None:
+        self._desk.post(lambda: self._do(call))
+
+    def _do(self, call: Callable[[], None]) -> None:
+        """A fault of our own before GO ends the job with that word: nobody would ever say what it waits for."""
+        try:
+            call()
+        except Exception as error:
+            if self.job.told_at_s is None and not self.job.is_over:
+                self._feed(w.Refused(None, f"a fault of ascendrun itself: {type(error).__name__}: {error} "
+                                           f"(the trace is in {self._desk.state_dir / 'controller.log'})"))
+            raise
+
     def _feed(self, event: Event) -> None:
         self._desk.feed(self.job.id, event)
 
@@ -310,7 +323,7 @@ class JobRunner:
         attempt = self.job.attempt
 
         def answered(reply: Reply) -> None:
-            self._desk.post(lambda: self._hear(reply, attempt, then))
+            self._post(lambda: self._hear(reply, attempt, then))
 
         self.link(host).call(op, fields, body, deadline_s=deadline_s, done=answered)
 
