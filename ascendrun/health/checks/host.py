@@ -140,9 +140,10 @@ def check_sshd(world: World) -> Iterator[Finding]:
 def check_logind(world: World) -> Iterator[Finding]:
     """logind spares root, and whoever lingers."""
     for host, facts in world.facts.items():
-        lingers = facts.lingering_users is not None and facts.user in facts.lingering_users
-        if facts.kills_user_processes and facts.uid != 0 and not lingers:
-            yield Finding("kill-user-processes", Severity.WARN, (host,), {"user": facts.user or "?"})
+        if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
+            continue
+        if facts.user not in (facts.lingering_users or ()):
+            yield Finding("kill-user-processes", Severity.WARN, (host,), {"user": facts.user})
 
 
 CHECKS = (

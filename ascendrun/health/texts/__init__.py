@@ -1,4 +1,4 @@
-"""The words of every finding by language and code ([deep.]en.json, [deep.]zh.json): what is wrong, and the way out."""
+"""The words of every finding by language and code ([AREA.]en.json, [AREA.]zh.json): what is wrong, and the way out."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def placeholders(text: str) -> frozenset[str]:
 def texts(lang: str) -> Mapping[str, Mapping[str, str]]:
     """Every code's {"says", "advice"} in a language of LANGUAGES."""
     rows: Dict[str, Mapping[str, str]] = {}
-    for name in (f"{lang}.json", f"deep.{lang}.json"):
-        rows.update(json.loads(resources.files(__name__).joinpath(name).read_text(encoding="utf-8")))
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda one: one.name):
+        if file.name == f"{lang}.json" or file.name.endswith(f".{lang}.json"):
+            rows.update(json.loads(file.read_text(encoding="utf-8")))
     return rows
 
 

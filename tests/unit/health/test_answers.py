@@ -1,0 +1,181 @@
+"""From raw survey answers to facts: read leniently, never guessed; and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.core.reports import NodeReport, Route
+from ascendrun.health.envview import make_env_report, mask, write_env_file
+from ascendrun.health.facts import NodeFacts, PythonFacts, read_facts
+from ascendrun.health.probes import PROBES, late_probes, read_answers, survey_items
+from ascendrun.health.reading import read_addresses, read_logind, read_port_ranges, read_python, read_sshd, read_torch
+from ascendrun.health.report import fact_rows
+from ascendrun.health.touching import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_touches
+from ascendrun.health.wish import Wish
+from ascendrun.health.world import World
+
+
+def ran(out="", *, code=0, err="", **more):
+    return {"code": code, "signal": None, "timed_out": False, "truncated": False, "wall_s": 0.1, "out": out,
+            "err": err, "setup": None, **more}
+
+
+def test_the_interpreter_is_read_behind_whatever_a_set_up_printed():
+    noise = 'welcome {"executable": "liar"}\n{not json\n'
+    said = json.dumps({"executable": "/opt/py", "version": "3.10.13", "modules": {"torch": None}})
+    python = read_python(ran(noise + said + "\n", setup="fine"))
+    assert (python.executable, python.version, python.modules) == ("/opt/py", "3.10.13", {"torch": None})
+    assert python.error is None
+
+
+def test_an_interpreter_that_says_nothing_tells_why():
+    assert read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error == \
+        "set_env.sh: No such file (exit code 127)"
+    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == \
+        "it did not end within 8 s and was killed"
+    assert read_python({"error": "no such command: python3", "late": False}).error == "no such command: python3"
+
+
+def test_a_torch_that_dies_on_import_is_an_error_at_its_step():
+    assert read_torch(ran(code=None, signal=11)).error == "signal 11"
+    said = json.dumps({"step": "import torch_npu", "error": "ImportError: libhccl.so"})
+    torch = read_torch(ran("\n" + said))
+    assert (torch.step, torch.error, torch.devices) == ("import torch_npu", "ImportError: libhccl.so", None)
+
+
+def test_addresses_are_read_from_ip_and_unknown_without_it():
+    out = ("1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet 10.0.0.3/24 brd 10.0.0.255 scope global eth0\n"
+           "2: eth0    inet6 fe80::1/64 scope link\n3: veth1@if2    inet 10.1.0.1/24\n")
+    assert read_addresses(ran(out))["eth0"] == ("10.0.0.3", "fe80::1")
+    assert read_addresses(ran(code=127)) is None
+
+
+def test_the_first_word_of_sshd_counts_and_an_unreadable_configuration_is_unknown():
+    facts = read_sshd(ran("maxstartups 10:30:100\nmaxsessions 10\nMaxSessions 3\n"))
+    assert (facts.max_startups, facts.max_sessions) == ("10:30:100", 10)
+    assert read_sshd(ran("")) is None
+
+
+def test_the_last_word_of_logind_counts_and_comments_do_not():
+    assert read_logind({"texts": {"/a": "#KillUserProcesses=yes\n"}}) is None
+    assert read_logind({"texts": {"/a": "KillUserProcesses=yes\n", "/b": " KillUserProcesses = no\n"}}) is False
+
+
+def test_reserved_ports_are_read_as_ranges():
+    texts = {"/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
+             "/proc/sys/net/ipv4/ip_local_reserved_ports": "8080,60000-60031\n"}
+    assert read_port_ranges({"texts": texts}) == ((32768, 60999), ((8080, 8080), (60000, 60031)))
+    assert read_port_ranges({"texts": {}}) is None
+
+
+def test_an_answer_that_is_an_error_is_unknown_and_one_that_came_too_late_is_named():
+    results = {"limits": {"error": "x", "late": False}, "disk": {"error": "no answer in time", "late": True},
+               "environ": ran(code=None, timed_out=True)}
+    said = read_answers(results)
+    assert "limits" not in said and "disk" not in said and said["environ"] is None
+    assert late_probes(results) == ("disk", "environ")
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers(-10, 70000) | st.text(max_size=20),
+                    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(
+                        ["out", "code", "texts", "disks", "folders", "sizes", "taken", "limits", "names", "touched",
+                         "error", "/a", "peer", "port", "at", "1"]), some, max_size=5), max_leaves=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*[probe.name for probe in PROBES], "touch"]), JSON, max_size=8), JSON)
+def test_no_answer_of_a_node_can_make_the_head_fall_over(results, login):
+    report = NodeReport("n", "/r", "n", "b", None, "u", "/py", "3.9", "5", "x", 1, None, None, None, {})
+    facts = read_facts(report, {"login": login if isinstance(login, dict) else None}, results)
+    assert facts.host == "n"
+
+
+def test_only_what_fits_the_wish_is_asked():
+    def names(**wish):
+        return {item["name"] for item in survey_items(Wish("n", **wish))}
+    assert "torch" in names() and "torch" not in names(is_full=False)
+    assert "torch" in names(is_full=False, names=("torch", "limits"))
+    assert not {"python", "torch"} & names(python=None)
+    assert "paths" not in names() and "paths" in names(paths=("/data",))
+    assert len([item["name"] for item in survey_items(Wish("n"))]) == len(names())
+
+
+# --- who reaches whom ---
+
+
+def test_few_hosts_try_every_pair_and_many_try_a_sample_in_which_nobody_is_left_out():
+    few = [f"n{number}" for number in range(ALL_PAIRS_UP_TO)]
+    assert len(choose_pairs(few)) == ALL_PAIRS_UP_TO * (ALL_PAIRS_UP_TO - 1)
+    for count in (ALL_PAIRS_UP_TO + 1, 10, 256):
+        many = [f"n{number}" for number in range(count)]
+        pairs = choose_pairs(many)
+        assert len(pairs) <= count * 5 and all(one != other for one, other in pairs)
+        assert {one for one, _ in pairs} == {other for _, other in pairs} == set(many)
+        assert {one for one, other in pairs if other == "n0"} == set(many[1:])
+        assert choose_pairs(many) == pairs
+
+
+def test_ports_are_those_that_are_free_everywhere():
+    assert choose_ports((20001, 20002, 20003), [[20001], [20002]], family="cpu") == (20003,)
+    assert choose_ports((20001,), [[60000, 60001]], family="npu") == (20001, 60002)
+    assert choose_ports((20001,), [[20001]], family="cpu") == ()
+
+
+def report_of(host, routes):
+    return NodeReport(host, "/r", host, "b", None, "u", "/py", "3.9", "5", "x", 1, None, None, None, routes)
+
+
+def test_a_peer_is_tried_at_the_address_that_it_uses_itself_and_never_at_a_loopback():
+    reports = {"a": report_of("a", {"b": Route("eth0", "10.0.0.1")}),
+               "b": report_of("b", {"a": Route("eth0", "10.0.0.2")})}
+    plan = plan_touches(reports, (20001,))
+    assert [(one.peer, one.address) for one in plan.targets["a"]] == [("b", "10.0.0.2")]
+    assert plan.expected == {"a": ("b",), "b": ("a",)}
+    here = {name: report_of(name, {}) for name in ("a", "b")}
+    assert plan_touches(here, (20001,)) is None
+
+
+# --- what is shown ---
+
+
+def test_a_secret_is_never_shown_but_equal_ones_are_seen_to_be_equal():
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "GITHUB_AUTH"):
+        shown = mask(name, "hunter2", salt="a")
+        assert "hunter2" not in shown and shown == mask(name, "hunter2", salt="a") != mask(name, "other", salt="a")
+        assert shown != mask(name, "hunter2", salt="b")
+    assert mask("http_proxy", "http://me:hunter2@proxy:3128/", salt="a").endswith("@proxy:3128/")
+    assert "hunter2" not in mask("http_proxy", "http://me:hunter2@proxy:3128/", salt="a")
+    for name in ("PATH", "PWD", "KEYBOARD", "MONKEY", "RANK", "TOKENIZERS"):
+        assert name == "TOKENIZERS" or mask(name, "plain", salt="a") == "plain"
+
+
+def test_variables_are_folded_and_a_diff_leaves_out_what_cannot_be_the_same():
+    facts = {"n1": NodeFacts("n1", environ={"A": "1", "B": "x", "HOSTNAME": "n1"}),
+             "n2": NodeFacts("n2", environ={"A": "1", "HOSTNAME": "n2"}), "n3": NodeFacts("n3")}
+    rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
+    assert [(one.value, one.hosts) for one in rows["A"]] == [("1", ("n1", "n2"))]
+    assert [(one.value, one.hosts) for one in rows["B"]] == [("x", ("n1",)), (None, ("n2",))]
+    differing = make_env_report(World(facts=facts), salt="s", only_differing=True)
+    assert [row.name for row in differing.rows] == ["B"]
+
+
+def test_an_env_file_needs_a_plan():
+    try:
+        write_env_file(World(facts={"n1": NodeFacts("n1")}), "n1")
+    except LookupError:
+        return
+    raise AssertionError("there is no plan to write")
+
+
+def test_the_table_shows_the_majority_first_then_outliers_then_who_is_not_known():
+    facts = {f"n{number}": NodeFacts(f"n{number}", kernel="5.10") for number in range(4)}
+    facts["n7"] = NodeFacts("n7", kernel="4.19", python=PythonFacts(version="3.9.1"))
+    facts["n8"] = NodeFacts("n8")
+    rows = {row.name: [(group.value, len(group.hosts)) for group in row.groups]
+            for row in fact_rows(World(facts=facts))}
+    assert rows["kernel"] == [("5.10", 4), ("4.19", 1), (None, 1)]
+    assert rows["python"] == [("3.9.1", 1), (None, 5)]
+    assert "torch" not in rows

@@ -1,0 +1,330 @@
+"""Each check over small worlds: what it finds, on which hosts, with which words; and what it leaves in peace."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.core.findings import Finding, Severity, fold_findings
+from ascendrun.core.hosts import Host
+from ascendrun.core.plan import Folders, make_plan
+from ascendrun.core.reports import NodeReport, Route
+from ascendrun.core.spec import parse_job
+from ascendrun.health.checks import CHECKS, choose_checks, run_checks
+from ascendrun.health.facts import (
+    Disk,
+    NodeFacts,
+    PathSize,
+    PortHolder,
+    PythonFacts,
+    SshdFacts,
+    TorchFacts,
+    Touch,
+    Unreached,
+    WriteResult,
+)
+from ascendrun.health.texts import LANGUAGES, placeholders, render, texts
+from ascendrun.health.world import World, compare
+
+GIB = 1 << 30
+NAMES = ("n1", "n2", "n3")
+
+
+def sound(host: str, **changes) -> NodeFacts:
+    """A node with nothing wrong, as one of NAMES."""
+    number = NAMES.index(host) + 1
+    facts = NodeFacts(
+        host=host, is_local=False, root="/root/.ascendrun", login_s=0.2, login_noise="", user="root", uid=0,
+        hostname=host, boot_id=f"boot-{number}", machine_id=f"machine-{number}", kernel="5.10.0", arch="aarch64",
+        os_name="openEuler 22.03", cpus=192, memory_bytes=1500 * GIB, agent_python="3.9.9", clock_offset_s=0.02,
+        limits={"NOFILE": (65536, 65536), "NPROC": (None, None), "MEMLOCK": (None, None), "AS": (None, None)},
+        sshd=SshdFacts("10:30:100", 10), kills_user_processes=False, lingering_users=(),
+        disks={"/root/.ascendrun": Disk("/root", 900 * GIB, 1000 * GIB, 10**8, 10**8),
+               "/dev/shm": Disk("/dev/shm", 700 * GIB, 750 * GIB, 10**8, 10**8)},
+        writes={"/ckpt": WriteResult("/ckpt", uid=0, wall_s=0.01)},
+        paths={"/data/train": PathSize("folder", 10 * GIB, 12)},
+        python=PythonFacts(setup="fine", executable="/opt/py/bin/python", version="3.10.13",
+                           modules={"torch": "2.1.0", "numpy": "1.26.4"}, start_s=0.1),
+        torch=TorchFacts(torch="2.1.0", import_s=2.0, devices=8, backend="gloo", has_backend=True),
+        environ={"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/usr/local/lib"},
+        routes={peer: Route("eth0", f"10.0.0.{number}") for peer in NAMES if peer != host},
+        addresses={"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)}, taken_ports={},
+        port_ranges=((32768, 60999), ((60000, 60031),)),
+        touched=tuple(Touch(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
+        runtime=("24.0", None),
+    )
+    return replace(facts, **changes)
+
+
+def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> World:
+    facts = {name: sound(name) for name in NAMES}
+    facts.update({one.host: one for one in changed})
+    spec = parse_job(f"name: j\n{job}", "job.yaml", programs={}) if job else None
+    return World(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec else None,
+                 unreached=unreached or {})
+
+
+def plan_of(spec, facts):
+    hosts = [Host(name) for name in facts]
+    reports = {name: NodeReport(name, "/root/.ascendrun", name, f"b-{name}", None, "root", "python3", "3.10", "5.10",
+                                "aarch64", 192, GIB, GIB, 0.0, one.routes or {}) for name, one in facts.items()}
+    folders = {name: Folders("/w", "/c", "/a", "/t") for name in facts}
+    return make_plan(spec, hosts, reports, job="j-1", attempt=1, tag="h-j-1.1", folders=folders, trees=())
+
+
+def found(one: World, code: str, *, is_full: bool = True) -> list[Finding]:
+    return [finding for finding in run_checks(one, is_full=is_full) if finding.code == code]
+
+
+JOB = "command: [python3, train.py]\ndevices: {family: %s}\n"
+
+# What is planted on n2 (or in the job), the code that must name it, its severity; optionally family and job.
+PLANTED = {
+    "login-slow": ({"login_s": 4.0}, Severity.NOTE),
+    "login-noise": ({"login_noise": "Welcome to n2!\nread the news"}, Severity.NOTE),
+    "answer-late": ({"late": ("torch",)}, Severity.WARN),
+    "machine-id-shared": ({"machine_id": "machine-1"}, Severity.NOTE),
+    "clock-off": ({"clock_offset_s": -31.0}, Severity.WARN),
+    "arch-differs": ({"arch": "x86_64"}, Severity.WARN),
+    "kernel-differs": ({"kernel": "4.19.90"}, Severity.NOTE),
+    "os-differs": ({"os_name": "Ubuntu 22.04"}, Severity.NOTE),
+    "cpus-differ": ({"cpus": 96}, Severity.NOTE),
+    "memory-differs": ({"memory_bytes": 1000 * GIB}, Severity.WARN),
+    "user-differs": ({"user": "me"}, Severity.NOTE),
+    "uid-differs": ({"uid": 1001}, Severity.WARN),
+    "limit-files": ({"limits": {"NOFILE": (256, 4096)}}, Severity.WARN),
+    "limit-processes": ({"limits": {"NPROC": (512, 512)}}, Severity.WARN),
+    "limit-address-space": ({"limits": {"AS": (8 * GIB, None)}}, Severity.WARN),
+    "limits-differ": ({"limits": {"NOFILE": (32768, 32768)}}, Severity.NOTE),
+    "sshd-startups": ({"sshd": SshdFacts("2:30:60", 10)}, Severity.WARN),
+    "sshd-sessions": ({"sshd": SshdFacts("10:30:100", 1)}, Severity.WARN),
+    "kill-user-processes": ({"kills_user_processes": True, "user": "me", "uid": 1000}, Severity.WARN),
+    "disk-full": ({"disks": {"/ckpt": Disk("/ckpt", 0, 900 * GIB, 5, 10)}}, Severity.FAIL),
+    "disk-low": ({"disks": {"/ckpt": Disk("/ckpt", 500 << 20, 900 * GIB, 10**6, 10**6)}}, Severity.WARN),
+    "inodes-low": ({"disks": {"/ckpt": Disk("/ckpt", GIB * 90, 900 * GIB, 0, 10**6)}}, Severity.FAIL),
+    "shm-missing": ({"disks": {"/dev/shm": Disk("/dev", GIB, GIB)}}, Severity.WARN),
+    "shm-small": ({"disks": {"/dev/shm": Disk("/dev/shm", 64 << 20, 64 << 20)}}, Severity.WARN),
+    "shm-full": ({"disks": {"/dev/shm": Disk("/dev/shm", 1 << 20, 700 * GIB)}}, Severity.WARN),
+    "folder-hangs": ({"writes": {"/ckpt": WriteResult("/ckpt", is_late=True)}}, Severity.FAIL),
+    "folder-not-writable": ({"writes": {"/ckpt": WriteResult("/ckpt", error="read-only")}}, Severity.FAIL),
+    "folder-slow": ({"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}}, Severity.WARN),
+    "path-missing": ({"paths": {"/data/train": PathSize(missing=True)}}, Severity.FAIL),
+    "path-unreadable": ({"paths": {"/data/train": PathSize(error="permission denied")}}, Severity.FAIL),
+    "path-differs": ({"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}}, Severity.WARN),
+    "peer-is-loopback": ({"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}},
+                         Severity.FAIL),
+    "no-route": ({"routes": {"n1": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
+    "several-interfaces": ({"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
+                           Severity.WARN),
+    "peer-silent": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no answer", "silent"),)}, Severity.FAIL),
+    "peer-refuses": ({"touched": (Touch("n3", "10.0.0.3", 20001, "refused", "refused"),)}, Severity.FAIL),
+    "peer-wrong": ({"touched": (Touch("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)}, Severity.FAIL),
+    "peer-fails": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no route", "failed"),)}, Severity.FAIL),
+    "setup-failed": ({"python": PythonFacts(setup="failed", error="set_env.sh: No such file")}, Severity.FAIL),
+    "python-missing": ({"python": PythonFacts(setup="no-command", error="exit code 127")}, Severity.FAIL),
+    "python-broken": ({"python": PythonFacts(error="libpython3.10.so: cannot open")}, Severity.FAIL),
+    "python-differs": ({"python": PythonFacts(version="3.8.10")}, Severity.WARN),
+    "python-patch-differs": ({"python": PythonFacts(version="3.10.2")}, Severity.NOTE),
+    "package-differs": ({"python": PythonFacts(version="3.10.13", modules={"torch": "2.3.1", "numpy": "1.26.4"})},
+                        Severity.WARN),
+    "torch-slow": ({"torch": TorchFacts(torch="2.1.0", import_s=45.0)}, Severity.WARN),
+    "container-runtime": ({"runtime": (None, "permission denied on docker.sock")}, Severity.FAIL),
+    "variable-slows": ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, Severity.WARN),
+    "threads-wrong": ({"environ": {"OMP_NUM_THREADS": "all"}}, Severity.WARN),
+    "threads-many": ({"environ": {"OMP_NUM_THREADS": "4000"}}, Severity.WARN),
+    "interface-missing": ({"environ": {"GLOO_SOCKET_IFNAME": "enp9"}}, Severity.FAIL),
+    "variable-differs": ({"environ": {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/old"}}, Severity.NOTE),
+}
+NPU_PLANTED = {
+    "hccl-port-taken": ({"taken_ports": {60000: PortHolder(0, 77, "python old.py")}}, Severity.FAIL),
+    "ports-not-reserved": ({"port_ranges": ((32768, 60999), ())}, Severity.WARN),
+    "variable-wrong": ({"environ": {"HCCL_CONNECT_TIMEOUT": "soon"}}, Severity.FAIL),
+    "variable-conflict": ({"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}}, Severity.WARN),
+    "if-ip-foreign": ({"environ": {"HCCL_IF_IP": "10.0.0.1"}}, Severity.FAIL),
+    "devices-missing": ({"torch": TorchFacts(devices=0)}, Severity.NOTE),
+    "backend-missing": ({"torch": TorchFacts(devices=8, backend="hccl", has_backend=False)}, Severity.NOTE),
+}
+
+
+def test_sound_nodes_of_every_family_have_no_finding():
+    for family in ("cpu", "npu", "cuda", None):
+        assert run_checks(world(family=family)) == ()
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_fault_of_one_node_is_found_and_the_node_is_named(code):
+    changes, severity = PLANTED[code]
+    one, = found(world(sound("n2", **changes)), code)
+    assert one.severity is severity
+    assert "n2" in one.hosts and (one.hosts == ("n2",) or code == "machine-id-shared")
+
+
+@pytest.mark.parametrize("code", NPU_PLANTED)
+def test_a_fault_that_matters_to_npus_is_found_there_only(code):
+    changes, severity = NPU_PLANTED[code]
+    one, = found(world(sound("n2", **changes), family="npu"), code)
+    assert (one.severity, one.hosts) == (severity, ("n2",))
+    if code not in ("if-ip-foreign", "backend-missing"):
+        assert not found(world(sound("n2", **changes), family="cpu"), code)
+
+
+def test_locked_memory_matters_to_cuda():
+    tight = sound("n2", limits={"NOFILE": (65536, 65536), "MEMLOCK": (65536, 65536)})
+    assert found(world(tight, family="cuda"), "limit-locked")[0].hosts == ("n2",)
+    assert not found(world(tight, family="npu"), "limit-locked")
+
+
+def test_two_names_of_one_machine_are_told_but_containers_of_one_machine_are_two_nodes():
+    twin = sound("n2", boot_id="boot-1", hostname="n1", machine_id="machine-1")
+    one, = found(world(twin), "same-machine")
+    assert one.severity is Severity.FAIL and one.hosts == ("n1", "n2")
+    assert not found(world(sound("n2", boot_id="boot-1")), "same-machine")
+    local = [replace(sound(name, boot_id="boot-1", hostname="n1", machine_id="machine-1"), is_local=True)
+             for name in NAMES]
+    assert run_checks(world(*local)) == ()
+
+
+def test_every_way_of_not_being_reached_has_its_own_code():
+    reasons = {"auth": "auth-failed", "host-key-unknown": "host-key-unknown", "host-key-changed": "host-key-changed",
+               "not-fit": "no-python", "unreachable": "unreachable", "deadline": "unreachable"}
+    for error, code in reasons.items():
+        findings = run_checks(World(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
+        assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
+        assert render(findings[0]).says.endswith(": it said no") and render(findings[0]).advice == "do this"
+
+
+def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
+    job = JOB % "cpu" + "env: {MASTER_PORT: 45000}\n"
+    one, = found(world(sound("n1", taken_ports={45000: PortHolder(1000, 4711, "python old.py")}), job=job),
+                 "port-taken")
+    assert one.hosts == ("n1",) and one.values["port"] == "45000" and "4711" in one.values["holder"]
+    assert not found(world(sound("n2", taken_ports={45000: PortHolder()}), job=job), "port-taken")
+    assert found(world(job=job), "port-ephemeral")[0].severity is Severity.NOTE
+
+
+def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_login():
+    broken = sound("n2", torch=TorchFacts(step="import torch_npu", error="ImportError: libhccl.so: cannot open"))
+    assert found(world(broken), "torch-import")[0].severity is Severity.NOTE
+    assert found(world(broken, job=JOB % "cpu"), "torch-import")[0].severity is Severity.FAIL
+    assert not found(world(broken, job=JOB % "cpu"), "torch-import", is_full=False), "it takes too long for a gate"
+
+
+def test_fewer_devices_than_the_job_takes_are_told():
+    job = "command: [python3, train.py]\ndevices: {family: npu, per_node: 8}\n"
+    one, = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
+    assert one.severity is Severity.FAIL and (one.values["found"], one.values["wanted"]) == ("7", "8")
+
+
+def test_of_two_clocks_the_one_that_differs_from_the_heads_is_wrong():
+    two = World(facts={"n1": sound("n1", clock_offset_s=0.0), "n2": sound("n2", clock_offset_s=100.0)})
+    assert found(two, "clock-off")[0].hosts == ("n2",)
+
+
+def test_a_head_with_a_wrong_clock_is_no_fault_of_the_nodes():
+    assert not found(world(*[sound(name, clock_offset_s=500.0) for name in NAMES]), "clock-off")
+
+
+def test_a_timeout_below_hccls_own_that_ascendrun_sets_itself_is_no_conflict():
+    assert run_checks(world(family="npu", job=JOB % "npu"), is_full=False) == ()
+
+
+def test_required_checks_run_in_the_gate_and_skipped_ones_do_not():
+    light = {check.name for check in choose_checks(is_full=False)}
+    assert "torch" not in light and "clock" in light
+    chosen = {check.name for check in choose_checks(is_full=False, skip=["clock", "one_interface"], require=["torch"])}
+    assert chosen == (light | {"torch"}) - {"clock", "one-interface"}
+
+
+# --- whatever the facts, no check falls over ---
+
+
+def test_nothing_known_finds_nothing():
+    unknown = {name: NodeFacts(name) for name in NAMES}
+    for family in ("npu", "cuda", "cpu", None):
+        assert run_checks(World(facts=unknown, family=family)) == ()
+    assert run_checks(World(facts={})) == ()
+
+
+def mixtures():
+    """Nodes of which each fact is missing, sound, or one of the planted faults."""
+    planted: dict[str, list] = {}
+    for changes, _ in [*PLANTED.values(), *NPU_PLANTED.values()]:
+        for name, value in changes.items():
+            planted.setdefault(name, []).append(value)
+    names = [field.name for field in fields(NodeFacts) if field.name not in ("host", "npu", "late")]
+
+    def node(host):
+        well = sound(host)
+        choices = {name: st.sampled_from([None, getattr(well, name), *planted.get(name, [])]) for name in names}
+        return st.fixed_dictionaries(choices).map(lambda values: NodeFacts(host=host, **values))
+
+    return st.tuples(*[node(name) for name in NAMES])
+
+
+@settings(max_examples=150, deadline=None)
+@given(mixtures(), st.sampled_from(["npu", "cuda", "cpu", None]), st.booleans())
+def test_no_check_raises_and_every_finding_can_be_said_in_both_languages(nodes, family, has_job):
+    spec = parse_job(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={}) if has_job else None
+    one = World(facts={node.host: node for node in nodes}, family=family, job=spec)
+    codes = {code for check in CHECKS for code in check.codes}
+    for finding in run_checks(one):
+        assert finding.code in codes
+        for lang in LANGUAGES:
+            row = texts(lang)[finding.code]
+            assert placeholders(row["says"] + row["advice"]) <= set(finding.values), finding
+            assert all(isinstance(value, str) for value in finding.values.values()), finding
+
+
+# --- words ---
+
+
+def test_both_languages_have_every_code_with_the_same_placeholders():
+    english, chinese = texts("en"), texts("zh")
+    assert set(english) == set(chinese)
+    for code, row in english.items():
+        for part in ("says", "advice"):
+            assert placeholders(row[part]) == placeholders(chinese[code][part]), (code, part)
+        assert row["says"]
+
+
+def test_every_code_of_a_check_has_words():
+    for check in CHECKS:
+        assert check.codes and set(check.codes) <= set(texts("en")), check.name
+        assert check.name == check.name.lower() and "_" not in check.name
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_every_code_of_the_hosts_checks_is_planted_here():
+    from ascendrun.health.checks import npu
+    codes = {code for check in CHECKS if check not in npu.CHECKS for code in check.codes}
+    elsewhere = {"unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
+                 "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing"}
+    assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
+
+
+def test_a_program_of_ours_needs_torch():
+    from ascendrun.core.options import ProgramOptions
+    spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
+    facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}
+    one, = found(World(facts=facts, job=spec), "torch-missing")
+    assert one.severity is Severity.FAIL and one.hosts == ("n2",)
+
+
+# --- folding ---
+
+
+def test_findings_that_differ_only_in_their_hosts_become_one_and_the_worst_come_first():
+    note, fail = Severity.NOTE, Severity.FAIL
+    folded = fold_findings([Finding("a", note, ("n1",), {"x": "1"}), Finding("b", fail, ("n1",)),
+                            Finding("a", note, ("n2",), {"x": "1"}), Finding("a", note, ("n3",), {"x": "2"})])
+    assert [(one.code, one.hosts) for one in folded] == [("b", ("n1",)), ("a", ("n1", "n2")), ("a", ("n3",))]
+
+
+def test_who_could_not_be_asked_is_neither_majority_nor_outlier():
+    same = compare({"a": "1", "b": None, "c": "2", "d": "2"})
+    assert (same.majority, same.majority_hosts, same.others) == ("2", ("c", "d"), (("1", ("a",)),))
+    assert compare({"a": None}) is None
+    assert same.evidence() == ("c,d: 2", "a: 1")
