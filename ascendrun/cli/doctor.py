@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
-    family: Optional[str], paths: tuple[str, ...], quick: bool, deep: bool, fail_on: str, fix: bool, lang: Optional[str],
-    output: Optional[str],
+    family: Optional[str], paths: tuple[str, ...], quick: bool, deep: bool, fail_on: str, fix: bool,
+    lang: Optional[str], output: Optional[str],
 ) -> int:
     """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
 
@@ -90,7 +90,12 @@ def measure(
     job = read_job(file, overrides=overrides) if file is not None else None
     failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
     unfit = [host.name for host in reached if host.name in failing]
-    look = face.cluster.deep(reached, make_base(job, family=report.family or "cpu"), unfit=unfit, say=say)
+    base = make_base(job, family=report.family or "cpu")
+    if base.python is None and any(host.is_local for host in reached):
+        from ascendrun.cli.trainenv import ensure_training_stack
+
+        ensure_training_stack(None, face.say)
+    look = face.cluster.deep(reached, base, unfit=unfit, say=say)
     face.say(f"measured; kept in {look.file}")
     return add_deep(report, look.report, look.findings, lang=lang)
 

@@ -34,7 +34,8 @@ from ascendrun.health.deepview import deep_findings, shares_of, slow_alone
 from ascendrun.health.pairing import PARTNERS, Exchange, next_round
 
 FOLDER = "deep"
-DRAIN_S = 30.0
+DRAIN_S, FAILED_DRAIN_S = 30.0, 3.0
+WORDS_BYTES, WORDS_LENGTH = 4096, 200
 SLACK_S = 60.0
 """What a job may take beyond its own limits: connecting, staging, being stopped."""
 
@@ -45,8 +46,8 @@ HCCL_LIMITS: Mapping[str, str] = {"HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIME
 @dataclass(frozen=True)
 class DeepOptions:
     """`burn_s`: seconds of matrix products on every device. `sizes`: bytes of the all-reduces. `partners`: how many
-    others each host is measured with; one less than there are hosts is the full matrix. `start_s`, `job_s`: limits of
-    each small job's start and run."""
+    others each host is measured with; one less than there are hosts is the full matrix. `meet_s`: how long a rank
+    waits for its peers. `start_s`, `job_s`: limits of each small job's start and run."""
 
     burn_s: float = 10.0
     matmul_size: int = 0
@@ -54,6 +55,7 @@ class DeepOptions:
     repeats: int = 20
     budget_s: float = 3.0
     partners: int = PARTNERS
+    meet_s: float = 120.0
     start_s: float = 120.0
     job_s: float = 240.0
 
@@ -61,7 +63,7 @@ class DeepOptions:
 def default_options(family: str) -> DeepOptions:
     """What suits the devices: CPUs and their networks are slower, and mostly wanted for something else."""
     if family == "cpu":
-        return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0)
+        return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0, meet_s=45.0)
     return DeepOptions()
 
 
@@ -188,7 +190,8 @@ class _Bench:
         self._count += 1
         options = self._options
         args: Dict[str, Any] = {"sizes": tuple(str(size) for size in options.sizes), "repeats": options.repeats,
-                                "budget_s": options.budget_s, "matmul_s": burn_s, "matmul_size": options.matmul_size}
+                                "budget_s": options.budget_s, "timeout_s": options.meet_s, "matmul_s": burn_s,
+                                "matmul_size": options.matmul_size}
         name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
         spec = self._base.model_copy(update={"name": name, "args": args})
         return Submission(key=f"deep-{self._key}-{self._count}", spec=spec, trees=self._trees, file=None,
@@ -199,8 +202,10 @@ class _Bench:
         if is_late:
             why = f"no result within {limit_s:g} s: {why}"
         folder = spool_dir(self._state_dir, job, attempt)
-        if why is None:
-            _await_drained(folder)
+        _await_drained(folder, deadline_s=DRAIN_S if why is None else 0.0 if is_late else FAILED_DRAIN_S)
+        if why is not None:
+            words = next((said for said in (last_words(folder / name) for name in group) if said), None)
+            why = f"{why}: {words}" if words else why
         return Outcome(job, why, {name: read_lines(folder / name) for name in group})
 
 
@@ -216,6 +221,17 @@ def read_lines(folder: Path) -> Lines:
             if isinstance(values, dict):
                 lines.append(values)
     return lines
+
+
+def last_words(folder: Path) -> Optional[str]:
+    """The last line on standard error of the first rank of a host that said something there; None: none did."""
+    for path in sorted(folder.glob("rank-*.err.0")):
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:WORDS_LENGTH]
+    return None
 
 
 def keep_report(report: DeepReport, state_dir: Path) -> Path:
@@ -262,8 +278,8 @@ def _exchange(pair: Tuple[str, str], outcome: Outcome) -> Exchange:
     return read_exchange(*pair, [line for lines in outcome.lines.values() for line in lines])
 
 
-def _await_drained(folder: Path) -> None:
+def _await_drained(folder: Path, *, deadline_s: float) -> None:
     """The job is over before its last bytes are here. If they do not come, what is here has to do."""
-    until = time.monotonic() + DRAIN_S
+    until = time.monotonic() + deadline_s
     while not (folder / SPOOL_COMPLETE).exists() and time.monotonic() < until:
         time.sleep(0.05)

@@ -14,6 +14,14 @@ from ascendrun.health.pairing import Exchange, Judgement, Pair, best_of_hosts, b
 
 _Key = TypeVar("_Key", bound=Hashable)
 
+CODES: Tuple[str, ...] = (
+    "deep-device-inconsistent", "deep-device-wrong", "deep-device-slow", "deep-node-slow", "deep-host-cut",
+    "deep-host-slow", "deep-split-cut", "deep-split-slow", "deep-link-cut", "deep-link-slow", "deep-pair-cut",
+    "deep-pair-slow", "deep-host-failed", "deep-host-busy", "deep-host-unfit", "deep-network-slower-than-before",
+    "deep-node-slower-than-before", "deep-device-slower-than-before",
+)
+"""All that a deep look may find; their words are in texts/deep.*.json."""
+
 MIN_PEERS = 3
 """Of two values nobody can say which one is the odd one."""
 

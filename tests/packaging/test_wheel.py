@@ -94,7 +94,7 @@ def test_the_installed_command_has_the_checkouts_skeletons(
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: Dict[str, str]) -> None:
     code = "from ascendrun.head.programs import load_programs; print(sorted(load_programs()))"
-    assert ask(installed, environ, code) == "['trajectory']\n"
+    assert ask(installed, environ, code) == "['meshtest', 'trajectory']\n"
 
 
 def test_the_metadata_names_what_it_needs(installed: Path, environ: Dict[str, str]) -> None:

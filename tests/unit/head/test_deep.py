@@ -71,6 +71,11 @@ class World:
         self.live.remove(job)
         hosts = [host.name for host in self.submitted[job].hosts]
         folder = spool_dir(self.state_dir, job, 1)
+        for host in self.failing.intersection(hosts):
+            (folder / host).mkdir(parents=True)
+            (folder / host / "rank-0.err.0").write_text("Traceback\nModuleNotFoundError: No module named 'torch'\n\n")
+            (folder / SPOOL_COMPLETE).touch()
+            return
         for host in hosts:
             lines = self.pair_lines(hosts) if len(hosts) > 1 else self.alone_lines(host)
             (folder / host).mkdir(parents=True)
@@ -102,6 +107,7 @@ def test_a_host_that_fails_alone_is_told_and_never_paired(tmp_path: Path) -> Non
     report = look(world)
     why = report.hosts["n2"].why
     assert why is not None and "n2 exited with code 1" in why and "ascendrun logs j-0002" in why
+    assert "No module named 'torch'" in why
     assert "n2" not in {name for one in report.exchanges for name in one.pair} and len(report.rounds) >= 2
     assert not world.live
 
