@@ -147,7 +147,7 @@ def _worst(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], s
     tell = _told_latency if name == PROMPTNESS else told_speed
     percent = _percent_less(rates[name], typical[name]) if name != PROMPTNESS else ""
     return {"measured": f"{rail}{tell(rates[name])}", "typical": tell(typical[name]),
-            "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.1f}x"}
+            "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.3g}x"}
 
 
 def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
