@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence, Tuple
 
+from ascendrun.head.settings import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import parse_events
 
@@ -46,7 +47,8 @@ class NodeSpool:
             self._append(name, offset, data)
 
     def _append(self, name: str, offset: int, data: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._folder.is_dir():
+            make_spool_dir(self._folder)
         fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             size = os.fstat(fd).st_size

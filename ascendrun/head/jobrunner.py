@@ -21,7 +21,7 @@ from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, Reply
-from ascendrun.head.settings import spool_dir
+from ascendrun.head.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.staging import TreePush, read_secret_env
 from ascendrun.head.translate import make_event
 from ascendrun.node import layout
@@ -285,8 +285,8 @@ class JobRunner:
                            then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "complete").touch()
+            make_spool_dir(folder / self.job.hosts[0])
+            (folder / SPOOL_COMPLETE).touch(0o600)
             self._desk.drained(self.job.id)
 
     def _compare(self, host: str, reply: Reply) -> None:

@@ -208,5 +208,11 @@ def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
     return state_dir / "jobs" / job_id / f"attempt-{attempt}"
 
 
+def make_spool_dir(folder: Path) -> None:
+    """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
+    for level in (*reversed(folder.parents[:3]), folder):
+        level.mkdir(mode=0o700, exist_ok=True)
+
+
 SPOOL_COMPLETE = "complete"
 """A file of this name in an attempt's spool folder: the collector has every byte of every file there."""

@@ -1,0 +1,82 @@
+"""What must be true of a job whatever happened to it: asked after every bad day."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import List, Sequence
+
+from scenes import Scene, await_that
+
+from ascendrun.core.job import TERMINAL, State
+from ascendrun.core.lifecycle import MOVES
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+
+LISTENS = "0A"
+SSH_PORT = 22
+
+
+def check_ended(scene: Scene, job: str, *, state: str, but: Sequence[str] = ()) -> None:
+    """The job has ended so, and everything that holds of ended jobs holds; `but`: hosts whose disks are new."""
+    detail = scene.show(job)
+    assert detail["job"]["state"] == state, json.dumps(detail["events"], indent=1)
+    check_moves(scene, job)
+    scene.await_nobody(job, deadline_s=5)
+    check_started_once(scene, job)
+    await_that(lambda: scene.is_drained(job), f"every byte of {job} is here", deadline_s=60)
+    check_copy(scene, job, but=but)
+    check_nobody_listens(scene.cluster)
+
+
+def check_moves(scene: Scene, job: str) -> None:
+    """Only arrows of the table, and none out of an end."""
+    at = State.QUEUED
+    for target in states_of(scene, job):
+        assert target in MOVES[at], f"{at.value} -> {target.value}: {scene.show(job)['events']}"
+        at = target
+    assert at in TERMINAL or not MOVES[at].isdisjoint(State)
+
+
+def states_of(scene: Scene, job: str) -> List[State]:
+    """The states that the job went to, in order."""
+    return [State(event["text"].split(":")[0]) for event in scene.show(job)["events"] if event["kind"] == "state"]
+
+
+def check_started_once(scene: Scene, job: str) -> None:
+    """No rank of an attempt was started twice, as the nodes themselves recorded it."""
+    started: "Counter[tuple[str, int]]" = Counter()
+    for host in scene.cluster.hosts:
+        for path in scene.cluster.path(host, "/root/.ascendrun/runs").glob(f"{scene.run(job)}/attempt-*/events.0"):
+            events = [json.loads(line) for line in path.read_bytes().splitlines()]
+            started.update((path.parent.name, event["rank"]) for event in events if event["event"] == "rank_started")
+    assert all(count == 1 for count in started.values()), started
+
+
+def check_copy(scene: Scene, job: str, *, but: Sequence[str] = ()) -> None:
+    """The head's copy of logs and records is what the nodes have, byte for byte."""
+    for pattern in ("rank-*", "events.*"):
+        head, node = scene.on_head(job, pattern), scene.on_node(job, pattern)
+        wrong = [name for name in {*head, *node} if name.split("/")[0] not in but and
+                 (name in node or head[name]) and head.get(name, b"") != node.get(name, b"")]
+        assert not wrong, f"head and node differ: {[(n, len(head.get(n, b'')), len(node.get(n, b''))) for n in wrong]}"
+
+
+def check_nobody_listens(cluster: VirtualCluster) -> None:
+    """No TCP port is listened on but sshd's."""
+    for host in filter(cluster.is_up, cluster.hosts):
+        for table in ("tcp", "tcp6"):
+            lines = Path(f"/proc/{cluster.init_pid(host)}/net/{table}").read_text().splitlines()[1:]
+            ports = {int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == LISTENS}
+            assert ports <= {SSH_PORT}, f"{host} listens on {sorted(ports)}"
+
+
+def too_open(folder: Path) -> List[str]:
+    """Files and folders of ours below `folder` that somebody else could open (links and sockets' targets aside)."""
+    found = []
+    for path in (folder, *folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and mode & 0o077:
+            found.append(f"{stat.filemode(mode)} {path}")
+    return found
