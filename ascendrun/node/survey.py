@@ -23,7 +23,6 @@ may say its own `timeout_s`. The answer of one that went wrong is {"error": text
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 
@@ -35,7 +34,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional
+    from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -111,41 +110,54 @@ class Surveys:
     def _run(self, item: Item, shell: Optional[Dict[str, Any]], deadline: float) -> Raw:
         argv = [to_bytes(part) for part in item["argv"]]
         if shell is None:
-            return self._gather(argv, self._login, item, cwd=None, status=None, deadline=deadline)
+            return self._gather(argv, self._login, item, cwd=None, deadline=deadline)
         env = rank_environ(self._login, shell.get("env") or {}, master_port=None, secret={}, tag="", root=self._root)
         del env[to_bytes(layout.TAG_VARIABLE)]
         wanted = shell.get("cwd") or ""
         cwd = wanted if os.path.isdir(to_bytes(wanted)) else self._scratch()
         if not shell.get("setup"):
-            return self._gather(argv, env, item, cwd=cwd, status=None, deadline=deadline)
-        with tempfile.TemporaryFile() as status:
-            outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % status.fileno(),
+            return self._gather(argv, env, item, cwd=cwd, deadline=deadline)
+        ours, theirs = os.pipe()
+        try:
+            outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs,
                      to_bytes(shell["setup"])]
-            return self._gather(outer + argv, env, item, cwd=cwd, status=status, deadline=deadline)
+            raw = self._gather(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
+            os.set_blocking(ours, False)
+            raw["setup"] = _setup_word(ours)
+            return raw
+        finally:
+            os.close(ours)
+            os.close(theirs)
 
-    def _gather(self, argv: List[bytes], env: Mapping[bytes, bytes], item: Item, *, cwd: Optional[str], status: Any,
-                deadline: float) -> Raw:
+    def _gather(self, argv: List[bytes], env: Mapping[bytes, bytes], item: Item, *, cwd: Optional[str],
+                deadline: float, keep: Tuple[int, ...] = ()) -> Raw:
         try:
             done = self._commands.carry_out(
                 argv, env, to_bytes(item.get("stdin") or ""), timeout_s=deadline - time.monotonic(), cwd=cwd,
-                limit=int(item.get("max_bytes") or OUT_BYTES), keep=() if status is None else (status.fileno(),))
+                limit=int(item.get("max_bytes") or OUT_BYTES), keep=keep)
         except Refusal as refusal:
             is_missing = isinstance(refusal.__cause__, FileNotFoundError)
             return {"error": refusal.message, "late": False, "missing": is_missing}
         return {"code": done.code, "signal": done.signal, "timed_out": done.timed_out, "truncated": done.truncated,
-                "wall_s": done.wall_s, "out": _text(done.out), "err": _text(done.err),
-                "setup": None if status is None else _setup_word(status)}
+                "wall_s": done.wall_s, "out": _text(done.out), "err": _text(done.err), "setup": None}
 
     def _scratch(self) -> str:
         """The folder to stand in while the run has none yet: an empty one, so that nothing there is imported."""
         path = os.path.join(self._root, "empty")
-        make_private_dir(path)
+        try:
+            make_private_dir(path)
+        except (OSError, Refusal):
+            return "/"  # a full disk, say: that has a finding of its own
         return path
 
 
-def _setup_word(status: Any) -> str:
-    status.seek(0)
-    return {b"o": "fine", b"m": "no-command"}.get(status.read(1), "failed")
+def _setup_word(status_fd: int) -> str:
+    """What node/ranks.SETUP_SCRIPT told; nothing: the set-up ended the shell, or never ended."""
+    try:
+        word = os.read(status_fd, 1)
+    except BlockingIOError:
+        word = b""
+    return {b"o": "fine", b"m": "no-command"}.get(word, "failed")
 
 
 def _text(data: bytes) -> str:
