@@ -95,6 +95,8 @@ def measure(
         from ascendrun.cli.trainenv import ensure_training_stack
 
         ensure_training_stack(None, face.say)
+    if job is None and base.devices.family != "cpu" and any(not (host.slots or host.devices) for host in reached):
+        face.say("hosts without slots= or devices= in the hostfile: one device of each is measured")
     look = face.cluster.deep(reached, base, unfit=unfit, say=say)
     face.say(f"measured; kept in {look.file}")
     return add_deep(report, look.report, look.findings, lang=lang)
