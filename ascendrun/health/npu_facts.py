@@ -2,29 +2,206 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
 
-from ascendrun.ascend.chips import Chip
+from ascendrun.ascend.chips import Chip, chip_of
+from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
+from ascendrun.ascend.hccn_conf import HccnConf
+from ascendrun.ascend.hccn_counters import Optical
+from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion
+from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
+from ascendrun.ascend.npu_smi_board import Board
+from ascendrun.ascend.npu_smi_views import ChipEcc, ChipHealth
+from ascendrun.ascend.tool_errors import ToolError
 
 if TYPE_CHECKING:
     from ascendrun.health.facts import NodeFacts
 
 
 @dataclass(frozen=True)
+class Owner:
+    """Whose process holds a device. `tag`: of the ascendrun job it belongs to, None: of none."""
+
+    user: str
+    command: str
+    tag: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """`npu-smi info`. `info` None: there is no npu-smi. `owners`: by pid; one that is missing is not to be seen.
+
+    `hung`: it never came back.
+    """
+
+    info: Optional[NpuSmiInfo] = None
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    hung: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A file in /dev; `is_open`: this user may read and write it."""
+
+    is_open: bool
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True)
+class CardViews:
+    """The views of single cards, by NPU id; of what was not asked or not answered, nothing."""
+
+    ecc: Mapping[int, Tuple[ChipEcc, ...]] = field(default_factory=dict)
+    health: Mapping[int, Tuple[ChipHealth, ...]] = field(default_factory=dict)
+    boards: Mapping[int, Board] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Port:
+    """One device's network port, as hccn_tool tells; None: not asked, or no answer."""
+
+    link: Optional[Link] = None
+    ip: Optional[Address] = None
+    ip6: Optional[Address] = None
+    tls: Optional[Tls] = None
+    net_health: Optional[NetHealth] = None
+    fec: Optional[Fec] = None
+    optical: Optional[Optical] = None
+
+    @property
+    def address(self) -> Optional[str]:
+        """IPv4 before IPv6; None: has none, or not known (see `has_no_address`)."""
+        return next((one.address for one in (self.ip, self.ip6) if one is not None and one.address), None)
+
+    @property
+    def has_no_address(self) -> bool:
+        return self.ip is not None and self.ip.is_set is False and (self.ip6 is None or self.ip6.is_set is False)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """By device number. `hung`: items that never came back, as `link of device 3`; `errors`: the tool's own."""
+
+    ports: Mapping[int, Port]
+    hung: Tuple[str, ...] = ()
+    errors: Tuple[ToolError, ...] = ()
+
+
+@dataclass(frozen=True)
+class PortPing:
+    """A ping from a device's port to an address; `ping` None: it never came back."""
+
+    device: int
+    address: str
+    ping: Optional[Ping]
+
+
+@dataclass(frozen=True)
+class InstallFiles:
+    """Version files on the node's disk. `canns`: every toolkit or nnae found; `set_env`: files to source."""
+
+    install: Optional[DriverInstall] = None
+    driver: Optional[DriverVersion] = None
+    firmware: Optional[FirmwareVersion] = None
+    canns: Tuple[CannVersion, ...] = ()
+    set_env: Tuple[str, ...] = ()
+    hccn_conf: Optional[HccnConf] = None
+
+
+@dataclass(frozen=True)
+class ShellCann:
+    """The CANN that the job's variables lead to. `home` None: they lead to none; `is_gone`: to no folder."""
+
+    home: Optional[str] = None
+    is_gone: bool = False
+    version: Optional[CannVersion] = None
+    components: Optional[Components] = None
+
+
+@dataclass(frozen=True)
 class NpuFacts:
-    """One node's devices, driver and CANN."""
+    """One node's devices, driver and CANN. `devices`: files in /dev by name, without those that are not there."""
+
+    table: Optional[Table] = None
+    devices: Optional[Mapping[str, DeviceNode]] = None
+    cards: Optional[CardViews] = None
+    ports: Optional[Ports] = None
+    files: Optional[InstallFiles] = None
+    shell_cann: Optional[ShellCann] = None
+    pings: Optional[Tuple[PortPing, ...]] = None
+
+    @property
+    def info(self) -> Optional[NpuSmiInfo]:
+        """Only when it says something of chips."""
+        info = self.table.info if self.table is not None else None
+        return info if info is not None and info.chips else None
+
+    @property
+    def has_any(self) -> Optional[bool]:
+        """Whether this is an Ascend node: its tool is there, or a device; None: could not look."""
+        if self.table is not None and (self.table.hung or self.table.info is not None):
+            return True
+        if self.davinci:
+            return True
+        return None if self.table is None or self.devices is None else False
+
+    @property
+    def davinci(self) -> Tuple[int, ...]:
+        """The numbers of the device files, ascending; () where there are none or nobody could look."""
+        names = (name[len("davinci"):] for name in self.devices or () if name.startswith("davinci"))
+        return tuple(sorted(int(number) for number in names if number.isdigit()))
+
+    @property
+    def driver_version(self) -> Optional[str]:
+        if self.files is not None and self.files.driver is not None and self.files.driver.version is not None:
+            return self.files.driver.version
+        return self.table.info.driver_version if self.table is not None and self.table.info is not None else None
+
+    @property
+    def cann(self) -> Optional[CannVersion]:
+        """Of the job's shell; else the only one on the disk."""
+        if self.shell_cann is not None and self.shell_cann.version is not None:
+            return self.shell_cann.version
+        known = {one.version: one for one in (self.files.canns if self.files is not None else ())}
+        return next(iter(known.values())) if len(known) == 1 else None
+
+
+def chips_by_device(facts: NpuFacts) -> Mapping[int, NpuChip]:
+    """The chips by logic id: as the tool says it, else in the order of its table."""
+    chips = facts.info.chips if facts.info is not None else ()
+    return {place if chip.logic_id is None else chip.logic_id: chip for place, chip in enumerate(chips)}
 
 
 def chip_of_node(facts: NpuFacts) -> Optional[Chip]:
     """The chip that the node's devices are; None: none, not known, or not all the same."""
-    return None
+    names = {chip.name for chip in (facts.info.chips if facts.info is not None else ())}
+    name = names.pop() if len(names) == 1 else None
+    return None if name is None else chip_of(name)
 
 
 def read_npu(said: Mapping[str, Any]) -> NpuFacts:
     """From the read answers by probe name (missing or None: could not look)."""
-    return NpuFacts()
+    return NpuFacts(table=said.get("npu-smi"), devices=said.get("npu-devices"), cards=said.get("npu-cards"),
+                    ports=said.get("hccn"), files=said.get("ascend-files"), shell_cann=said.get("cann"),
+                    pings=said.get("hccn-pings"))
 
 
-NPU_ROWS: Tuple[Tuple[str, Callable[["NodeFacts"], Optional[str]]], ...] = ()
+def _chips_text(facts: "NodeFacts") -> Optional[str]:
+    info = facts.npu.info
+    if info is None:
+        return None
+    names = dict.fromkeys(chip.name or "?" for chip in info.chips)
+    return f"{len(info.chips)} x {', '.join(names)}"
+
+
+NPU_ROWS: Tuple[Tuple[str, Callable[["NodeFacts"], Optional[str]]], ...] = (
+    ("npus", _chips_text),
+    ("driver", lambda facts: facts.npu.driver_version),
+    ("firmware", lambda facts: facts.npu.files.firmware.version
+     if facts.npu.files is not None and facts.npu.files.firmware is not None else None),
+    ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
+)
 """Further lines of doctor's table of facts: name, and what a node says."""

@@ -5,11 +5,23 @@ from __future__ import annotations
 from typing import Iterable, List, Tuple
 
 from ascendrun.core.findings import Finding, fold_findings
-from ascendrun.health.checks import environment, host, network, npu, reach, software, storage
+from ascendrun.health.checks import (
+    cann,
+    device_network,
+    environment,
+    host,
+    network,
+    npu,
+    npu_job,
+    reach,
+    software,
+    storage,
+)
 from ascendrun.health.world import Check, World
 
+NPU_CHECKS: Tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
 CHECKS: Tuple[Check, ...] = (*reach.CHECKS, *host.CHECKS, *storage.CHECKS, *network.CHECKS, *software.CHECKS,
-                             *environment.CHECKS, *npu.CHECKS)
+                             *environment.CHECKS, *NPU_CHECKS)
 """In the order in which people look for causes: first what makes the rest unknowable."""
 
 NAMES: Tuple[str, ...] = tuple(check.name for check in CHECKS)

@@ -13,7 +13,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.core.spec import parse_job
-from ascendrun.health.checks import CHECKS, choose_checks, run_checks
+from ascendrun.health.checks import CHECKS, NPU_CHECKS, choose_checks, run_checks
 from ascendrun.health.facts import (
     Disk,
     NodeFacts,
@@ -298,8 +298,7 @@ def test_every_code_of_a_check_has_words():
 
 
 def test_every_code_of_the_hosts_checks_is_planted_here():
-    from ascendrun.health.checks import npu
-    codes = {code for check in CHECKS if check not in npu.CHECKS for code in check.codes}
+    codes = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes}
     elsewhere = {"unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
                  "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing"}
     assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)

@@ -1,0 +1,148 @@
+"""Checks of the software under torch: driver, firmware, CANN, torch_npu, alike on all nodes and made for each other."""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping, Optional, Tuple
+
+from ascendrun.ascend.compatibility import MISFIT, UNKNOWN, VersionFact, Versions, judge_versions
+from ascendrun.core.findings import Finding, Severity
+from ascendrun.health.checks.devices import npu_nodes
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.world import Check, World, differing
+
+_MISFITS: Mapping[str, Tuple[str, Severity]] = {
+    "torch_npu/torch": ("torch-npu-torch", Severity.FAIL),
+    "torch/build": ("torch-build", Severity.FAIL),
+    "torch_npu/cann": ("torch-npu-cann", Severity.WARN),
+    "torch_npu/python": ("torch-npu-python", Severity.WARN),
+    "driver/firmware": ("driver-firmware", Severity.WARN),
+}
+"""By pair: torch_npu is bound to one torch by its C++ symbols and refuses a torch for another accelerator. An older
+CANN or firmware may do; Huawei's own installer only warns."""
+_UNPROVEN = ("torch_npu", "torch_npu/cann")
+"""Pairs of which it is worth a note that no source says whether they fit."""
+_CANN_SIGNS = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
+
+
+def check_versions_alike(world: World) -> Iterator[Finding]:
+    if world.family not in (None, "npu"):
+        return
+    yield from differing(world, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
+    yield from differing(world, "firmware-differs", Severity.WARN, _firmware)
+    # HCCL of two CANN versions refuses to meet (EI0008).
+    severity = Severity.FAIL if world.job is not None else Severity.WARN
+    yield from differing(world, "cann-differs", severity, _cann)
+
+
+def _firmware(facts: NodeFacts) -> Optional[str]:
+    files = facts.npu.files
+    return files.firmware.version if files is not None and files.firmware is not None else None
+
+
+def _cann(facts: NodeFacts) -> Optional[str]:
+    return facts.npu.cann.version if facts.npu.cann is not None else None
+
+
+def check_versions_fit(world: World) -> Iterator[Finding]:
+    for host, facts in npu_nodes(world):
+        for fact in judge_versions(versions_of(facts)):
+            if fact.verdict == MISFIT and fact.pair in _MISFITS:
+                code, severity = _MISFITS[fact.pair]
+                yield _misfit(code, severity, host, fact)
+            elif fact.verdict == UNKNOWN and fact.pair in _UNPROVEN:
+                yield _misfit("versions-unproven", Severity.NOTE, host, fact)
+        yield from _boards(host, facts)
+
+
+def _misfit(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
+    evidence = (f"source: {fact.source}",) if fact.source else ()
+    return Finding(code, severity, (host,), {"says": fact.says, "hint": fact.hint or ""}, evidence)
+
+
+def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
+    """What the driver itself says; it says so to root only."""
+    boards = facts.npu.cards.boards if facts.npu.cards is not None else {}
+    bad = sorted(npu_id for npu_id, board in boards.items() if board.compatibility == "NOK")
+    if bad:
+        board = boards[bad[0]]
+        says = f"driver {board.software_version}, firmware {board.firmware_version}: npu-smi calls them not compatible"
+        yield Finding("driver-firmware", Severity.WARN, (host,),
+                      {"says": says, "hint": "install both from one HDK release, driver first"},
+                      (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",))
+
+
+def versions_of(facts: NodeFacts) -> Versions:
+    python, files = facts.python, facts.npu.files
+    modules = (python.modules if python is not None else None) or {}
+    torch_npu = modules.get("torch-npu")
+    return Versions(torch_npu=torch_npu, torch=modules.get("torch") if torch_npu else None, cann=_cann(facts),
+                    python=python.version if python is not None else None,
+                    driver=files.driver if files is not None else None,
+                    firmware=files.firmware if files is not None else None, arch=facts.arch)
+
+
+def check_cann_mixed(world: World) -> Iterator[Finding]:
+    """Parts of two CANN releases in one folder: an upgrade that ended half-way."""
+    for host, facts in npu_nodes(world):
+        shell = facts.npu.shell_cann
+        versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
+        if len(versions) > 1 and shell is not None and shell.components is not None:
+            lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
+            yield Finding("cann-mixed", Severity.WARN, (host,),
+                          {"versions": ", ".join(versions), "home": shell.home or ""}, lines[:8])
+
+
+def check_set_env(world: World) -> Iterator[Finding]:
+    """In the job's own shell. A command that is no Python may well source set_env.sh itself: then it is a note."""
+    if world.job is None or world.family != "npu" or world.job.container is not None:
+        return
+    for host, facts in world.facts.items():
+        shell, files = facts.npu.shell_cann, facts.npu.files
+        if shell is None or (facts.python is not None and facts.python.setup in ("failed", "no-command")):
+            continue
+        severity = Severity.FAIL if facts.python is not None else Severity.NOTE
+        if shell.home is None and files is not None and not files.canns and not files.set_env:
+            yield Finding("cann-missing", severity, (host,))
+        elif shell.home is None:
+            source = files.set_env[0] if files is not None and files.set_env else "…/set_env.sh"
+            yield Finding("set-env-missing", severity, (host,), {"file": source})
+        elif shell.is_gone:
+            yield Finding("set-env-stale", severity, (host,), {"home": shell.home})
+        elif facts.environ is not None and not _leads_home(facts.environ, shell.home):
+            yield Finding("set-env-partial", Severity.WARN, (host,), {"home": shell.home})
+
+
+def _leads_home(environ: Mapping[str, str], home: str) -> bool:
+    folder = home.rstrip("/") + "/"
+    return any(path.startswith(folder) for path in environ.get("LD_LIBRARY_PATH", "").split(":"))
+
+
+def check_torch_npu(world: World) -> Iterator[Finding]:
+    """A job on NPUs whose torch has no torch_npu; and an import that fails for want of CANN, which looks like torch's
+    own fault: from torch 2.5 on `import torch` loads torch_npu by itself."""
+    if world.job is None or world.family != "npu":
+        return
+    for host, facts in world.facts.items():
+        modules = (facts.python.modules if facts.python is not None else None) or {}
+        if modules.get("torch") and "torch-npu" in modules and modules["torch-npu"] is None:
+            yield Finding("torch-npu-missing", Severity.FAIL, (host,),
+                          {"torch": modules["torch"] or "", "release": (modules["torch"] or "").partition("+")[0],
+                           "python": (facts.python.executable if facts.python is not None else None) or "python3"})
+        error = facts.torch.error if facts.torch is not None else None
+        if error and modules.get("torch-npu") and any(sign in error for sign in _CANN_SIGNS):
+            step = (facts.torch.step if facts.torch is not None else None) or "import torch"
+            yield Finding("torch-needs-cann", Severity.FAIL, (host,), {"step": step},
+                          tuple(line[:300] for line in error.splitlines()[:3]))
+
+
+CHECKS: Tuple[Check, ...] = (
+    Check("versions-alike", check_versions_alike, "driver, firmware and CANN are the same on all nodes",
+          ("driver-differs", "firmware-differs", "cann-differs")),
+    Check("versions-fit", check_versions_fit, "driver, firmware, CANN, torch_npu, torch and Python fit each other",
+          (*(code for code, _ in _MISFITS.values()), "versions-unproven")),
+    Check("cann-mixed", check_cann_mixed, "CANN's parts are of one release", ("cann-mixed",)),
+    Check("set-env", check_set_env, "CANN is there, and the job's shell leads to it",
+          ("cann-missing", "set-env-missing", "set-env-stale", "set-env-partial")),
+    Check("torch-npu", check_torch_npu, "the job's torch has torch_npu, and torch_npu finds CANN",
+          ("torch-npu-missing", "torch-needs-cann")),
+)

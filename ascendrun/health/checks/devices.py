@@ -1,0 +1,49 @@
+"""What the checks of NPUs share: which nodes have some, which devices the job takes, and their numbers as text."""
+
+from __future__ import annotations
+
+from typing import Iterable, Iterator, List, Optional, Tuple
+
+from ascendrun.ascend.variable_forms import effective_ids
+from ascendrun.core.findings import Severity
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.world import World
+
+
+def npu_nodes(world: World) -> Iterator[Tuple[str, NodeFacts]]:
+    """The nodes whose NPUs matter here: of an npu job all, without a job those that have some."""
+    if world.family not in (None, "npu"):
+        return
+    for host, facts in world.facts.items():
+        if world.family == "npu" or facts.npu.has_any:
+            yield host, facts
+
+
+def planned_devices(world: World, host: str) -> Optional[Tuple[int, ...]]:
+    """The device ids that the job gets on the host; None: no plan, or none for this host."""
+    nodes = world.plan.nodes if world.plan is not None else ()
+    ranks = next((node.ranks for node in nodes if node.host == host), ())
+    value = ranks[0].env.get("ASCEND_RT_VISIBLE_DEVICES") if ranks else None
+    return effective_ids(value) if value is not None else None
+
+
+def severity_at(world: World, host: str, devices: Iterable[int], *, otherwise: Severity = Severity.WARN) -> Severity:
+    """FAIL where the job takes one of the devices, or where it is not known which it takes; else `otherwise`."""
+    wanted = planned_devices(world, host)
+    return Severity.FAIL if wanted is None or set(wanted) & set(devices) else otherwise
+
+
+def is_many(world: World) -> bool:
+    """Whether devices of several nodes are to talk to each other."""
+    return len(world.facts) + len(world.unreached) > 1
+
+
+def ids_text(ids: Iterable[int]) -> str:
+    """0-3,6; "none" for none."""
+    runs: List[List[int]] = []
+    for number in sorted(set(ids)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "none"

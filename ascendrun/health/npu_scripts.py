@@ -1,0 +1,104 @@
+"""Shell programs that ask a node's Ascend tools; what each command said stands between two marks of its own.
+
+A section is `@@ <label>`, the command's own bytes, and `@@= <exit code>` on a line of its own, or no end where the
+command never came back. `sections.py` reads them.
+"""
+
+from __future__ import annotations
+
+_SAY = r"""
+say() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
+ascend=$(sed -n 's/^Driver_Install_Path_Param=//p' /etc/ascend_install.info 2>/dev/null)
+ascend=${ascend:-/usr/local/Ascend}
+find_tool() {
+    for f in $(command -v "$1") "$ascend/driver/tools/$1" /usr/local/Ascend/driver/tools/$1 /usr/local/bin/$1 \
+            /usr/local/sbin/$1; do
+        [ -x "$f" ] && { printf '%s' "$f"; return; }
+    done
+}
+"""
+
+# The table, and of every process in it: pid, user, the tag of an ascendrun job, command. A pid without a line is not
+# to be seen from here.
+TABLE = _SAY + r"""
+t=$(find_tool npu-smi)
+[ -n "$t" ] || { say none true; exit 0; }
+echo '@@ info'
+o=$("$t" info 2>&1; echo "x$?")
+printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
+echo '@@ owners'
+for p in $(printf '%s' "$o" | sed -n 's/^| *[0-9][0-9 ]*| *\([0-9][0-9]*\) *|.*/\1/p' | sort -un); do
+    u=$(stat -c %U "/proc/$p" 2>/dev/null) || continue
+    g=$({ tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^ASCENDRUN_TAG=//p'; } 2>/dev/null)
+    c=$({ tr '\0\n\t' '   ' <"/proc/$p/cmdline" | cut -c1-200; } 2>/dev/null)
+    printf '%s\t%s\t%s\t%s\n' "$p" "$u" "$g" "$c"
+done
+printf '\n@@= 0\n'
+"""
+
+# One call after another: whether these tools may run side by side is documented nowhere.
+CARDS = _SAY + r"""
+t=$(find_tool npu-smi)
+[ -n "$t" ] || exit 0
+for i in $("$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
+    for v in "$@"; do say "$v $i" "$t" info -t "$v" -i "$i"; done
+done
+"""
+
+# Each item of all ports before the next item: where time runs out, the more important items are there for all ports.
+# A port that hangs costs its own few seconds, where there is `timeout`.
+PORTS = _SAY + r"""
+t=$(find_tool hccn_tool)
+[ -n "$t" ] || exit 0
+k=$(command -v timeout) && k="$k -s KILL 5"
+for v in "$@"; do
+    for d in /dev/davinci[0-9]*; do
+        [ -e "$d" ] || continue
+        i=${d#/dev/davinci}
+        printf '@@ %s %s\n' "$v" "$i"
+        o=$($k "$t" -i "$i" "-$v" -g 2>&1; echo "x$?")
+        printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
+        [ "$v" = ip ] && case "$o" in *ipaddr:*) ;; *) say "ip6 $i" $k "$t" -i "$i" -ip -inet6 -g ;; esac
+    done
+done
+exit 0
+"""
+
+# Arguments: device, address, and so on.
+PINGS = _SAY + r"""
+t=$(find_tool hccn_tool)
+[ -n "$t" ] || exit 0
+k=$(command -v timeout) && k="$k -s KILL 10"
+while [ $# -ge 2 ]; do
+    say "ping $1 $2" $k "$t" -i "$1" -ping -g address "$2" pkt 3
+    shift 2
+done
+"""
+
+FILES = _SAY + r"""
+give() { for f in "$@"; do [ -r "$f" ] && say "$l $f" cat "$f"; done; }
+l=install; give /etc/ascend_install.info
+l=hccn; give /etc/hccn.conf
+l=driver; give "$ascend/driver/version.info"
+l=firmware; give "$ascend/firmware/version.info"
+l=cann; give "$ascend"/cann/*-linux/ascend_toolkit_install.info \
+    "$ascend"/ascend-toolkit/latest/*-linux/ascend_toolkit_install.info \
+    "$ascend"/nnae/latest/ascend_nnae_install.info "$ascend"/nnae/latest/*-linux/ascend_nnae_install.info
+for f in "$ascend"/cann/set_env.sh "$ascend"/ascend-toolkit/set_env.sh "$ascend"/nnae/set_env.sh; do
+    [ -r "$f" ] && say "set_env $f" true
+done
+exit 0
+"""
+
+# In the job's own shell: which CANN its variables lead to.
+CANN = _SAY + r"""
+h=${ASCEND_HOME_PATH:-${ASCEND_TOOLKIT_HOME:-${ASCEND_NNAE_HOME:-}}}
+[ -n "$h" ] || exit 0
+[ -d "$h" ] && say "home $h" true || say "gone $h" true
+for f in "$h"/*-linux/ascend_toolkit_install.info "$h"/ascend_nnae_install.info "$h"/*-linux/ascend_nnae_install.info
+do
+    [ -r "$f" ] && say "cann $f" cat "$f"
+done
+[ -r "$h/version.cfg" ] && say "components $h/version.cfg" cat "$h/version.cfg"
+exit 0
+"""
