@@ -221,10 +221,11 @@ class Cluster:
 
     def survey(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
                family: Optional[str] = None, paths: Sequence[str] = (), names: Optional[Sequence[str]] = None,
-               is_full: bool = True) -> "World":
+               is_full: bool = True, every_pair: bool = False) -> "World":
         """What every host says of itself, in the shell that a job would get there; one answer for every host.
 
         `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
+        `every_pair`: of NPU ports is tried, not a sample; on many hosts that takes minutes.
         """
         from ascendrun.head.survey_reader import read_world
         submission = None
@@ -235,19 +236,20 @@ class Cluster:
             hosts = submission.hosts
         fields = {"hosts": [asdict(host) for host in hosts], "family": family, "paths": list(paths),
                   "submission": submission.to_json() if submission else None, "full": is_full,
-                  "names": None if names is None else list(names)}
+                  "names": None if names is None else list(names), "every_pair": every_pair}
         with self._client() as client:
             answers = [header for header, _ in client.stream("survey", fields, timeout_s=SURVEY_S)]
         return read_world(answers, submission, family=family, now_s=time.time())
 
     def doctor(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
-               family: Optional[str] = None, paths: Sequence[str] = (), is_full: bool = True, lang: str = "en"
-               ) -> "DoctorReport":
+               family: Optional[str] = None, paths: Sequence[str] = (), is_full: bool = True, lang: str = "en",
+               every_pair: bool = False) -> "DoctorReport":
         """Is every node fit, which ones differ, and how are they mended? Asks all at once; changes nothing."""
         from ascendrun.health.checks import choose_checks, run_checks
         from ascendrun.health.report import make_report
         began = time.monotonic()
-        world = self.survey(hosts, job_file=job_file, overrides=overrides, family=family, paths=paths, is_full=is_full)
+        world = self.survey(hosts, job_file=job_file, overrides=overrides, family=family, paths=paths, is_full=is_full,
+                            every_pair=every_pair)
         wanted = world.job.checks if world.job is not None else None
         skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
         findings = run_checks(world, is_full=is_full, skip=skip, require=require)

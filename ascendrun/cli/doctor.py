@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--path", "paths", multiple=True, metavar="PATH", help="Must be there, alike on all nodes.")
 @click.option("--quick", is_flag=True, help="Only the checks that gate every start.")
 @click.option("--deep", is_flag=True, help="Then measure: collectives in pairs of hosts, products on every device.")
+@click.option("--full", is_flag=True, help="Every pair of NPU ports pings, not a sample.")
 @click.option("--fail-on", type=click.Choice(["fail", "warn", "note"]), default="fail", help="Exit 3 from here on.")
 @click.option("--fix", is_flag=True, help="Print a script of all ways out; run nothing.")
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the findings.  [default: the locale's]")
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
-    family: Optional[str], paths: tuple[str, ...], quick: bool, deep: bool, fail_on: str, fix: bool,
+    family: Optional[str], paths: tuple[str, ...], quick: bool, full: bool, deep: bool, fail_on: str, fix: bool,
     lang: Optional[str], output: Optional[str],
 ) -> int:
     """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
@@ -57,7 +58,7 @@ def command(
     screen.progress(f"examining {len(hosts)} host{'s' if len(hosts) != 1 else ''}")
     try:
         report = face.cluster.doctor(hosts, job_file=file, overrides=overrides, family=family, paths=paths,
-                                     is_full=not quick, lang=lang)
+                                     is_full=not quick, lang=lang, every_pair=full)
         if deep:
             report = measure(face, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
     finally:

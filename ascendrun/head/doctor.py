@@ -31,13 +31,17 @@ PATHS_WRITTEN = ("output",)
 
 @dataclass(frozen=True)
 class Question:
-    """What an examination is about. `paths`: must be there, beside those of the job. `names`: these probes only."""
+    """What an examination is about. `paths`: must be there, beside those of the job. `names`: these probes only.
+
+    `every_pair`: of NPU ports is to be tried, not a sample.
+    """
 
     spec: Optional["JobSpec"] = None
     family: Optional[str] = None
     paths: Tuple[str, ...] = ()
     names: Optional[Tuple[str, ...]] = None
     is_full: bool = True
+    every_pair: bool = False
 
     @property
     def own_family(self) -> Optional[str]:
@@ -85,16 +89,19 @@ class Examination:
             self._touch()
 
     def _touch(self) -> None:
-        plan = self._touch_plan()
-        if plan is None:
+        plan, pings = self._touch_plan(), self._ping_items()
+        hosts = [host for host in self._hosts
+                 if host.name in self._results and (plan is not None or host.name in pings)]
+        if not hosts:
             self._finish()
             return
         nonce = secrets.token_hex(8)
-        timeout_s = TOUCH_FULL_S if self._question.is_full else TOUCH_LIGHT_S
-        hosts = [host for host in self._hosts if host.name in self._results]
+        touch_s = TOUCH_FULL_S if self._question.is_full else TOUCH_LIGHT_S
         self._waiting = {host.name for host in hosts}
         for host in hosts:
-            items = touch_items(host.name, plan, nonce, timeout_s)
+            items = touch_items(host.name, plan, nonce, touch_s) if plan is not None else []
+            items += [pings[host.name]] if host.name in pings else []
+            timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
             self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
 
     def _touch_plan(self) -> Optional["TouchPlan"]:
@@ -104,6 +111,14 @@ class Examination:
         taken = [self._taken(results) for results in self._results.values()]
         ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
         return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
+
+    def _ping_items(self) -> Mapping[str, Dict[str, Any]]:
+        """What each host's NPU ports try to reach, by host; it takes long, so never in the light round."""
+        from ascendrun.health.pings import ping_items
+        if not self._question.is_full or self._question.names is not None or len(self._results) < 2 \
+                or self._question.own_family not in (None, "npu"):
+            return {}
+        return ping_items(self._results, every_pair=self._question.every_pair)
 
     @staticmethod
     def _taken(results: Mapping[str, Any]) -> List[int]:

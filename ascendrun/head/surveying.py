@@ -24,7 +24,7 @@ CONNECT_S = 20.0
 
 
 class SurveyErrand:
-    """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full}."""
+    """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full, every_pair}."""
 
     def __init__(self, header: Mapping[str, Any], links: Links, post: Callable[[Callable[[], None]], None],
                  answer: Answer, *, ended: Callable[[], None]) -> None:
@@ -33,7 +33,8 @@ class SurveyErrand:
         names = header.get("names")
         self._question = Question(spec=self._submission.spec if self._submission else None,
                                   family=header.get("family"), paths=tuple(header.get("paths") or ()),
-                                  names=None if names is None else tuple(names), is_full=bool(header.get("full")))
+                                  names=None if names is None else tuple(names), is_full=bool(header.get("full")),
+                                  every_pair=bool(header.get("every_pair")))
         self._links, self._post, self._answer, self._ended = links, post, answer, ended
         self._reports: Dict[str, NodeReport] = {}
         self._refused: Dict[str, Mapping[str, Any]] = {}

@@ -13,10 +13,10 @@ Targets = Tuple[Tuple[int, str], ...]
 """(own device, the peer's address)."""
 
 
-def ping_items(results: Mapping[str, Mapping[str, Any]], *, matrix: bool) -> Dict[str, Dict[str, Any]]:
+def ping_items(results: Mapping[str, Mapping[str, Any]], *, every_pair: bool) -> Dict[str, Dict[str, Any]]:
     """The survey item of each host that has something to ping, from the hosts' raw first answers."""
-    targets = plan_pings({host: addresses_of(raw.get("hccn")) for host, raw in results.items()}, matrix=matrix)
-    return {host: {"name": "hccn-pings", "kind": "argv", "timeout_s": PINGS_S * (4 if matrix else 1),
+    targets = plan_pings({host: addresses_of(raw.get("hccn")) for host, raw in results.items()}, every_pair=every_pair)
+    return {host: {"name": "hccn-pings", "kind": "argv", "timeout_s": PINGS_S * (4 if every_pair else 1),
                    "max_bytes": 1 << 20, "argv": ["sh", "-c", PINGS, "ascendrun", *_words(found)]}
             for host, found in targets.items() if found}
 
@@ -32,14 +32,14 @@ def addresses_of(raw: Optional[Mapping[str, Any]]) -> Mapping[int, str]:
             if _is_up(port) and port.ip is not None and port.ip.address is not None}
 
 
-def plan_pings(addresses: Mapping[str, Mapping[int, str]], *, matrix: bool) -> Dict[str, Targets]:
-    """Same device number to same device number, as HCCL's rings between nodes go. Without `matrix` each host pings
+def plan_pings(addresses: Mapping[str, Mapping[int, str]], *, every_pair: bool) -> Dict[str, Targets]:
+    """Same device number to same device number, as HCCL's rings between nodes go. Without `every_pair` each host pings
     the next one, so that every port answers once and asks once; with it every host pings every other."""
     hosts = [host for host, ports in addresses.items() if ports]
     planned: Dict[str, Targets] = {}
     for place, host in enumerate(hosts):
         following = hosts[place + 1:] + hosts[:place]
-        peers = following if matrix else following[:1]
+        peers = following if every_pair else following[:1]
         planned[host] = tuple((device, addresses[peer][device]) for peer in peers for device in addresses[host]
                               if device in addresses[peer])
     return planned
