@@ -15,6 +15,8 @@ from ascendrun.head.settings import Settings
 from ascendrun.head.transport import Deadlines, Receiver, StreamClosed
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
+LOGIN_FILE = "login.env"
+"""Lines NAME=value in a host's node root: what a login there sets, and the head's own environment does not have."""
 
 
 class LocalConnection:
@@ -53,7 +55,8 @@ class LocalBackend:
         self._settings = settings
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> LocalConnection:
-        return LocalConnection(local_environment(self._make_root(host)))
+        root = self._make_root(host)
+        return LocalConnection({**local_environment(root), **read_login(root)})
 
     def close(self) -> None:
         pass  # it holds nothing
@@ -85,3 +88,16 @@ def local_environment(root: Path) -> Dict[str, str]:
     folder = os.path.dirname(os.path.abspath(sys.executable))
     env["PATH"] = os.pathsep.join([folder, env.get("PATH") or os.defpath])
     return env
+
+
+def read_login(root: Path) -> Dict[str, str]:
+    """The variables of the host's own login; {} where it has none of its own. Raises CannotConnect."""
+    path = root / LOGIN_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotConnect(f"{path} cannot be read ({error})", hint="mend it, or remove it") from error
+    pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
+    return {name: value for name, equals, value in pairs if equals}

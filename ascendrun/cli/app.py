@@ -31,6 +31,7 @@ VERBS = (
     Verb("validate", "validate", "Report every problem of job files."),
     Verb("schema", "schema", "Print the JSON Schema of job files, for editors."),
     Verb("init", "init", "Copy a job skeleton to begin with."),
+    Verb("demo", "demo", "Show it all on two simulated nodes; needs no NPU."),
     Verb("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
     Verb("env", "env", "Show what a rank would see on each host; secrets masked."),
     Verb("nodes", "nodes", "Ask hosts how they are."),

@@ -1,0 +1,75 @@
+"""The demo's two nodes, and what lies beside them: a hostfile, a job file and its training, as of any user."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Dict, Mapping, Tuple
+
+from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.ascend.tree import environ_of, install_tree
+from ascendrun.sim.demo import train
+
+NAMES = ("npu1", "npu2")
+HOSTFILE, JOB_FILE, PROGRAM, CHECKPOINTS = "demo.hosts", "job.yaml", "train.py", "checkpoints"
+CARDS, RANKS = 4, 2
+
+HOSTS = """\
+# Both stand on this one machine, so each has devices of its own. Elsewhere: npu1 slots=8 addr=10.0.0.1
+npu1 addr=local slots=2 devices=0,1
+npu2 addr=local slots=2 devices=2,3
+"""
+
+JOB = """\
+# Four ranks on two nodes learn eight weights.
+name: demo
+command: [python3, train.py, --steps, 100]
+nodes: 2
+devices: {{family: npu, per_node: 2}}
+hostfile: demo.hosts
+stage: {{dir: code}}
+setup: source "$ASCENDRUN_SIM_ROOT/usr/local/Ascend/ascend-toolkit/set_env.sh"
+checkpoint: {{dir: "{checkpoints}", grace_s: 10}}
+# No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN lies in its own folder.
+checks: {{skip: [{skipped}]}}
+"""
+SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-alike")
+
+
+def tree_of(folder: Path, name: str) -> Path:
+    """The folder that is the root of this simulated node."""
+    return folder / "nodes" / name
+
+
+def make_nodes(folder: Path) -> None:
+    """Two nodes with four cards each below `folder`. Raises OSError."""
+    for number, name in enumerate(NAMES):
+        tree = tree_of(folder, name)
+        install_tree(tree, Scenario(chip="910B3", cards=CARDS, number=number), seen_as=str(tree))
+
+
+def make_job(folder: Path) -> None:
+    """The hostfile, the job file, the code to stage, and a folder for checkpoints that both nodes see."""
+    (folder / "code").mkdir()
+    (folder / CHECKPOINTS).mkdir()
+    shutil.copyfile(train.__file__, folder / "code" / PROGRAM)
+    (folder / HOSTFILE).write_text(HOSTS, encoding="utf-8")
+    text = JOB.format(checkpoints=folder / CHECKPOINTS, skipped=", ".join(SKIPPED))
+    (folder / JOB_FILE).write_text(text, encoding="utf-8")
+
+
+def login_of(folder: Path, name: str, environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a login on this node sets: its tools are found first, and they know which node they are."""
+    seen = environ_of(tree_of(folder, name), dict(environ))
+    return {variable: value for variable, value in seen.items() if environ.get(variable) != value}
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint; 0: there is none yet."""
+    found = train.checkpoints(str(folder / CHECKPOINTS))
+    return int(found[0][len("step-"):-len(".json")]) if found else 0
+
+
+def places() -> Tuple[str, ...]:
+    """What stands in the demo's folder, as one would look at it."""
+    return (HOSTFILE, JOB_FILE)
