@@ -48,12 +48,13 @@ print()
 print(json.dumps(said))
 """
 
-# sshd -T wants to read the host keys, so it speaks to root only; others try the configuration itself.
+# sshd -T reads the host keys, so it answers root only; to others the files themselves, where they may be read. A sshd
+# that was started with a configuration of its own (-f) says so in its title.
 SSHD = """
+pid=$(cat /run/sshd.pid 2>/dev/null || cat /var/run/sshd.pid 2>/dev/null) &&
+    config=$(tr '\\0' ' ' < /proc/$pid/cmdline 2>/dev/null | sed -n 's/.* -f *\\([^ ]*\\).*/\\1/p')
 for p in sshd /usr/sbin/sshd /usr/local/sbin/sshd; do
     command -v $p >/dev/null 2>&1 || continue
-    config=$(tr '\\0' '\\n' < /proc/$(cat /run/sshd.pid 2>/dev/null || echo self)/cmdline 2>/dev/null |
-        sed -n '/^-f$/{n;p;}')
     $p -T ${config:+-f "$config"} 2>/dev/null | grep -iE '^(maxstartups|maxsessions) ' && exit 0
 done
 cd /etc/ssh 2>/dev/null && cat sshd_config sshd_config.d/*.conf 2>/dev/null | grep -iE '^ *(maxstartups|maxsessions) '

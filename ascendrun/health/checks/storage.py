@@ -19,8 +19,11 @@ SLOW_WRITE_S = 1.0
 
 def check_space(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
+        told = set()
         for path, disk in (facts.disks or {}).items():
-            if path != SHM:
+            same = (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
+            if path != SHM and same not in told:  # several paths on one disk are one fault
+                told.add(same)
                 yield from _space(host, path, disk)
 
 

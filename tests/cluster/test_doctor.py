@@ -1,0 +1,245 @@
+"""doctor over real sshd: what is planted on a host is found there, and the gate lets nothing unfit start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import pytest
+from scenes import Scene, run_text
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.requirements import NotSupported, find_faketime
+
+Ascendrun = Any
+CLOCK_S = 120.0
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+def other_python() -> str:
+    """An interpreter of another minor version than this one."""
+    folder = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    ours = "%d.%d." % sys.version_info[:2]
+    found = [path for path in sorted(folder.glob("3.*/bin/python")) if not path.parents[1].name.startswith(ours)]
+    if not found:
+        pytest.skip("no second Python at hand (pyenv)")
+    return str(found[-1])
+
+
+def examine(ascendrun: Ascendrun, *arguments: object, code: Optional[int] = None) -> Dict[str, List[Dict[str, Any]]]:
+    """The findings of a doctor run by code."""
+    done = ascendrun("doctor", *arguments, "-o", "json", "--lang", "en")
+    assert done.stdout, run_text(done)
+    assert code is None or done.returncode == code, run_text(done)
+    found: Dict[str, List[Dict[str, Any]]] = {}
+    for finding in json.loads(done.stdout)["findings"]:
+        found.setdefault(finding["code"], []).append(finding)
+    return found
+
+
+def hosts_of(found: Dict[str, List[Dict[str, Any]]], code: str) -> List[str]:
+    return sorted(host for finding in found.get(code, []) for host in finding["hosts"])
+
+
+def hostfile(ascendrun: Ascendrun, cluster: VirtualCluster) -> Path:
+    path: Path = ascendrun.folder / "all.hosts"
+    path.write_text(cluster.hostfile(slots=2))
+    return path
+
+
+# --- healthy ---
+
+
+def test_a_healthy_pair_is_fit_and_shown_on_one_screen_in_both_languages(scene: Scene) -> None:
+    hosts = hostfile(scene.ascendrun, scene.cluster)
+    done = scene.ascendrun("doctor", "-H", hosts, "--lang", "en")
+    assert done.returncode == 0, run_text(done)
+    assert "FAIL" not in done.stdout and "WARN" not in done.stdout
+    assert "2 hosts" in done.stdout and len(done.stdout.splitlines()) < 40
+    chinese = scene.ascendrun("doctor", "-H", hosts, "--quick", env={"LC_ALL": "zh_CN.UTF-8"})
+    assert chinese.returncode == 0 and "2 个节点" in chinese.stdout
+
+
+# --- planted faults ---
+
+
+def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(7, pythons={"node6": other_python()}, rc_noise={"node3": "Welcome to node3"})
+    on = ascendrun.on(cluster)
+    hosts = hostfile(on, cluster)
+    for host in cluster.hosts:
+        data = cluster.path(host, "/data/train")
+        data.mkdir(parents=True)
+        (data / "part-0").write_bytes(b"x" * (500 if host == "node7" else 1000))
+    assert on("nodes", "-H", hosts).returncode == 0  # the agents are there: the full disk below has no room for one
+    cluster.fill("node2")
+    rc = cluster.path("node4", "/root/.bashrc")
+    rc.write_text("sleep 3\n" + (rc.read_text() if rc.exists() else ""))
+    cluster.sshd_options("node5", ("MaxStartups 2:50:10", "MaxSessions 1"))
+    (cluster.path("node3", "/data/train/part-0")).unlink()
+    cluster.path("node3", "/data/train").rmdir()
+    on.end_controller(cluster)  # new logins: they read the startup files
+    found = examine(on, "-H", hosts, "--path", "/data/train", "--quick", code=3)
+    assert hosts_of(found, "disk-full") == ["node2"]
+    assert hosts_of(found, "login-noise") == ["node3"]
+    assert hosts_of(found, "path-missing") == ["node3"]
+    assert hosts_of(found, "login-slow") == ["node4"]
+    assert hosts_of(found, "sshd-startups") == hosts_of(found, "sshd-sessions") == ["node5"]
+    assert hosts_of(found, "python-differs") == ["node6"]
+    assert hosts_of(found, "path-differs") == ["node7"]
+    assert set(found) <= {"disk-full", "login-noise", "path-missing", "login-slow", "sshd-startups", "sshd-sessions",
+                          "python-differs", "path-differs", "package-differs"}, found
+
+
+def test_a_clock_that_is_off_is_told_in_seconds(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    try:
+        find_faketime()
+    except NotSupported as refused:
+        pytest.skip(str(refused.message))
+    cluster = cluster_of(3)
+    cluster.clock("node2", CLOCK_S)
+    on = ascendrun.on(cluster)
+    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=0)
+    assert hosts_of(found, "clock-off") == ["node2"]
+    assert abs(float(found["clock-off"][0]["values"]["seconds"]) - CLOCK_S) < 5
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_named_though_the_head_sees_both(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(4)
+    cluster.isolate("node2", "node4")
+    on = ascendrun.on(cluster)
+    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=3)
+    told = {(finding["nodes"], finding["values"]["peers"]) for finding in found["peer-silent"]}
+    assert told == {("node2", "node4"), ("node4", "node2")}
+
+
+# --- who does not answer ---
+
+
+def test_a_frozen_host_and_one_that_refuses_are_answers_too_and_the_rest_is_examined(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(4)
+    on = ascendrun.on(cluster)
+    hosts = hostfile(on, cluster)
+    cluster.freeze("node2")
+    cluster.sshd_stop("node3")
+    done = on("doctor", "-H", hosts, "--quick", "-o", "json", timeout=90)
+    assert done.returncode == 6, run_text(done)
+    report = json.loads(done.stdout)
+    assert sorted(report["unreached"]) == ["node2", "node3"]
+    kernel = next(row for row in report["facts"] if row["name"] == "kernel")
+    assert [sorted(group["hosts"]) for group in kernel["groups"]] == [["node1", "node4"]]
+    cluster.freeze("node4")  # its agent is up: it falls silent in the middle
+    again = on("doctor", "-H", hosts, "--on", "node1,node4", "--quick", "-o", "json", timeout=120)
+    assert sorted(json.loads(again.stdout)["unreached"]) == ["node4"], run_text(again)
+
+
+def test_hosts_without_a_recorded_key_are_told_with_the_command_that_records_it(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
+) -> None:
+    cluster = cluster_of(2, is_trusted=False)
+    on = ascendrun.on(cluster)
+    found = examine(on, "-H", hostfile(on, cluster), "--quick", code=5)
+    assert hosts_of(found, "host-key-unknown") == ["node1", "node2"]
+    assert "ascendrun trust" in found["host-key-unknown"][0]["advice"]
+
+
+# --- as a job would find it ---
+
+
+def test_a_job_is_examined_in_its_own_shell(scene: Scene) -> None:
+    more = "setup: export HCCL_CONNECT_TIMEOUT=600; test $(hostname) = node1\nenv: {GLOO_SOCKET_IFNAME: eth77}\n"
+    found = examine(scene.ascendrun, scene.job("shell", "print", "x", more=more), "--quick", code=3)
+    assert hosts_of(found, "setup-failed") == ["node2"]
+    assert "node1" in hosts_of(found, "interface-missing")
+
+
+def test_a_taken_master_port_is_told_with_who_holds_it(scene: Scene) -> None:
+    job_file = scene.job("taken", "print", "x", more="env: {MASTER_PORT: 29555}\n")
+    program = "import socket,time; s=socket.create_server(('', 29555)); print(1, flush=True); time.sleep(600)"
+    environ = dict(scene.cluster.host_environ())
+    with scene.cluster.host_popen("node1", ["python3", "-c", program], stdout=-1, env=environ) as squatter:
+        assert squatter.stdout.readline()
+        found = examine(scene.ascendrun, job_file, "--quick", code=3)
+        squatter.kill()
+    assert hosts_of(found, "port-taken") == ["node1"]
+    assert "create_server" in found["port-taken"][0]["values"]["holder"]
+
+
+def test_torch_is_imported_by_the_full_look_only(scene: Scene) -> None:
+    job_file = scene.job("torchless", "print", "x")
+    assert "torch-import" not in examine(scene.ascendrun, job_file, "--quick", code=0)
+    assert hosts_of(examine(scene.ascendrun, job_file, code=3), "torch-import") == ["node1", "node2"]
+
+
+# --- the gate ---
+
+
+def test_what_is_not_fit_is_not_started_and_the_reason_has_code_nodes_and_way_out(scene: Scene) -> None:
+    more = "setup: test $(hostname) = node1\n"
+    done = scene.ascendrun("submit", scene.job("unfit", "touch", "/tmp/started", more=more))
+    assert done.returncode == 1, run_text(done)
+    for word in ("nothing was started", "[setup-failed]", "node2", "bash -c"):
+        assert word in done.stderr, run_text(done)
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+
+
+def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for_a_time_out(scene: Scene) -> None:
+    scene.cluster.isolate("node1", "node2")
+    done = scene.ascendrun("submit", scene.job("parted", "touch", "/tmp/started"))
+    assert done.returncode == 1 and "[peer-silent]" in done.stderr, run_text(done)
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+
+
+def test_a_warning_stands_in_the_jobs_story_and_the_job_runs(scene: Scene) -> None:
+    job = scene.start(scene.job("warned", "print", "x", more="env: {OMP_NUM_THREADS: 4000}\n"))
+    scene.await_state(job, "SUCCEEDED")
+    assert any("[threads-many]" in event["text"] for event in scene.show(job)["events"])
+
+
+def test_a_check_that_the_job_skips_does_not_stop_it(scene: Scene) -> None:
+    more = "env: {GLOO_SOCKET_IFNAME: eth77}\n"
+    refused = scene.ascendrun("submit", scene.job("strict", "print", "x", more=more))
+    assert refused.returncode == 1 and "[interface-missing]" in refused.stderr, run_text(refused)
+    done = scene.ascendrun("submit", scene.job("lenient", "print", "x", more=more + "checks: {skip: [interfaces]}\n"))
+    assert done.returncode == 0, run_text(done)
+
+
+def test_a_required_check_is_done_before_the_start(scene: Scene) -> None:
+    done = scene.ascendrun("submit", scene.job("wanting", "print", "x", more="checks: {require: [torch]}\n"))
+    assert done.returncode == 1 and "[torch-import]" in done.stderr, run_text(done)
+
+
+# --- env ---
+
+
+def test_env_shows_what_a_rank_sees_and_keeps_secrets(scene: Scene) -> None:
+    scene.cluster.path("node2", "/root/.bashrc").write_text("export ONLY_HERE=1\nexport HF_TOKEN=hunter2\n")
+    try:
+        more = "setup: export FROM_SETUP=$(hostname)\nenv: {OF_THE_JOB: same}\n"
+        done = scene.ascendrun("env", scene.job("seen", "print", "x", more=more), "-o", "json")
+        assert done.returncode == 0 and "hunter2" not in done.stdout, run_text(done)
+        rows = {row["name"]: row["groups"] for row in json.loads(done.stdout)["rows"]}
+        assert rows["OF_THE_JOB"] == [{"value": "same", "hosts": ["node1", "node2"]}]
+        assert {group["value"] for group in rows["FROM_SETUP"]} == {"node1", "node2"}
+        assert rows["WORLD_SIZE"][0]["value"] == "4" and "ASCENDRUN_EXEC" not in rows
+        diff = scene.ascendrun("env", scene.job("diff", "print", "x", more=more), "--diff")
+        assert "FROM_SETUP" in diff.stdout and "OF_THE_JOB" not in diff.stdout
+        written = scene.ascendrun("env", scene.job("write", "print", "x", more=more), "--write", "-")
+        assert "export OF_THE_JOB=same" in written.stdout and "ASCENDRUN_TAG" not in written.stdout
+    finally:
+        scene.cluster.path("node2", "/root/.bashrc").unlink()
