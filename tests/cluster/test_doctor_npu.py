@@ -1,0 +1,128 @@
+"""doctor over two simulated Ascend nodes: a sound pair has nothing to mend, each planted fault is named where it is."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
+
+CARDS = 4
+DEADLINE_S = 150.0
+SETUP = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+
+@pytest.fixture
+def nodes(cluster):
+    """node1 and node2, four cards each, as they left the factory."""
+    for number, name in enumerate(("node1", "node2"), start=1):
+        install_on(cluster, name, Scenario(cards=CARDS, number=number))
+    return cluster
+
+
+@pytest.fixture
+def doctor(ascendrun, nodes):
+    """doctor(*words): its report, by code the findings, and its exit code."""
+    hostfile = ascendrun.folder / "npu.hosts"
+    hostfile.write_text(nodes.hostfile(slots=CARDS))
+
+    def run(*words, target=("-H", hostfile, "--family", "npu")):
+        began = time.monotonic()
+        done = ascendrun("doctor", *target, "-o", "json", "--lang", "en", *words, timeout=DEADLINE_S)
+        assert done.stdout, done.stderr
+        report = json.loads(done.stdout)
+        by_code = {}
+        for finding in report["findings"]:
+            by_code.setdefault(finding["code"], []).append(finding)
+        return Examined(by_code, done.returncode, time.monotonic() - began, report)
+
+    return run
+
+
+class Examined:
+    def __init__(self, by_code, code, wall_s, report):
+        self.by_code, self.code, self.wall_s, self.report = by_code, code, wall_s, report
+
+    def failed(self):
+        return {code for code, findings in self.by_code.items() if any(one["severity"] == "FAIL" for one in findings)}
+
+    def the(self, code):
+        assert code in self.by_code, f"{code} is not among {json.dumps(self.by_code, indent=1)}"
+        one, = self.by_code[code]
+        return one
+
+
+def plant(cluster, name, card, fault, **more):
+    control.set_fault(cluster.path(name, "/"), card, fault, **more)
+
+
+def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):
+    plain = doctor()
+    assert plain.code == 0 and not plain.failed(), plain.by_code
+    facts = {row["name"]: [group["value"] for group in row["groups"]] for row in plain.report["facts"]}
+    assert facts["npus"] == ["4 x 910B3"] and facts["driver"] == ["24.1.rc2"] and facts["cann"] == ["8.0.RC3"]
+    job = ascendrun.folder / "npu.yaml"
+    job.write_text(f"name: npu\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
+                   f"devices: {{family: npu, per_node: {CARDS}}}\n")
+    quick = doctor("--quick", target=(job,))
+    assert quick.code == 0 and not quick.failed(), quick.by_code
+    # without the set-up an ssh command's shell leads to no CANN, and the message says which file to source
+    job.write_text(job.read_text().replace(f"setup: {SETUP}\n", ""))
+    missing = doctor("--quick", target=(job,)).the("set-env-missing")
+    assert missing["hosts"] == ["node1", "node2"] and SETUP in missing["advice"]
+
+
+def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(nodes, doctor):
+    for card, fault in ((0, "health_alarm"), (0, "link_down"), (1, "ecc_double"), (1, "tls_on"), (2, "hccn_conf_stale"),
+                        (2, "ghost_process"), (1, "hbm_held"), (3, "dropped")):
+        plant(nodes, "node2", card, fault)
+    examined = doctor()
+    assert examined.code == 3
+    expected = {
+        "npu-health-alarm": ("FAIL", "npus", "0", "8C03A000"),
+        "device-link-down": ("FAIL", "devices", "0", "link status: DOWN"),
+        "ecc-double": ("FAIL", "npus", "1", "double bit"),
+        "device-tls-differs": ("FAIL", "devices", "1", "1 of 7 ports: on"),
+        "hccn-conf-stale": ("WARN", "devices", "2", "29.1.3.12"),
+        "npu-ghost": ("WARN", "pid", "39999", "NPU 2"),
+        "hbm-held": ("WARN", "npus", "1", "MB in use"),
+        "npu-missing": ("FAIL", "found", "3", "npu-smi info lists NPU 0-2"),
+    }
+    for code, (severity, name, value, evidence) in expected.items():
+        finding = examined.the(code)
+        assert (finding["severity"], finding["hosts"]) == (severity, ["node2"]), finding
+        assert finding["values"][name] == value and evidence in "\n".join(finding["evidence"]), finding
+    assert "hccn_tool -i $i -tls -s enable 0" in examined.the("device-tls-differs")["advice"]
+
+
+def test_a_driver_that_is_away_and_one_that_differs_are_told(nodes, doctor):
+    install_on(nodes, "node2", Scenario(cards=CARDS, number=2, driver="23.0.7", firmware="7.1.0.11.220"))
+    plant(nodes, "node1", None, "driver_missing")
+    examined = doctor("--quick")
+    away = examined.the("npu-driver-away")
+    assert away["hosts"] == ["node1"] and "-8005" in away["evidence"][0] and "HwHiAiUser" in away["advice"]
+    differs = examined.the("driver-differs")
+    assert {"23.0.7", "24.1.rc2"} == {differs["values"]["value"], differs["values"]["majority"]}
+    assert len(differs["evidence"]) == 2 and examined.code == 3
+
+
+def test_tools_that_hang_cost_their_node_alone_and_doctor_ends_in_time(nodes, doctor):
+    plant(nodes, "node1", None, "hang", value="both")
+    examined = doctor("--quick")
+    assert examined.the("npu-smi-hangs")["hosts"] == ["node1"]
+    assert examined.the("hccn-hangs")["hosts"] == ["node1"]
+    facts = {row["name"]: row["groups"] for row in examined.report["facts"]}
+    assert facts["npus"][0] == {"value": "4 x 910B3", "hosts": ["node2"]}
+    assert examined.code == 3 and set(examined.report["hosts"]) == {"node1", "node2"}
+    assert examined.report["unreached"] == {}
+
+
+def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):
+    plant(nodes, "node2", 1, "unreachable")
+    finding = doctor().the("device-unreachable")
+    assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], "1")
+    assert "node1 device 1" in finding["evidence"][0] and "0 received" in finding["evidence"][0]
