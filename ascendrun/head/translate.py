@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.core import job as w
 from ascendrun.core.reports import NodeReport, Route
@@ -44,8 +44,9 @@ def _make_event(host: str, line: Mapping[str, Any]) -> Optional[w.Event]:
 def make_report(host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *, clock_offset_s: Optional[float]
                 ) -> NodeReport:
     """A node's report from its agent's greeting and its answer to `probe`."""
-    routes = {peer: Route(interface=route["interface"], source=route["source"])
-              for peer, route in probe.get("routes", {}).items()}
+    kinds: Dict[Tuple[str, str], Route] = {}  # one object for all peers behind a route: of a thousand that is a million
+    routes = {peer: kinds.setdefault((route["interface"], route["source"]), Route(route["interface"], route["source"]))
+              for peer, route in probe.get("routes", {}).items() if route["interface"] and route["source"]}
     return NodeReport(host=host, root=hello["root"], hostname=hello["hostname"], boot_id=hello["boot_id"],
                       machine_id=hello.get("machine_id"), user=hello["user"], python=hello["python"],
                       python_version=hello["python_version"], kernel=hello["kernel"], arch=hello["arch"],
@@ -54,13 +55,18 @@ def make_report(host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *
 
 
 def report_values(report: NodeReport) -> Dict[str, Any]:
-    """A report as plain data, for the socket."""
+    """A report as plain data, for the socket. Routes as [interface, source, peers]: all peers share a few."""
+    groups: Dict[Route, List[str]] = {}
+    for peer, route in report.routes.items():
+        groups.setdefault(route, []).append(peer)
     values = dict(vars(report))
-    values["routes"] = {peer: vars(route) for peer, route in report.routes.items()}
+    values["routes"] = [[route.interface, route.source, peers] for route, peers in groups.items()]
     return values
 
 
 def load_report(values: Mapping[str, Any]) -> NodeReport:
     """The report of `report_values`."""
-    routes = {peer: Route(**route) for peer, route in values["routes"].items()}
+    routes: Dict[str, Route] = {}
+    for interface, source, peers in values["routes"]:
+        routes.update(dict.fromkeys(peers, Route(interface, source)))
     return NodeReport(**{**values, "routes": routes})

@@ -6,6 +6,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
+from ascendrun.core.reports import Route
 from ascendrun.health.facts import NodeFacts, PortHolder, Touch
 from ascendrun.health.world import Check, World
 
@@ -14,28 +15,41 @@ _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
 
 
 def check_routes(world: World) -> Iterator[Finding]:
+    away = {host for host, facts in world.facts.items() if not facts.is_local}
     for host, facts in world.facts.items():
         if facts.routes is None or facts.is_local:
             continue
-        peers = [peer for peer, other in world.facts.items() if peer != host and not other.is_local]
-        own = [peer for peer in peers if peer in facts.routes and _is_loopback(facts.routes[peer].source)]
+        own = [peer for route, peers in _by_route(facts, world) if _is_loopback(route.source) for peer in peers]
         if own:
             yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": fold_names(own)})
-        lost = [peer for peer in peers if peer not in facts.routes or not facts.routes[peer].source]
+        lost = away - facts.routes.keys() - {host}
         if lost:
-            yield Finding("no-route", Severity.FAIL, (host,), {"peers": fold_names(lost)})
+            yield Finding("no-route", Severity.FAIL, (host,), {"peers": fold_names(sorted(lost))})
 
 
 def check_one_interface(world: World) -> Iterator[Finding]:
     """Collectives bind one interface: it has to lead to all peers."""
     for host, facts in world.facts.items():
         used: Dict[str, List[str]] = {}
-        for peer, route in (facts.routes or {}).items():
-            if peer in world.facts and route.interface and not _is_loopback(route.source):
-                used.setdefault(route.interface, []).append(peer)
+        for route, peers in _by_route(facts, world):
+            if route.interface and not _is_loopback(route.source):
+                used.setdefault(route.interface, []).extend(peers)
         if len(used) > 1:
             yield Finding("several-interfaces", Severity.WARN, (host,), {"interfaces": ", ".join(sorted(used))},
                           tuple(f"{name}: {fold_names(peers)}" for name, peers in sorted(used.items())))
+
+
+def _by_route(facts: NodeFacts, world: World) -> List[Tuple[Route, List[str]]]:
+    """Each route with the peers that it leads to; a thousand hosts have a million pairs and a few thousand routes."""
+    routes = facts.routes or {}
+    kinds = set(map(id, routes.values()))
+    if len(kinds) == 1:
+        return [(next(iter(routes.values())), [peer for peer in routes if peer in world.facts])]
+    groups: Dict[Route, List[str]] = {}
+    for peer, route in routes.items():
+        if peer in world.facts:
+            groups.setdefault(route, []).append(peer)
+    return list(groups.items())
 
 
 def _is_loopback(address: Optional[str]) -> bool:
