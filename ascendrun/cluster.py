@@ -128,6 +128,7 @@ class HostStatus:
 
 
 POLL_S = 0.1
+STATUS_S = 3.0
 CONTROLLER_START_S = 20.0
 SURVEY_S = 180.0
 """More than all deadlines of a survey together: connecting, probing, looking, touching."""
@@ -283,13 +284,20 @@ class Cluster:
         """Starts the controller when none runs. Raises CannotConnect when it does not come up."""
         self._client().close()
 
-    def controller_status(self) -> Optional[Mapping[str, Any]]:
-        """What the running controller says of itself, or None when none runs."""
+    def controller_status(self, *, timeout_s: float = 10.0) -> Optional[Mapping[str, Any]]:
+        """What the running controller says of itself, or None when none runs. Raises DeadlineExceeded."""
         from ascendrun.head.control import ControlClient
         try:
             with ControlClient(self.settings.state_dir) as client:
-                return client.call("status", timeout_s=10.0)
+                return client.call("status", timeout_s=timeout_s)
         except CannotConnect:
+            return None
+
+    def _status_now(self) -> Optional[Mapping[str, Any]]:
+        """For who shows it beside other things: None also when the controller is too busy, or paused, to tell."""
+        try:
+            return self.controller_status(timeout_s=STATUS_S)
+        except DeadlineExceeded:
             return None
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
@@ -362,7 +370,7 @@ class Cluster:
 
     def _detail(self, stored: "StoredJob", view: JobView, events: Tuple[EventView, ...]) -> JobDetail:
         job = stored.job
-        status = self.controller_status() if not job.is_over else None
+        status = self._status_now() if not job.is_over else None
         liveness = (status or {}).get("liveness", {}).get(job.id, {})
         nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
                                node.phase.value) for node in job.nodes)

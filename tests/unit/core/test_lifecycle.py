@@ -128,6 +128,29 @@ def test_a_reachable_node_that_is_slow_to_end_keeps_the_job_stopping() -> None:
     story.now_s += 30 + CONFIRM_S
     story.tell(w.Tick(frozenset(HOSTS)))
     assert story.job.state is State.STOPPING
+    story.now_s += CONFIRM_S
+    story.tell(w.Tick(frozenset(HOSTS)))
+    assert story.job.state is State.STOPPED, "but not for ever"
+    assert story.job.unconfirmed == ("node2",)
+
+
+def test_a_stop_without_grace_waits_no_grace_for_a_silent_node() -> None:
+    story = Story(make_job(grace_s=3000)).tell(*to_running(), w.StopRequested(now=True), w.NodeEnded("node1"))
+    story.now_s += CONFIRM_S
+    story.tell(w.Tick(frozenset({"node1"})))
+    assert story.job.state is State.STOPPED
+
+
+def test_a_head_that_could_not_look_lets_its_waits_begin_anew() -> None:
+    starting = Story(make_job(start_s=60)).tell(*to_starting(), w.NodeReady("node1", 29400),
+                                                w.NodeReady("node2", None)).job
+    stopping = Story(make_job()).tell(*to_running(), w.StopRequested(now=True)).job
+    for job in (starting, stopping):
+        story = Story(job)
+        story.now_s = 10_000.0
+        story.take(resume(job, now_s=story.now_s))
+        story.tell(w.Tick())
+        assert story.job.state is job.state
 
 
 def test_a_rebooted_node_is_a_fact_that_fails_the_job() -> None:

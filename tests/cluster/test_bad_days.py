@@ -1,0 +1,271 @@
+"""Bad days: nodes, cables, disks and the head itself fail in mid-job, and every promise about the job still holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Callable, List
+
+import leftovers
+import pytest
+from invariants import check_ended, states_of
+from scenes import Scene, await_that, run_text
+
+from ascendrun.node.procs import read_stat
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.processes import await_true
+
+Ascendrun = Any
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+def controller(scene: Scene) -> int:
+    """The pid of the one controller, as the machine sees it."""
+    return leftovers.controllers(scene.cluster, scene.ascendrun.state_dir)[0].pid
+
+
+def agent_fails(scene: Scene, host: str, failpoint: str) -> None:
+    """The agents that the next logins start, and their supervisors, reach the failpoint."""
+    scene.cluster.sshd_options(host, (f"SetEnv ASCENDRUN_FAILPOINT={failpoint}",))
+
+
+def stopped(scene: Scene, host: str) -> List[int]:
+    """The pids on the host that a signal has stopped."""
+    stats = {one.pid: read_stat(one.pid) for one in scene.cluster.processes(host)}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.state == "T"]
+
+
+def test_a_node_whose_disk_is_full_in_mid_job_still_stops_and_says_what_was_lost(scene: Scene) -> None:
+    job = scene.start(scene.job("full", "print", "ready", "beat", 60))
+    scene.await_line(job, "ready", count=4)
+    scene.cluster.fill("node2")
+    before = os.path.getsize(scene.spooled(job, "rank-0.out.0")[0])
+    await_that(lambda: os.path.getsize(scene.spooled(job, "rank-0.out.0")[0]) > before + 200, "node1 logs on")
+    assert scene.state(job) == "RUNNING"
+    assert scene.ascendrun("stop", "--now", job, timeout=30).returncode == 0
+    check_ended(scene, job, state="STOPPED")
+
+
+def test_a_disk_that_is_full_before_the_start_means_nobody_starts(scene: Scene) -> None:
+    scene.cluster.fill("node2")
+    done = scene.ascendrun("submit", scene.job("early", "touch", "/tmp/started"))
+    assert done.returncode == 1, run_text(done)
+    assert "node2" in done.stderr and "space" in done.stderr, done.stderr
+    assert not scene.cluster.path("node1", "/tmp/started").exists()
+
+
+def test_a_node_that_refuses_go_ends_the_job_everywhere(scene: Scene) -> None:
+    agent_fails(scene, "node2", "launch.before_spawn=raise")
+    job = scene.start(scene.job("refusing", "deaf", "print", "ready", "hang"))
+    scene.await_state(job, "FAILED")
+    assert "node2" in scene.show(job)["job"]["reason"]
+    check_ended(scene, job, state="FAILED")
+
+
+@pytest.mark.parametrize("failpoint", ["stage.mid_file", "stage.after_rename", "prepare.after_record"])
+def test_an_agent_that_dies_before_go_means_nobody_starts(scene: Scene, failpoint: str) -> None:
+    agent_fails(scene, "node2", f"{failpoint}=kill")
+    done = scene.ascendrun("submit", scene.job("dying", "touch", "/tmp/started", "family"))
+    assert done.returncode == 1, run_text(done)
+    assert "node2" in done.stderr and "nothing was started" in done.stderr
+    assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
+
+
+@pytest.mark.parametrize("failpoint", ["launch.before_spawn", "launch.after_claim", "agent.after_exec_before_ack",
+                                       "agent.after_fork_before_record", "agent.after_record:2"])
+def test_whoever_dies_in_the_start_each_rank_starts_once_or_all_are_ended(scene: Scene, failpoint: str) -> None:
+    agent_fails(scene, "node2", f"{failpoint}=kill")
+    job = scene.start(scene.job("dying", "family", "print", "ready", "beat", 3, more="timeouts: {start_s: 8}\n"))
+    await_that(lambda: scene.state(job) in ("SUCCEEDED", "FAILED"), "it ends", deadline_s=40)
+    check_ended(scene, job, state=scene.state(job))
+
+
+def test_the_logs_of_a_rebooted_node_that_kept_its_disk_still_come(scene: Scene) -> None:
+    job = scene.start(scene.job("rebooted", "print", "ready", "beat", 60))
+    scene.await_line(job, "ready", count=4)
+    scene.cluster.cut("node2")
+    files = scene.cluster.path("node2", "/root/.ascendrun/runs")
+    size = lambda: sum(path.stat().st_size for path in files.glob("*/attempt-1/rank-3.out.0"))  # noqa: E731
+    before = size()
+    await_that(lambda: size() > before + 500, "it writes on behind the cut cable")
+    scene.cluster.reboot("node2", keep_disk=True)
+    scene.await_state(job, "FAILED", deadline_s=60)
+    assert "node2 was rebooted" in scene.show(job)["job"]["reason"]
+    check_ended(scene, job, state="FAILED")
+
+
+def test_a_torn_line_in_a_nodes_records_harms_nothing(scene: Scene) -> None:
+    job = scene.start(scene.job("torn", "print", "ready", "beat", 8))
+    scene.await_line(job, "ready", count=4)
+    events = next(scene.cluster.path("node2", "/root/.ascendrun/runs").glob("*/attempt-1/events.0"))
+    with open(events, "ab") as file:
+        file.write(b'{"seq": 9, "event": "rank_exi\n[]\n\xff\n{"event": "rank_exited"}\n')
+        file.write(b'{"event": "rank_started", "rank": "x"}\n')
+    pid = controller(scene)
+    scene.await_state(job, "SUCCEEDED", deadline_s=40)
+    assert controller(scene) == pid, "the controller lived through it"
+
+
+def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_the_start(scene: Scene) -> None:
+    agent_fails(scene, "node2", "launch.before_claim=pause")
+    job = scene.start(scene.job("patient", "print", "ready", "hang", more="timeouts: {start_s: 6}\n"))
+    await_that(lambda: any(stopped(scene, "node2")), "the supervisor of node2 pauses before it starts anything")
+    os.kill(controller(scene), signal.SIGKILL)
+    assert not await_true(lambda: not stopped(scene, "node2"), deadline_s=7)
+    os.kill(stopped(scene, "node2")[0], signal.SIGCONT)
+    scene.await_state(job, "RUNNING")
+    scene.ascendrun("stop", "--now", job)
+    check_ended(scene, job, state="STOPPED")
+
+
+def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Scene) -> None:
+    job = scene.start(scene.job("asleep", "print", "ready", "beat", 45))
+    scene.await_line(job, "ready", count=4)
+    pid = controller(scene)
+    os.kill(pid, signal.SIGSTOP)
+    stays(scene, "RUNNING", for_s=20)
+    os.kill(pid, signal.SIGCONT)
+    seen: set[str] = set()
+    await_true(lambda: bool(seen.update(n["liveness"] for n in scene.show(job)["nodes"])), deadline_s=4)
+    assert seen == {"ALIVE"}, seen
+    scene.ascendrun("stop", "--now", job)
+    check_ended(scene, job, state="STOPPED")
+
+
+# --- cables ---
+
+
+def stays(scene: Scene, state: str, *, for_s: float, job: str = "j-0001") -> None:
+    """The job's state does not change for so long."""
+    assert not await_true(lambda: scene.state(job) != state, deadline_s=for_s), scene.show(job)["events"]
+
+
+def unhurt(scene: Scene, name: str, hurt: Callable[[], None], *, beat_s: int = 20) -> None:
+    """A job runs while `hurt` does its work, and neither fails nor is started anew nor loses a byte."""
+    job = scene.start(scene.job(name, "meet", "print", "ready", "beat", beat_s))
+    scene.await_line(job, "ready", count=4)
+    hurt()
+    scene.await_state(job, "SUCCEEDED", deadline_s=beat_s + 60)
+    assert [state.value for state in states_of(scene, job)] == ["CHECKING", "STAGING", "STARTING", "RUNNING",
+                                                                "SUCCEEDED"]
+    check_ended(scene, job, state="SUCCEEDED")
+
+
+@pytest.mark.parametrize("source,target", [("node2", "head"), ("head", "node2")])
+def test_a_cable_that_carries_one_way_only_is_noticed_and_harms_nothing(scene: Scene, source: str, target: str) -> None:
+    def hurt() -> None:
+        scene.cluster.block(source, target)
+        await_that(lambda: {"host": "node2", "liveness": "UNREACHABLE"}.items() <=
+                   scene.show("j-0001")["nodes"][1].items(), "node2 is known to be out of reach", deadline_s=40)
+        scene.cluster.unblock(source)
+    unhurt(scene, "one-way", hurt, beat_s=30)
+
+
+def test_a_fifth_of_all_packets_lost_makes_all_slower_and_breaks_nothing(scene: Scene) -> None:
+    scene.cluster.loss("node2", 20)
+    unhurt(scene, "lossy", lambda: None, beat_s=5)
+
+
+def test_a_slow_and_thin_cable_carries_a_whole_job(scene: Scene) -> None:
+    for host in scene.cluster.hosts:
+        scene.cluster.delay(host, 50)
+        scene.cluster.rate(host, 2000)
+    unhurt(scene, "thin", lambda: None, beat_s=3)
+
+
+def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
+    def hurt() -> None:
+        for _ in range(5):
+            scene.cluster.cut("node2")
+            stays(scene, "RUNNING", for_s=2)
+            scene.cluster.heal("node2")
+            stays(scene, "RUNNING", for_s=2)
+    unhurt(scene, "flapping", hurt, beat_s=22)
+
+
+def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene) -> None:
+    def hurt() -> None:
+        scene.cluster.sshd_restart("node1")
+        scene.cluster.sshd_stop("node2")
+        for one in scene.cluster.processes("node2"):
+            if "sshd" in one.argv[0] and one.inner_pid != 1:
+                os.kill(one.pid, signal.SIGKILL)  # its sessions too
+        stays(scene, "RUNNING", for_s=3)
+        scene.cluster.sshd_start("node2")
+    unhurt(scene, "sshd", hurt, beat_s=15)
+
+
+def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
+    def hurt() -> None:
+        scene.cluster.freeze("node2")
+        stays(scene, "RUNNING", for_s=20)
+        scene.cluster.thaw("node2")
+    unhurt(scene, "frozen", hurt, beat_s=30)
+
+
+# --- stops ---
+
+
+def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_thaws(scene: Scene) -> None:
+    job = scene.start(scene.job("frozen", "family", "print", "ready", "hang"))
+    scene.await_line(job, "ready", count=4)
+    scene.cluster.freeze("node2")
+    assert scene.ascendrun("stop", "--no-wait", job).returncode == 0
+    assert scene.ascendrun("stop", "--no-wait", job).returncode == 0
+    done = scene.ascendrun("stop", "--now", job, timeout=90)
+    assert done.returncode == 6 and "node2" in done.stderr, run_text(done)
+    scene.cluster.thaw("node2")
+    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 is confirmed")
+    check_ended(scene, job, state="STOPPED")
+
+
+def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_boot_id(scene: Scene) -> None:
+    job = scene.start(scene.job("rebooting", "print", "ready", "hang"))
+    scene.await_line(job, "ready", count=4)
+    scene.cluster.cut("node2")
+    done = scene.ascendrun("stop", "--now", job, timeout=90)
+    assert done.returncode == 6, run_text(done)
+    scene.cluster.reboot("node2", keep_disk=True)
+    await_that(lambda: scene.show(job)["unconfirmed"] == [], "node2 is confirmed", deadline_s=40)
+    check_ended(scene, job, state="STOPPED")
+
+
+@pytest.mark.parametrize("phase", ["CHECKING", "STAGING", "STARTING"])
+def test_a_node_that_freezes_in_the_start_and_thaws_ends_in_all_or_nothing(scene: Scene, phase: str) -> None:
+    """Its agent stops at that step, with all that the node runs, for longer than a silence may last."""
+    step = {"CHECKING": None, "STAGING": "stage.before_rename", "STARTING": "launch.before_claim"}[phase]
+    if step is not None:
+        agent_fails(scene, "node2", f"{step}=pause")
+    else:
+        scene.cluster.freeze("node2")
+    (scene.folder / "code" / phase).touch()  # code that no node has yet
+    job = scene.start(scene.job("freezing", "family", "meet", "print", "ready", "beat", 3))
+    if step is not None:
+        await_that(lambda: bool(stopped(scene, "node2")), "it pauses")
+    scene.cluster.freeze("node2")
+    await_true(lambda: scene.state(job) == "FAILED", deadline_s=20)
+    scene.cluster.thaw("node2")
+    for pid in stopped(scene, "node2"):
+        os.kill(pid, signal.SIGCONT)
+    agent_fails(scene, "node2", "never=kill")
+    await_that(lambda: scene.state(job) in ("FAILED", "SUCCEEDED"), "it ends", deadline_s=60)
+    states = [state.value for state in states_of(scene, job)]
+    check_ended(scene, job, state=scene.state(job))
+    assert (states[-1] == "FAILED") == ("RUNNING" not in states), scene.show(job)["events"]
+
+
+@pytest.mark.parametrize("power", ["kill", "crash"])
+def test_a_node_that_loses_power_in_mid_job_is_out_of_reach_and_not_failed(scene: Scene, power: str) -> None:
+    job = scene.start(scene.job("dark", "print", "ready", "hang"))
+    scene.await_line(job, "ready", count=4)
+    getattr(scene.cluster, power)("node2")
+    await_that(lambda: scene.show(job)["nodes"][1]["liveness"] == "UNREACHABLE", "it is known to be out of reach")
+    assert scene.state(job) == "RUNNING"
+    scene.cluster.reboot("node2")
+    scene.await_state(job, "FAILED", deadline_s=60)
+    assert "node2 was rebooted" in scene.show(job)["job"]["reason"]
+    check_ended(scene, job, state="FAILED", but=["node2"])
