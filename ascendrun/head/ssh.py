@@ -7,12 +7,9 @@ import threading
 import time
 from typing import Any, List, Optional, Sequence, Tuple
 
-from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_REQUEST
-from paramiko.ssh_exception import PartialAuthentication
-
 from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded
 from ascendrun.head.hostkeys import HostKey
-from ascendrun.head.paramiko_door import paramiko
+from ascendrun.head.paramiko_door import PartialAuthentication, common, paramiko
 from ascendrun.head.ssh_keys import Identity, Unusable
 from ascendrun.head.ssh_link import IDLE_POLL_S, Link
 from ascendrun.head.ssh_socket import Dial
@@ -115,7 +112,7 @@ class ParamikoStream:
 
     def _write(self, piece: memoryview) -> None:
         message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_DATA)
+        message.add_byte(common.cMSG_CHANNEL_DATA)
         message.add_int(self._channel.remote_chanid)
         message.add_string(bytes(piece))
         _send(self._link, message)
@@ -193,7 +190,7 @@ class ParamikoConnection:
 
     def _start(self, channel: Any, command: str, until: float, deadline_s: float) -> None:
         message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_byte(common.cMSG_CHANNEL_REQUEST)
         message.add_int(channel.remote_chanid)
         message.add_string("exec")
         message.add_boolean(True)

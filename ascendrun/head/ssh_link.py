@@ -8,16 +8,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Protocol
 
-from paramiko.common import (
-    MSG_CHANNEL_CLOSE,
-    MSG_CHANNEL_DATA,
-    MSG_CHANNEL_EXTENDED_DATA,
-    MSG_CHANNEL_SUCCESS,
-    cMSG_CHANNEL_WINDOW_ADJUST,
-)
-from paramiko.packet import NeedRekeyException
-
-from ascendrun.head.paramiko_door import paramiko
+from ascendrun.head.paramiko_door import NeedRekeyException, common, paramiko
 
 READ_BYTES = 256 * 1024
 STALL_S = 10.0
@@ -259,15 +250,15 @@ class Link(paramiko.Transport):
         grown = channel._check_add_window(size)
         if grown > 0:
             message = paramiko.Message()
-            message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_byte(common.cMSG_CHANNEL_WINDOW_ADJUST)
             message.add_int(channel.remote_chanid)
             message.add_int(grown)
             self._send_user_message(message)
 
     _channel_handler_table = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
-        MSG_CHANNEL_SUCCESS: _give_success,
-        MSG_CHANNEL_DATA: _give_data,
-        MSG_CHANNEL_EXTENDED_DATA: _give_error_data,
-        MSG_CHANNEL_CLOSE: _give_close,
+        common.MSG_CHANNEL_SUCCESS: _give_success,
+        common.MSG_CHANNEL_DATA: _give_data,
+        common.MSG_CHANNEL_EXTENDED_DATA: _give_error_data,
+        common.MSG_CHANNEL_CLOSE: _give_close,
     }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import List
 
 import pytest
 
+import ascendrun
 from ascendrun import __version__
 from ascendrun.cli.app import VERBS
 
+PACKAGE = Path(ascendrun.__file__).parent
 HEAVY = {"paramiko", "cryptography", "pydantic", "rich", "torch", "numpy", "asyncio", "textual", "ClusterShell",
          "psutil", "yaml", "sqlite3"}
 
@@ -42,6 +46,16 @@ def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.startswith("Usage: ascendrun")
     assert {name.split(".")[0] for name in imported(run.stderr)} & HEAVY == set()
+
+
+def test_nothing_of_the_head_imports_what_paramiko_wants_and_we_never_use(tmp_path: Path) -> None:
+    (tmp_path / "invoke.py").write_text("raise SystemExit('invoke was imported')\n")
+    names = [f"ascendrun.{folder}.{path.stem}" for folder in ("head", "backends")
+             for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"]
+    code = f"import sys, {', '.join(sorted(names))}; assert 'invoke' not in sys.modules; import importlib.metadata"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
+    run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=environ, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_python_that_is_too_old_is_told_so(
