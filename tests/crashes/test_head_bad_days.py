@@ -9,11 +9,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
@@ -23,6 +24,13 @@ from ascendrun.head.daemon import is_running
 
 __all__ = ["head"]
 
+TALK = """
+import os, sys, time
+folder = sys.argv[1]
+while not os.path.exists(os.path.join(folder, "go")):
+    print("x" * 1000, flush=True)
+    time.sleep(0.05)
+"""
 HANG = "import signal, sys\nprint('ready', flush=True)\nsignal.pause()\n"
 
 
@@ -78,3 +86,126 @@ def test_looking_whether_a_controller_runs_never_keeps_one_from_starting(head: H
             head.run("controller", "stop")
     finally:
         over.set()
+
+
+def long_job(head: Head) -> str:
+    (head.folder / "rank.py").write_text(HANG)
+    job = submit(head)
+    await_state(head, job, "RUNNING")
+    return job
+
+
+def test_a_store_that_another_program_holds_for_a_while_delays_and_breaks_nothing(head: Head) -> None:
+    job = long_job(head)
+    with sqlite3.connect(head.state_dir / "state.db", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                stopping = pool.submit(head.run, "stop", "--now", job)
+                for verb in (["ps"], ["show", job], ["logs", job]):
+                    assert head.run(*verb).returncode == 0, verb
+                time.sleep(3)
+                other.execute("COMMIT")
+                assert stopping.result().returncode == 0, stopping.result().stderr
+        finally:
+            if other.in_transaction:
+                other.execute("ROLLBACK")
+    await_state(head, job, "STOPPED")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", str(folder)],
+                             capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this machine lets nobody mount: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    path = folder / "filler"
+    with open(path, "ab", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    return path
+
+
+def test_a_head_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path, small_disk: Path) -> None:
+    """Its nodes' folders lie elsewhere: only the head's own disk is full."""
+    head = Head(tmp_path)
+    head.state_dir = small_disk / "state"
+    head.state_dir.mkdir(mode=0o700)
+    (tmp_path / "local").mkdir(mode=0o700)
+    (head.state_dir / "local").symlink_to(tmp_path / "local")
+    (head.folder / "rank.py").write_text(TALK)
+    job = submit(head)
+    await_state(head, job, "RUNNING")
+    filler = fill(small_disk)
+    try:
+        refused = head.run("submit", "job.yaml", "--detach")
+        assert refused.returncode == 8, refused.stdout + refused.stderr
+        assert "full" in refused.stderr and "Traceback" not in refused.stderr
+        assert head.run("ps").returncode == 0
+        assert head.show(job)["job"]["state"] == "RUNNING"
+        (head.folder / "go").touch()
+        nodes = list((tmp_path / "local").glob("*/runs/*/attempt-1"))
+        assert len(nodes) == 2
+        await_that(lambda: all((path / "ended.json").exists() for path in nodes))
+        stopping = head.run("stop", "--now", "--no-wait", job)
+        assert stopping.returncode in (0, 8) and "Traceback" not in stopping.stderr, stopping.stderr
+        filler.unlink()
+        await_that(lambda: head.show(job)["job"]["ended_at"] is not None)
+        spool = head.state_dir / "jobs" / job / "attempt-1"
+        await_that(lambda: (spool / "complete").exists())
+        for node in nodes:
+            for path in node.glob("rank-*.out.0"):
+                assert (spool / node.parents[2].name / path.name).read_bytes() == path.read_bytes()
+    finally:
+        filler.unlink(missing_ok=True)
+        head.run("stop", "--now", job)
+        head.run("controller", "stop")
+
+
+def test_a_paused_controller_makes_no_verb_hang(head: Head) -> None:
+    job = long_job(head)
+    pid = int((head.state_dir / "controller.lock").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for verb in (["ps"], ["show", job], ["logs", job]):
+            done = head.run(*verb)
+            assert done.returncode == 0, (verb, done.stderr)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_an_idle_controller_ends_and_the_next_verb_that_needs_one_starts_one(head: Head) -> None:
+    os.environ["ASCENDRUN_CONTROLLER_IDLE_S"] = "0.5"
+    try:
+        first = submit(head)
+        assert head.run("wait", first).returncode == 0
+        await_that(lambda: not is_running(head.state_dir))
+        second = submit(head)
+        assert head.run("wait", second).returncode == 0
+    finally:
+        del os.environ["ASCENDRUN_CONTROLLER_IDLE_S"]
+
+
+def test_a_terminal_that_closes_in_mid_follow_ends_the_command_and_nothing_else(head: Head) -> None:
+    job = long_job(head)
+    us, them = os.openpty()
+    with subprocess.Popen([sys.executable, "-m", "ascendrun", "logs", "-f", job], stdin=them, stdout=them, stderr=them,
+                          env=head.environ(), cwd=head.folder, start_new_session=True,
+                          preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as follow:
+        os.close(them)
+        assert os.read(us, 1)
+        os.close(us)
+        follow.wait(timeout=DEADLINE_S)
+    assert head.show(job)["job"]["state"] == "RUNNING"
+    assert head.run("controller", "status").returncode == 0
