@@ -64,7 +64,7 @@ def command(
     finally:
         screen.close()
     if fix:
-        print_script(report)
+        print_script(report, hostfile or _hostfile_of(face, file, overrides))
     elif output in (None, "table", "wide"):
         print_report(report, lang=lang, color=face.has_color(sys.stdout), wide=output == "wide")
     else:
@@ -101,6 +101,15 @@ def measure(
     look = face.cluster.deep(reached, base, unfit=unfit, say=say)
     face.say(f"measured; kept in {look.file}")
     return add_deep(report, look.report, look.findings, lang=lang)
+
+
+def _hostfile_of(face: Face, file: Optional[Path], overrides: tuple[str, ...]) -> Optional[str]:
+    """Where the script's commands find the hosts' addresses."""
+    from ascendrun.head.submit import read_job
+
+    if file is not None:
+        return read_job(file, overrides=overrides).hostfile
+    return str(face.settings.hostfile) if face.settings.hostfile else None
 
 
 def choose_hosts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from ascendrun.cli.output import cut, terminal_width, width_of
 from ascendrun.cli.sanitise import sanitise_line
@@ -22,8 +22,9 @@ NAMES_WIDTH = 32
 
 def print_report(report: DoctorReport, *, lang: str, color: bool, wide: bool) -> None:
     width = terminal_width("wide" if wide else None)
-    lines = [*_table(report.facts, len(report.hosts)), "", *_findings(report.findings, lang, color, wide=wide),
-             *_forecast(report, lang), _verdict(report, lang)]
+    table = _table(report.facts, len(report.hosts) - len(report.unreached))
+    lines = [*table, "", *_findings(report.findings, lang, color, wide=wide), *_forecast(report, lang),
+             _verdict(report, lang)]
     for line in lines:
         sys.stdout.write((line if width is None or "\x1b" in line else cut(line, width)) + "\n")
 
@@ -92,11 +93,20 @@ def _verdict(report: DoctorReport, lang: str) -> str:
     return f"{reached}: {said or 'all is well'} ({report.checks} checks, {report.wall_s:.1f} s)"
 
 
-def print_script(report: DoctorReport) -> None:
-    """All ways out, as comments and commands for a person to read, choose from and run; nothing is run here."""
-    sys.stdout.write("#!/bin/sh\n# Read before you run: each block is the way out of one finding.\n")
+def print_script(report: DoctorReport, hostfile: Optional[str]) -> None:
+    """All ways out as a script for a person to read and choose from: commands where there are some, else remarks."""
+    import shlex
+
+    from ascendrun.core.names import fold_names
+
+    write = sys.stdout.write
+    write("#!/bin/sh\n# Read before you run: each block is the way out of one finding of `ascendrun doctor`.\n")
+    hosts_from = f"-H {shlex.quote(hostfile)} " if hostfile else ""
     for view in report.findings:
-        where = sanitise_line(view.nodes) or "here"
-        sys.stdout.write(f"\n# {view.severity.value} {view.code} on {where}: {sanitise_line(view.says)}\n")
-        for part in view.advice.split("\n"):
-            sys.stdout.write(f"# {sanitise_line(part)}\n" if part else "")
+        where = sanitise_line(view.nodes) or "the cluster"
+        write(f"\n# {view.severity.value} {view.code}, {where}: {sanitise_line(view.says)}\n")
+        if view.advice:
+            write(f"#   {sanitise_line(view.advice)}\n")
+        if view.fix is not None:
+            on = f"--on {shlex.quote(fold_names(view.hosts))} " if view.hosts else ""
+            write(f"ascendrun exec {hosts_from}{on}-- sh -c {shlex.quote(sanitise_line(view.fix))}\n")

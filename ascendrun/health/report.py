@@ -11,7 +11,7 @@ from ascendrun.health.deepresults import DeepReport
 from ascendrun.health.deepview import summary_rows
 from ascendrun.health.facts import NodeFacts, Unreached
 from ascendrun.health.forecast import Forecast
-from ascendrun.health.texts import render
+from ascendrun.health.texts import fix_of, render
 from ascendrun.health.world import World, compare
 
 
@@ -33,7 +33,7 @@ class FactRow:
 
 @dataclass(frozen=True)
 class FindingView:
-    """One finding for people and programs; `nodes`: its hosts, folded."""
+    """One finding for people and programs; `nodes`: its hosts, folded. `fix`: a shell command for them, None: none."""
 
     code: str
     severity: Severity
@@ -43,6 +43,7 @@ class FindingView:
     advice: str
     evidence: Tuple[str, ...]
     values: Mapping[str, str]
+    fix: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def view_findings(findings: Tuple[Finding, ...], lang: str) -> Tuple[FindingView
         words = render(finding, lang)
         views.append(FindingView(code=finding.code, severity=finding.severity, nodes=fold_names(finding.hosts),
                                  hosts=finding.hosts, says=words.says, advice=words.advice,
-                                 evidence=finding.evidence, values=dict(finding.values)))
+                                 evidence=finding.evidence, values=dict(finding.values), fix=fix_of(finding)))
     return tuple(views)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional
 
 from ascendrun.core.findings import Finding
 
@@ -31,6 +32,20 @@ def render(finding: Finding, lang: str = "en") -> Words:
         values = ", ".join(f"{name}={value}" for name, value in finding.values.items())
         return Words(f"{finding.code} {values}".strip(), "")
     return Words(fill(row["says"], finding.values), fill(row.get("advice", ""), finding.values))
+
+
+def fix_of(finding: Finding) -> Optional[str]:
+    """The shell command for the finding's hosts that mends it; None: a person has to think first."""
+    command = fixes().get(finding.code)
+    return None if command is None else fill(command, {name: shlex.quote(value) for name, value in
+                                                       finding.values.items()})
+
+
+@lru_cache(maxsize=1)
+def fixes() -> Mapping[str, str]:
+    """Shell commands by code (fixes.json)."""
+    rows: Mapping[str, str] = json.loads(resources.files(__name__).joinpath("fixes.json").read_text(encoding="utf-8"))
+    return rows
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

@@ -26,7 +26,7 @@ from ascendrun.health.facts import (
     Unreached,
     WriteResult,
 )
-from ascendrun.health.texts import LANGUAGES, placeholders, render, texts
+from ascendrun.health.texts import LANGUAGES, fixes, placeholders, render, texts
 from ascendrun.health.world import World, compare
 
 GIB = 1 << 30
@@ -288,6 +288,12 @@ def test_both_languages_have_every_code_with_the_same_placeholders():
         for part in ("says", "advice"):
             assert placeholders(row[part]) == placeholders(chinese[code][part]), (code, part)
         assert row["says"]
+
+
+def test_a_fix_uses_only_what_its_finding_names():
+    for code, command in fixes().items():
+        row = texts("en")[code]
+        assert placeholders(command) <= placeholders(row["says"] + row["advice"]), code
 
 
 def test_every_code_of_a_check_has_words():
