@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Optional
 
 import click
 
+from ascendrun.cli import PIPE_CLOSED
 from ascendrun.cli.options import verb
 
 if TYPE_CHECKING:
@@ -52,17 +54,16 @@ def command(face: Face, no_pause: bool, keep: bool) -> int:
     with actor.listening():
         folder = Path(tempfile.mkdtemp(prefix="ascendrun-demo-"))
         code = 0
-        try:
-            with environment(demo_environ(os.environ, folder)):
-                try:
-                    pauses = not no_pause and sys.stdin.isatty() and sys.stdout.isatty()
-                    Story(folder, actor, pauses=pauses, color=face.has_color(sys.stdout)).tell()
-                except Interrupted as interrupted:
-                    code = 128 + interrupted.number
-                finally:
-                    leave(folder, keep=keep)
-        finally:
-            tell_end(face, folder, is_interrupted=code != 0)
+        with environment(demo_environ(os.environ, folder)):
+            try:
+                pauses = not no_pause and sys.stdin.isatty() and sys.stdout.isatty()
+                Story(folder, actor, pauses=pauses, color=face.has_color(sys.stdout)).tell()
+            except Interrupted as interrupted:
+                code = 128 + interrupted.number
+                face.say("interrupted: ending what runs")
+            finally:
+                leave(folder, keep=keep)
+                tell_end(face, folder)
     return code
 
 
@@ -163,25 +164,32 @@ class Story:
         self._say("The job is submitted: checked, staged, and started on both nodes together. It does not need us any "
                   "more.")
         self._ascendrun("submit", "job.yaml", "--detach")
-        self._actor.wait(lambda: nodes.newest_step(self._folder) >= STEPS_BEFORE_KILL, deadline_s=TRAINING_S,
-                         says="a checkpoint")
-        self._say(f"It runs. Its ranks stand in the process table of {BAD_NODE}'s NPUs.")
-        self._ascendrun("ps")
+        self._await_checkpoint(nodes.FIRST_SAVED)
+        # From here to the kill without a pause: the training goes on, and would be over.
+        self._say(f"It runs. Its ranks stand in the process table of {BAD_NODE}'s NPUs.", pauses=False)
         self._ascendrun("exec", "-H", nodes.HOSTFILE, "--on", BAD_NODE, "--", "npu-smi", "info")
-        self._say(f"Rank {VICTIM} is killed, as the kernel does when memory runs out.")
+        self._ascendrun("ps")
+        self._await_checkpoint(STEPS_BEFORE_KILL)
+        self._say(f"Rank {VICTIM} is killed, as the kernel does when memory runs out.", pauses=False)
         pid = next(rank.pid for rank in cluster_of(self._folder).job("demo").ranks if rank.rank == VICTIM)
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
         self._say("Its peers lose it and fail too. ascendrun ends them all, and names the one that was first.")
         self._ascendrun("logs", "-f", "demo", expected=1)
+
+    def _await_checkpoint(self, step: int) -> None:
+        from ascendrun.sim.demo import nodes
+
+        self._actor.wait(lambda: nodes.newest_step(self._folder) >= step, deadline_s=TRAINING_S,
+                         says=f"the checkpoint of step {step}")
 
     def _resume(self) -> None:
         self._say("Submitted again, the job goes on from its newest complete checkpoint, to the end.")
         self._ascendrun("submit", "job.yaml")
         self._ascendrun("ps", "--all")
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str, *, pauses: bool = True) -> None:
         """With a pause before it: the reader has seen what came of the sentence before."""
-        if not self._is_first and self._pauses:
+        if not self._is_first and self._pauses and pauses:
             self._await_enter()
         print("" if self._is_first else "\n", end="")
         self._is_first = False
@@ -206,6 +214,8 @@ class Story:
         code = self._actor.run(argv, cwd=self._folder, env=os.environ, deadline_s=COMMAND_S)
         if code == expected:
             return
+        if code in (PIPE_CLOSED, -signal.SIGPIPE):
+            raise BrokenPipeError
         if " doctor " in f" {shown} " and code == 3:
             raise NotFit("this machine itself is not fit, see above", hint="mend it, and start the demo again")
         raise AscendrunError(f"`{shown}` ended with {code}, the demo expected {expected}",
@@ -241,10 +251,10 @@ def end_jobs(cluster: Cluster) -> None:
             return
 
 
-def tell_end(face: Face, folder: Path, *, is_interrupted: bool) -> None:
-    begin = "interrupted; " if is_interrupted else ""
+def tell_end(face: Face, folder: Path) -> None:
     if folder.exists():
-        face.say(f"{begin}nothing runs any more; the folder is kept: {folder}\n"
-                 f"hint: cd {folder} && export ASCENDRUN_STATE_DIR={folder}/state && ascendrun show demo")
+        where = shlex.quote(str(folder))
+        face.say(f"nothing runs any more; the folder is kept: {folder}\n"
+                 f"hint: cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all")
     else:
-        face.say(f"{begin}cleaned up: nothing runs any more, {folder} is gone")
+        face.say(f"cleaned up: nothing runs any more, {folder} is gone")

@@ -33,13 +33,17 @@ class Actor:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Signals that end a program are noted for as long as this lasts."""
-        before = {number: signal.signal(number, self._note) for number in ENDS}
+        """Signals that end a program are noted for as long as this lasts; those that are ignored stay so.
+
+        After one of them came, further ones are ignored for good: the program ends with the code of the first.
+        """
+        heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler if self._told is None else signal.SIG_IGN)
 
     def _note(self, number: int, frame: Any) -> None:
         self._told = self._told or number

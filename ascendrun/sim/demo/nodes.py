@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping
 
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import environ_of, install_tree
@@ -12,7 +13,8 @@ from ascendrun.sim.demo import train
 
 NAMES = ("npu1", "npu2")
 HOSTFILE, JOB_FILE, PROGRAM, CHECKPOINTS = "demo.hosts", "job.yaml", "train.py", "checkpoints"
-CARDS, RANKS = 4, 2
+CARDS = 4
+FIRST_SAVED = train.SAVE_EVERY
 
 HOSTS = """\
 # Both stand on this one machine, so each has devices of its own. Elsewhere: npu1 slots=8 addr=10.0.0.1
@@ -23,13 +25,13 @@ npu2 addr=local slots=2 devices=2,3
 JOB = """\
 # Four ranks on two nodes learn eight weights.
 name: demo
-command: [python3, train.py, --steps, 100]
+command: [python3, train.py, --steps, 140]
 nodes: 2
 devices: {{family: npu, per_node: 2}}
 hostfile: demo.hosts
 stage: {{dir: code}}
 setup: source "$ASCENDRUN_SIM_ROOT/usr/local/Ascend/ascend-toolkit/set_env.sh"
-checkpoint: {{dir: "{checkpoints}", grace_s: 10}}
+checkpoint: {{dir: {checkpoints}, grace_s: 10}}
 # No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN lies in its own folder.
 checks: {{skip: [{skipped}]}}
 """
@@ -54,7 +56,7 @@ def make_job(folder: Path) -> None:
     (folder / CHECKPOINTS).mkdir()
     shutil.copyfile(train.__file__, folder / "code" / PROGRAM)
     (folder / HOSTFILE).write_text(HOSTS, encoding="utf-8")
-    text = JOB.format(checkpoints=folder / CHECKPOINTS, skipped=", ".join(SKIPPED))
+    text = JOB.format(checkpoints=json.dumps(str(folder / CHECKPOINTS)), skipped=", ".join(SKIPPED))
     (folder / JOB_FILE).write_text(text, encoding="utf-8")
 
 
@@ -68,8 +70,3 @@ def newest_step(folder: Path) -> int:
     """The step of the newest checkpoint; 0: there is none yet."""
     found = train.checkpoints(str(folder / CHECKPOINTS))
     return int(found[0][len("step-"):-len(".json")]) if found else 0
-
-
-def places() -> Tuple[str, ...]:
-    """What stands in the demo's folder, as one would look at it."""
-    return (HOSTFILE, JOB_FILE)
