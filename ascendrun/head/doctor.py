@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.network import candidate_ports
 from ascendrun.core.reports import NodeReport
@@ -25,6 +26,8 @@ SPARE_S = 6.0
 HCCL_PORTS = (*range(60000, 60032), 16666)
 TRIED_PORTS = 8
 """So many candidates for MASTER_PORT are tried: enough to know whether one will be free."""
+SCRUBBED_LENGTH = 4
+"""A shorter "secret" would blot out half of every text, and protects nothing."""
 PATHS_WRITTEN = ("output",)
 """Path options of programs that name what will be written, not what must be there."""
 
@@ -67,22 +70,24 @@ class Examination:
         self._results: Dict[str, Dict[str, Any]] = {}
         self._refused: Dict[str, Mapping[str, Any]] = {}
         self._waiting: set[str] = set()
+        self._secrets: Mapping[str, str] = {}
 
     def start(self) -> None:
         from ascendrun.health.probes import survey_items
         timeout_s = FULL_S if self._question.is_full else LIGHT_S
         self._waiting = {host.name for host in self._hosts}
+        self._secrets = read_secrets(self._question.spec)
         for host in self._hosts:
             wish = make_wish(host, self._reports[host.name], self._question, self._plan)
             fields = {"items": survey_items(wish), "timeout_s": timeout_s,
-                      "shell": make_shell(host.name, self._question.spec, self._plan)}
+                      "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets}}
             self._ask(host, fields, timeout_s, self._take_survey)
         if not self._hosts:
             self._finish()
 
     def _take_survey(self, host: str, reply: Reply) -> None:
         if reply.ok:
-            self._results[host] = dict(reply.header["results"])
+            self._results[host] = scrub(reply.header["results"], self._secrets)
         else:
             self._refused[host] = reply.error or {}
         if not self._waiting:
@@ -167,6 +172,31 @@ def make_shell(host: str, spec: Optional["JobSpec"], plan: Optional["LaunchPlan"
     cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
     env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
     return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
+
+
+def read_secrets(spec: Optional["JobSpec"]) -> Mapping[str, str]:
+    """The variables of env_from: a set-up may want them. {} when a file cannot be read: the start itself says so."""
+    if spec is None or not spec.env_from:
+        return {}
+    from ascendrun.head.staging import read_secret_env
+    try:
+        return read_secret_env(spec)
+    except AscendrunError:
+        return {}
+
+
+def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
+    """Raw answers without the secrets' values, which a set-up may have printed and `env` always does."""
+    if not secret_env:
+        return value
+    if isinstance(value, str):
+        for secret in secret_env.values():
+            if len(secret) >= SCRUBBED_LENGTH:
+                value = value.replace(secret, "(secret)")
+        return value
+    if isinstance(value, dict):
+        return {name: scrub(one, secret_env) for name, one in value.items()}
+    return [scrub(one, secret_env) for one in value] if isinstance(value, list) else value
 
 
 def rank_env(host: str, plan: Optional["LaunchPlan"]) -> Dict[str, str]:

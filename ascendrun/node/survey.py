@@ -111,7 +111,8 @@ class Surveys:
         argv = [to_bytes(part) for part in item["argv"]]
         if shell is None:
             return self._gather(argv, self._login, item, cwd=None, deadline=deadline)
-        env = rank_environ(self._login, shell.get("env") or {}, master_port=None, secret={}, tag="", root=self._root)
+        env = rank_environ(self._login, shell.get("env") or {}, master_port=None, tag="", root=self._root,
+                           secret=shell.get("secret_env") or {})
         del env[to_bytes(layout.TAG_VARIABLE)]
         wanted = shell.get("cwd") or ""
         cwd = wanted if os.path.isdir(to_bytes(wanted)) else self._scratch()

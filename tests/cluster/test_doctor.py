@@ -205,6 +205,19 @@ def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
 
 
+def test_the_gates_shell_has_the_jobs_secrets_and_no_word_of_them_is_kept(scene: Scene) -> None:
+    (scene.folder / "secrets.env").write_text("HF_TOKEN=hunter2hunter2\n")
+    more = "env_from: [{file: secrets.env}]\nsetup: %s\n"
+    fine = scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % "test -n \"$HF_TOKEN\""))
+    assert fine.returncode == 0, run_text(fine)
+    leaky = scene.ascendrun("submit", scene.job("leaky", "print", "x", more=more % "echo $HF_TOKEN >&2; false"))
+    assert leaky.returncode == 1 and "(secret)" in leaky.stderr, run_text(leaky)
+    shown = scene.ascendrun("env", scene.job("shown", "print", "x", more=more % "export X=1"))
+    assert "HF_TOKEN=(secret" in shown.stdout, run_text(shown)
+    kept = b"".join(path.read_bytes() for path in scene.ascendrun.state_dir.rglob("*") if path.is_file())
+    assert b"hunter2" not in kept and b"hunter2" not in (leaky.stderr + leaky.stdout + shown.stdout).encode()
+
+
 def test_a_warning_stands_in_the_jobs_story_and_the_job_runs(scene: Scene) -> None:
     job = scene.start(scene.job("warned", "print", "x", more="env: {OMP_NUM_THREADS: 4000}\n"))
     scene.await_state(job, "SUCCEEDED")
