@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -149,6 +148,8 @@ class Cluster:
                key: Optional[str] = None) -> JobView:
         """Checks the file completely, stages its folders, stores the job. When this returns the job survives a crash.
         `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job."""
+        import secrets
+
         from ascendrun.head.submit import make_submission
         submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
                                      state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
@@ -313,18 +314,15 @@ class Cluster:
 
     def run_controller(self) -> bool:
         """Is the controller, in this process, until it ends. False at once when another process already is."""
-        from ascendrun.backends import Backends
-        from ascendrun.head.askpass import find_askpass
-        from ascendrun.head.daemon import run_controller
-        backends = Backends(self.settings, ask=find_askpass(os.environ), transport=self.settings.transport)
-        return run_controller(self.settings.state_dir, backends)
+        from ascendrun.backends.controller import run_controller
+        return run_controller(self.settings)
 
     def _client(self) -> "ControlClient":
         from ascendrun.head.control import ControlClient
-        from ascendrun.head.daemon import start_controller
         try:
             return ControlClient(self.settings.state_dir)
         except CannotConnect:
+            from ascendrun.head.daemon import start_controller
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
             return ControlClient(self.settings.state_dir)
 

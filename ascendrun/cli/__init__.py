@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
     from ascendrun.cluster import Cluster
     from ascendrun.head.settings import Settings
 
@@ -54,7 +55,11 @@ def main(
             return PIPE_CLOSED
 
 
-def _run(arguments: list[str], face: object) -> int:
+def _run(arguments: list[str], face: Face) -> int:
+    if arguments == ["controller", "run"]:
+        from ascendrun.cli.background import run_controller  # for whom somebody waits: without click, in half the time
+
+        return run_controller(face.settings)
     import click
 
     from ascendrun.cli.app import cli

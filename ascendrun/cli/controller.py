@@ -25,11 +25,9 @@ def command(face: Face, action: str) -> int:
 
 
 def _run(face: Face) -> int:
-    from ascendrun.core.errors import Conflict
+    from ascendrun.cli.background import run_controller
 
-    if not face.cluster.run_controller():
-        raise Conflict(f"a controller already runs for {face.settings.state_dir}", hint="ascendrun controller status")
-    return 0
+    return run_controller(face.settings)
 
 
 def _status(face: Face) -> int:

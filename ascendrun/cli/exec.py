@@ -36,15 +36,15 @@ def command(
 
     Exits 0 when it was 0 everywhere, else 6, naming the hosts that failed.
     """
-    from ascendrun.cli.output import format_many
-    from ascendrun.cluster import ExecResult
-
     hosts = hosts_of(face, hostfile=hostfile, names=names)
     timeout_s = face.settings.timeout_s if timeout is None else timeout
     results = _collect(face, face.cluster.execute(hosts, argv, timeout_s=timeout_s), [host.name for host in hosts])
     if output in (None, "table", "wide"):
         _print_folded(results)
     else:
+        from ascendrun.cli.output import format_many
+        from ascendrun.cluster import ExecResult
+
         assert output is not None
         sys.stdout.write(format_many(results, output, name="results", kind=ExecResult))
     return _tell_failures(face, results)

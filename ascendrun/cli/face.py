@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Optional, TextIO
 
-from ascendrun.cli.sanitise import sanitise
-
 if TYPE_CHECKING:
     from ascendrun.cli.screen import Screen
     from ascendrun.cluster import Cluster
@@ -56,6 +54,8 @@ class Face:
 
     def say(self, text: str) -> None:
         """Talk: to stderr, made harmless."""
+        from ascendrun.cli.sanitise import sanitise
+
         print(sanitise(text), file=sys.stderr)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 import click
-
-from ascendrun.cli.output import FORMATS
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
@@ -17,6 +14,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
@@ -69,6 +67,8 @@ def parse_since(text: str, *, now_s: float) -> float:
 
     Raises ValueError with a sentence.
     """
+    from datetime import datetime
+
     seconds = parse_duration(text)
     if seconds is not None:
         return now_s - seconds

@@ -17,7 +17,6 @@ from typing import Any, Optional, TypeVar
 from ascendrun.cli.sanitise import escape_json, sanitise_line
 
 SCHEMA_VERSION = 1
-FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -311,3 +311,9 @@ def _duplicates(hosts: Sequence[Host], file: str) -> List[Problem]:
         problems.append(Problem(file, line, 1, f"{fold_names(names)} is listed twice: first on line {first_line}",
                                 "each host once; slots= says how many ranks it takes"))
     return problems
+
+
+def load_hosts(values: Sequence[Mapping[str, Any]]) -> Tuple[Host, ...]:
+    """Hosts from the JSON values of their dataclass."""
+    return tuple(Host(**{**value, "groups": tuple(value["groups"]),
+                         "devices": None if value["devices"] is None else tuple(value["devices"])}) for value in values)

@@ -12,23 +12,27 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Tuple
 
-from ascendrun.core import job as w
 from ascendrun.core.errors import AscendrunError, Conflict
-from ascendrun.core.job import Event, Job, State
-from ascendrun.core.lifecycle import IllegalMove, Step, advance, look_again, resume
-from ascendrun.core.schedule import Claim, judge_queue
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.control import Answer, ControlServer, error_answer
 from ascendrun.head.errands import Errands
-from ascendrun.head.jobrunner import Desk, JobRunner
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, LinkListener
-from ascendrun.head.store import LostLease, Store, StoredJob, StoreUnusable
-from ascendrun.head.submission import Submission, claims_of, make_job
+from ascendrun.head.statedir import StoreUnusable
+from ascendrun.head.store import LostLease, Store, StoredJob
 from ascendrun.head.transport import Backend
 from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.core.job import Event, Job
+    from ascendrun.core.lifecycle import Step
+    from ascendrun.core.schedule import Claim
+    from ascendrun.head.jobrunner import JobRunner
+    from ascendrun.head.submission import Submission
+
+# What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
 
 TICK_S = 0.25
 RESTING_TICK_S = 1.0
@@ -50,8 +54,8 @@ class Controller:
         self._state_dir = state_dir
         self._idle_s = idle_s
         self._inbox: "queue.SimpleQueue[Callable[[], None]]" = queue.SimpleQueue()  # signal handlers may put into it
-        self._events: Deque[Tuple[str, Event]] = deque()
-        self._unsaved: Dict[str, Step] = {}
+        self._events: Deque[Tuple[str, "Event"]] = deque()
+        self._unsaved: Dict[str, "Step"] = {}
         self._last_fault = ""
         self._is_over = False
         self._ticked = (time.monotonic(), time.time())
@@ -62,10 +66,9 @@ class Controller:
                                 on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
                                 on_event=self._on_link_event)
         self._links = Links(backend, image, listener)
-        self._desk = Desk(state_dir, self._links, post=self.post, feed=self.feed, drained=self._forget)
         self._errands = Errands(self._links, self.post)
-        self._runners: Dict[str, JobRunner] = {}
-        self._claims: Dict[str, Tuple[Claim, ...]] = {}
+        self._runners: Dict[str, "JobRunner"] = {}
+        self._claims: Dict[str, Tuple["Claim", ...]] = {}
         self._server = ControlServer(state_dir, self._on_request)
 
     # From any thread
@@ -151,6 +154,16 @@ class Controller:
     def _tick(self) -> None:
         was_away = self._was_away()
         self._links.tick()
+        if self._runners:
+            self._tick_jobs(was_away=was_away)
+        if self._is_busy():
+            self._busy_mono = time.monotonic()
+        elif time.monotonic() - self._busy_mono > self._idle_s:
+            self._is_over = True
+
+    def _tick_jobs(self, *, was_away: bool) -> None:
+        from ascendrun.core.job import Tick
+        from ascendrun.core.lifecycle import Step, look_again
         reachable = frozenset(link.host.name for link in self._links if link.is_up)
         for job_id, runner in tuple(self._runners.items()):
             self._guard(runner.tick)
@@ -159,12 +172,8 @@ class Controller:
                 continue
             if was_away:
                 self._settle(job_id, Step(look_again(runner.job, now_s=time.time())))
-            self.feed(job_id, w.Tick(reachable))
+            self.feed(job_id, Tick(reachable))
         self._schedule()
-        if self._is_busy():
-            self._busy_mono = time.monotonic()
-        elif time.monotonic() - self._busy_mono > self._idle_s:
-            self._is_over = True
 
     def _was_away(self) -> bool:
         """What was not heard meanwhile says nothing about the nodes."""
@@ -178,17 +187,21 @@ class Controller:
                                             for runner in self._runners.values())
 
     def _schedule(self) -> None:
+        from ascendrun.core.schedule import judge_queue
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
         for job_id, verdict in judge_queue(jobs).items():
             self.feed(job_id, verdict)
 
     # Jobs
 
-    def feed(self, job_id: str, event: Event) -> None:
+    def feed(self, job_id: str, event: "Event") -> None:
         """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
         self._events.append((job_id, event))
 
     def _work_off_events(self) -> None:
+        if not self._events:
+            return
+        from ascendrun.core.lifecycle import Step
         while self._events:
             steps, self._unsaved = self._unsaved, {}
             while self._events:
@@ -199,7 +212,9 @@ class Controller:
             for job_id, step in steps.items():
                 self._guard(partial(self._settle, job_id, step))
 
-    def _advance(self, job: Job, event: Event) -> Step:
+    def _advance(self, job: "Job", event: "Event") -> "Step":
+        from ascendrun.core.lifecycle import IllegalMove, Step, advance
+
         def story() -> List[str]:
             return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
         try:
@@ -208,7 +223,7 @@ class Controller:
             self._tell_fault()  # the job stays as it was; the others must not suffer
             return Step(job)
 
-    def _settle(self, job_id: str, step: Step) -> None:
+    def _settle(self, job_id: str, step: "Step") -> None:
         """Takes the step, or keeps it for the next turn while the store takes nothing (a full disk, a long lock)."""
         if step.job == self._runners[job_id].job and not step.actions:
             return
@@ -218,7 +233,7 @@ class Controller:
             self._unsaved[job_id] = step
             self._tell_fault()
 
-    def _take(self, runner: JobRunner, step: Step) -> None:
+    def _take(self, runner: "JobRunner", step: "Step") -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
         if step.job != runner.job:
             lines = [("state", f"{move.target.value}: {move.reason}") for move in step.moves]
@@ -237,6 +252,8 @@ class Controller:
             runner.drain()
 
     def _adopt(self, stored: StoredJob) -> None:
+        from ascendrun.core.lifecycle import resume
+        from ascendrun.head.submission import Submission
         submission = Submission.from_stored(stored)
         self._add_runner(stored.job, submission)
         runner = self._runners[stored.job.id]
@@ -246,8 +263,11 @@ class Controller:
                 runner.take_events(host)
                 runner.link(host)
 
-    def _add_runner(self, job: Job, submission: Submission) -> JobRunner:
-        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=self._desk)
+    def _add_runner(self, job: "Job", submission: "Submission") -> "JobRunner":
+        from ascendrun.head.jobrunner import Desk, JobRunner
+        from ascendrun.head.submission import claims_of
+        desk = Desk(self._state_dir, self._links, post=self.post, feed=self.feed, drained=self._forget)
+        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=desk)
         self._runners[job.id] = runner
         self._claims[job.id] = claims_of(submission.spec, submission.hosts)
         return runner
@@ -299,6 +319,7 @@ class Controller:
                                            "hint": f"the trace is in {self._state_dir / 'controller.log'}"}}, b"", True)
 
     def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.submission import Submission, make_job
         submission = Submission.from_json(header["submission"])
         now_s = time.time()
         failpoint("submit.before_txn")
@@ -312,18 +333,19 @@ class Controller:
         answer({"ok": True, "job": job.id}, b"", True)
 
     def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.core.job import StopRequested
         stored = self._store.find(str(header["job"]))
         if stored.job.is_over:
             raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
         self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
-        self.feed(stored.job.id, w.StopRequested(now=bool(header["now"])))
+        self.feed(stored.job.id, StopRequested(now=bool(header["now"])))
         self._work_off_events()
         answer({"ok": True, "job": stored.job.id}, b"", True)
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live: List[str] = [job_id for job_id, runner in self._runners.items() if not runner.job.is_over]
         hosts = {job_id: {host: runner.link(host).liveness() for host in runner.job.hosts}
-                 for job_id, runner in self._runners.items() if runner.job.state is not State.QUEUED}
+                 for job_id, runner in self._runners.items() if runner.job.state.value != "QUEUED"}
         answer({"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts}, b"", True)
 
     def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:

@@ -13,7 +13,7 @@ from typing import Iterator, Optional
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 from ascendrun.head.settings import STATE_VARIABLE
-from ascendrun.head.store import make_state_dir
+from ascendrun.head.statedir import make_state_dir
 from ascendrun.head.transport import Backend
 
 LOCK_NAME = "controller.lock"

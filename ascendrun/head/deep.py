@@ -16,7 +16,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobmodel import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
 from ascendrun.core.plan import Tree
 from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
-from ascendrun.head.store import make_state_dir
+from ascendrun.head.statedir import make_state_dir
 from ascendrun.head.submission import Submission
 from ascendrun.head.submit import pack_trees
 from ascendrun.health.deepresults import (

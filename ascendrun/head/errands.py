@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Set
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown, NotFit
-from ascendrun.core.hosts import Host
-from ascendrun.core.plan import render_plan
-from ascendrun.core.reports import NodeReport
-from ascendrun.head.asking import Asking
+from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.head.control import Answer, error_answer
-from ascendrun.head.jobrunner import build_plan
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, Reply
-from ascendrun.head.submission import Submission, load_hosts, make_job
-from ascendrun.head.surveying import SurveyErrand
-from ascendrun.head.translate import report_values
+
+if TYPE_CHECKING:
+    from ascendrun.core.reports import NodeReport
+    from ascendrun.head.asking import Asking
+    from ascendrun.head.surveying import SurveyErrand
 
 EXEC_BYTES = 1 << 20
 """How much output of one host is kept; more is cut and said to be cut."""
@@ -28,9 +26,9 @@ class Errands:
 
     def __init__(self, links: Links, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
-        self._askings: List[Asking] = []
+        self._askings: List["Asking"] = []
         self._execs: List[_Exec] = []
-        self._surveys: List[SurveyErrand] = []
+        self._surveys: List["SurveyErrand"] = []
 
     @property
     def is_busy(self) -> bool:
@@ -62,6 +60,8 @@ class Errands:
 
     def ask_nodes(self, header: Mapping[str, Any], answer: Answer) -> None:
         """A report or a refusal of every host, as it comes."""
+        from ascendrun.head.asking import Asking
+        from ascendrun.head.translate import report_values
         hosts = load_hosts(header["hosts"])
         waiting = {host.name for host in hosts}
 
@@ -79,6 +79,7 @@ class Errands:
 
     def survey(self, header: Mapping[str, Any], answer: Answer) -> None:
         """What every host says of itself, raw, for health to judge; one answer a host, the last one with `last`."""
+        from ascendrun.head.surveying import SurveyErrand
         errand = SurveyErrand(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
         self._surveys.append(errand)
         self._askings.append(errand.asking)
@@ -86,9 +87,13 @@ class Errands:
 
     def plan(self, header: Mapping[str, Any], answer: Answer) -> None:
         """The plan that a submission would get, as `render_plan` shows it."""
+        from ascendrun.core.plan import render_plan
+        from ascendrun.head.asking import Asking
+        from ascendrun.head.jobrunner import build_plan
+        from ascendrun.head.submission import Submission, make_job
         submission = Submission.from_json(header["submission"])
         job = make_job(submission, "j-new", "dry-run", time.time())
-        reports: Dict[str, NodeReport] = {}
+        reports: Dict[str, "NodeReport"] = {}
         refusals: List[str] = []
 
         def say() -> None:
@@ -104,7 +109,7 @@ class Errands:
                 return
             answer({"ok": True, "plan": render_plan(plan)}, b"", True)
 
-        def reported(report: NodeReport) -> None:
+        def reported(report: "NodeReport") -> None:
             reports[report.host] = report
             say()
 

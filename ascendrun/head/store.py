@@ -10,17 +10,16 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from ascendrun.core.errors import AscendrunError, Conflict, NotFound
-from ascendrun.core.job import TERMINAL, Job, State
-from ascendrun.core.jobrecord import dump_job, load_job
+from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.head.statedir import StoreUnusable, make_state_dir
+
+if TYPE_CHECKING:
+    from ascendrun.core.job import Job, State
 
 FILE_NAME = "state.db"
 BUSY_S = 10.0
-_NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
-                                  "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "9p", "afs"})
-
 _MIGRATIONS: Tuple[str, ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -39,13 +38,6 @@ _MIGRATIONS: Tuple[str, ...] = (
 )
 
 
-class StoreUnusable(AscendrunError):
-    """The state folder cannot hold the store: a network file system, no space, a newer ascendrun's file."""
-
-    code = "state-unusable"
-    exit_code = 8
-
-
 class LostLease(Conflict):
     """Another controller took over this state folder; this one must not write any more."""
 
@@ -56,7 +48,7 @@ class LostLease(Conflict):
 class StoredJob:
     """A row of `jobs`: the record that the lifecycle advances, and what it was made from, as JSON values."""
 
-    job: Job
+    job: "Job"
     key: str
     spec: Mapping[str, Any]
     hosts: Sequence[Mapping[str, Any]]
@@ -137,11 +129,12 @@ class Store:
             raise _unwritable(self._path, error) from error
 
     def add_job(self, *, key: str, make_job: "JobMaker", spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]],
-                trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> Job:
+                trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> "Job":
         """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
 
         `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
         """
+        from ascendrun.core.jobrecord import load_job
         with self._writing() as db:
             known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
             if known:
@@ -155,13 +148,14 @@ class Store:
             self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
             return job
 
-    def save(self, job: Job, events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
+    def save(self, job: "Job", events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
         """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
         with self._writing() as db:
             self._write(db, job, events, now_s)
 
     @staticmethod
-    def _write(db: sqlite3.Connection, job: Job, events: Sequence[Tuple[str, str]], now_s: float) -> None:
+    def _write(db: sqlite3.Connection, job: "Job", events: Sequence[Tuple[str, str]], now_s: float) -> None:
+        from ascendrun.core.jobrecord import dump_job
         db.execute("UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
                    (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id))
         seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job.id,)).fetchone()[0])
@@ -175,15 +169,16 @@ class Store:
 
     def live_jobs(self) -> Tuple[StoredJob, ...]:
         """Jobs that a controller still has to care for, oldest first: not over, hosts unconfirmed, or logs not here."""
-        marks = ", ".join("?" for _ in TERMINAL)
-        return self._jobs(f"WHERE state NOT IN ({marks}) OR has_unconfirmed OR NOT is_drained ORDER BY number",
-                          [state.value for state in TERMINAL])
+        return self._jobs("WHERE has_unconfirmed OR NOT is_drained ORDER BY number", [])  # drained: over, all is here
 
     def all_jobs(self) -> Tuple[StoredJob, ...]:
         return self._jobs("ORDER BY number", [])
 
     def _jobs(self, tail: str, values: List[Any]) -> Tuple[StoredJob, ...]:
-        rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values)
+        rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values).fetchall()
+        if not rows:
+            return ()
+        from ascendrun.core.jobrecord import load_job
         return tuple(StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts),
                                json.loads(trees), file)
                      for record, key, spec, hosts, trees, file in rows)
@@ -205,45 +200,17 @@ class Store:
         rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
         return tuple(StoredEvent(*row) for row in rows)
 
-    def states(self) -> Mapping[str, State]:
+    def states(self) -> Mapping[str, "State"]:
         """The state of every job, by id."""
+        from ascendrun.core.job import State
         return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
 
 
 class JobMaker(Protocol):
     """The shape of `make_job`: (job id, head id) -> Job."""
 
-    def __call__(self, job_id: str, head_id: str) -> Job:
+    def __call__(self, job_id: str, head_id: str) -> "Job":
         ...
-
-
-def make_state_dir(state_dir: Path) -> None:
-    """Makes the folder, private; raises StoreUnusable on a network file system or when it cannot be made."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(state_dir, 0o700)
-    except OSError as error:
-        raise StoreUnusable(f"cannot make {state_dir}: {error.strerror}",
-                            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk") from error
-    kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
-    if kind in _NETWORK_FILESYSTEMS:
-        raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
-                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun")
-
-
-def filesystem_of(path: Path, mounts: str) -> Optional[str]:
-    """The type of the file system that holds `path`, from the text of /proc/self/mounts; None: not listed."""
-    best: Tuple[int, Optional[str]] = (-1, None)
-    target = os.path.realpath(path)
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].encode().decode("unicode_escape")
-        inside = point == "/" or target == point or target.startswith(point + "/")
-        if inside and len(point) >= best[0]:
-            best = (len(point), fields[2])
-    return best[1]
 
 
 def _connect(path: Path) -> sqlite3.Connection:

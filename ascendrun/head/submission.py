@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.core.hosts import Host
+from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.job import Job
 from ascendrun.core.plan import Tree
 from ascendrun.core.schedule import Claim
@@ -83,12 +83,6 @@ def _claim_of(spec: "JobSpec", host: Host) -> Claim:
 def _load_spec(values: Mapping[str, Any]) -> "JobSpec":
     from ascendrun.core.spec import JobSpec
     return JobSpec.model_validate_json(json.dumps(values))
-
-
-def load_hosts(values: Sequence[Mapping[str, Any]]) -> Tuple[Host, ...]:
-    """Hosts from the JSON values of their dataclass."""
-    return tuple(Host(**{**value, "groups": tuple(value["groups"]),
-                         "devices": None if value["devices"] is None else tuple(value["devices"])}) for value in values)
 
 
 def _load_trees(values: Sequence[Mapping[str, Any]]) -> Tuple[Tree, ...]:

@@ -14,7 +14,7 @@ from ascendrun.core.plan import Tree, choose_hosts
 from ascendrun.core.spec import JobSpec, parse_job, require_hostfile, resolve_paths
 from ascendrun.head.programs import load_programs
 from ascendrun.head.staging import tree_file
-from ascendrun.head.store import make_state_dir
+from ascendrun.head.statedir import make_state_dir
 from ascendrun.head.submission import Submission
 from ascendrun.node import treehash
 

@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.hosts import Host
+from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.asking import Asking
 from ascendrun.head.control import Answer
 from ascendrun.head.doctor import Answers, Examination, Question
 from ascendrun.head.links import Links
-from ascendrun.head.submission import Submission, load_hosts, make_job
+from ascendrun.head.submission import Submission, make_job
 from ascendrun.head.translate import report_values
 
 if TYPE_CHECKING:

@@ -58,6 +58,17 @@ def test_nothing_of_the_head_imports_what_paramiko_wants_and_we_never_use(tmp_pa
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: Path) -> None:
+    environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(tmp_path), "ASCENDRUN_CONTROLLER_IDLE_S": "0.1"}
+    run = subprocess.run([sys.executable, "-X", "importtime", "-m", "ascendrun", "controller", "run"], text=True,
+                         capture_output=True, env=environ, timeout=60)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert (tmp_path / "state.db").exists()
+    names = set(imported(run.stderr))
+    assert not names & {"ascendrun.head.jobrunner", "ascendrun.core.job", "ascendrun.core.plan", "ascendrun.cluster"}
+    assert not {name.split(".")[0] for name in names} & ((HEAVY | {"click"}) - {"sqlite3"})
+
+
 def test_a_python_that_is_too_old_is_told_so(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from ascendrun import __main__

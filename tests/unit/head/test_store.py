@@ -14,7 +14,8 @@ import pytest
 
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.core.job import Cause, Exit, Job, NodeProgress, Phase, State
-from ascendrun.head.store import LostLease, Store, StoreUnusable, filesystem_of
+from ascendrun.head.statedir import StoreUnusable, filesystem_of
+from ascendrun.head.store import LostLease, Store
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:

@@ -1,0 +1,48 @@
+"""The head's folder: private, and on a disk that keeps what SQLite was promised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Optional, Tuple
+
+from ascendrun.core.errors import AscendrunError
+
+_NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
+                                  "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "9p", "afs"})
+
+
+class StoreUnusable(AscendrunError):
+    """The state folder cannot hold the store: a network file system, no space, a newer ascendrun's file."""
+
+    code = "state-unusable"
+    exit_code = 8
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Makes the folder, private; raises StoreUnusable on a network file system or when it cannot be made."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(state_dir, 0o700)
+    except OSError as error:
+        raise StoreUnusable(f"cannot make {state_dir}: {error.strerror}",
+                            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk") from error
+    kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
+    if kind in _NETWORK_FILESYSTEMS:
+        raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
+                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun")
+
+
+def filesystem_of(path: Path, mounts: str) -> Optional[str]:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; None: not listed."""
+    best: Tuple[int, Optional[str]] = (-1, None)
+    target = os.path.realpath(path)
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].encode().decode("unicode_escape")
+        inside = point == "/" or target == point or target.startswith(point + "/")
+        if inside and len(point) >= best[0]:
+            best = (len(point), fields[2])
+    return best[1]
