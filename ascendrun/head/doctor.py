@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.health.wish import Wish
 
 LIGHT_S, FULL_S = 8.0, 70.0
-TOUCH_LIGHT_S, TOUCH_FULL_S = 3.0, 5.0
+TOUCH_LIGHT_S, TOUCH_FULL_S = 6.0, 10.0
 SPARE_S = 6.0
 """How much longer than the node's own deadline we wait for its answer."""
 HCCL_PORTS = (*range(60000, 60032), 16666)
