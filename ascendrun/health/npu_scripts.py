@@ -36,21 +36,30 @@ done
 printf '\n@@= 0\n'
 """
 
+# A call that hangs is ended after $seconds, where there is `timeout`; where two hung, the others would.
+_LIMITED = r"""
+k=$(command -v timeout) && k="$k -s KILL $seconds"
+hung=0
+limited() { $k "$@"; c=$?; [ $c -ne 137 ] || hung=$((hung + 1)); return $c; }
+"""
+
 # One call after another: whether these tools may run side by side is documented nowhere.
-CARDS = _SAY + r"""
+CARDS = _SAY + "seconds=8" + _LIMITED + r"""
 t=$(find_tool npu-smi)
 [ -n "$t" ] || exit 0
-for i in $("$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
-    for v in "$@"; do say "$v $i" "$t" info -t "$v" -i "$i"; done
+for i in $(limited "$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
+    for v in "$@"; do
+        say "$v $i" limited "$t" info -t "$v" -i "$i"
+        [ $hung -lt 2 ] || exit 0
+    done
 done
+exit 0
 """
 
 # Each item of all ports before the next item: where time runs out, the more important items are there for all ports.
-# A port that hangs costs its own few seconds, where there is `timeout`.
-PORTS = _SAY + r"""
+PORTS = _SAY + "seconds=5" + _LIMITED + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
-k=$(command -v timeout) && k="$k -s KILL 5"
 for v in "$@"; do
     for d in /dev/davinci[0-9]*; do
         [ -e "$d" ] || continue
@@ -58,19 +67,20 @@ for v in "$@"; do
         printf '@@ %s %s\n' "$v" "$i"
         o=$($k "$t" -i "$i" "-$v" -g 2>&1; echo "x$?")
         printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
-        [ "$v" = ip ] && case "$o" in *ipaddr:*) ;; *) say "ip6 $i" $k "$t" -i "$i" -ip -inet6 -g ;; esac
+        [ "${o##*x}" -ne 137 ] || hung=$((hung + 1))
+        [ "$v" = ip ] && case "$o" in *ipaddr:*) ;; *) say "ip6 $i" limited "$t" -i "$i" -ip -inet6 -g ;; esac
+        [ $hung -lt 2 ] || exit 0
     done
 done
 exit 0
 """
 
 # Arguments: device, address, and so on.
-PINGS = _SAY + r"""
+PINGS = _SAY + "seconds=10" + _LIMITED + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
-k=$(command -v timeout) && k="$k -s KILL 10"
-while [ $# -ge 2 ]; do
-    say "ping $1 $2" $k "$t" -i "$1" -ping -g address "$2" pkt 3
+while [ $# -ge 2 ] && [ $hung -lt 2 ]; do
+    say "ping $1 $2" limited "$t" -i "$1" -ping -g address "$2" pkt 3
     shift 2
 done
 """

@@ -22,7 +22,7 @@ class Section:
 
     @property
     def hung(self) -> bool:
-        return self.code is None or (self.code == KILLED and not self.text.strip())
+        return self.code is None or self.code == KILLED
 
 
 def read_sections(text: str) -> Tuple[Section, ...]:

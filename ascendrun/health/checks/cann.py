@@ -45,13 +45,15 @@ def _cann(facts: NodeFacts) -> Optional[str]:
 
 def check_versions_fit(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        for fact in judge_versions(versions_of(facts)):
+        judged = judge_versions(versions_of(facts))
+        for fact in judged:
             if fact.verdict == MISFIT and fact.pair in _MISFITS:
                 code, severity = _MISFITS[fact.pair]
                 yield _misfit(code, severity, host, fact)
             elif fact.verdict == UNKNOWN and fact.pair in _UNPROVEN:
                 yield _misfit("versions-unproven", Severity.NOTE, host, fact)
-        yield from _boards(host, facts)
+        if not any(fact.verdict == MISFIT and fact.pair == "driver/firmware" for fact in judged):
+            yield from _boards(host, facts)
 
 
 def _misfit(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:

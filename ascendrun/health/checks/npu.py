@@ -18,6 +18,8 @@ from ascendrun.health.world import Check, World, compare
 
 HBM_SHARE_LEAST = 0.95
 """Of the rated size; below it Huawei's own fault diagnosis calls the memory short."""
+RATED = ("A1", "A2", "A3")
+"""The families whose memory that diagnosis lists; the others are compared with the largest of the node."""
 HELD_SHARE = 0.15
 """An idle 910B shows 5 % of its HBM in use, an idle 950 5 %."""
 PAGES_WARN, PAGES_FAIL = 16, 64
@@ -228,13 +230,14 @@ def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> Set[int]:
 def check_memory_size(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
         short: Dict[int, str] = {}
-        for device, chip in chips_by_device(facts.npu).items():
+        chips = chips_by_device(facts.npu)
+        largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
+        for device, chip in chips.items():
             known = chip_of(chip.name) if chip.name else None
-            rated = known.hbm_mb if known is not None else None
+            rated = known.hbm_mb if known is not None and known.family in RATED else largest
             if rated and chip.hbm_total_mb is not None and chip.hbm_total_mb < HBM_SHARE_LEAST * rated:
                 short[device] = f"NPU {chip.npu_id} {chip.name}: {chip.hbm_total_mb} of {rated} MB"
         if short:
-            chips = chips_by_device(facts.npu)
             yield Finding("hbm-short", severity_at(world, host, short), (host,),
                           {"npus": ids_text(chips[device].npu_id for device in short)}, tuple(short.values()))
 
