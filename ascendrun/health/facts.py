@@ -43,11 +43,12 @@ class WriteResult:
 
 @dataclass(frozen=True)
 class PortHolder:
-    """Who has a port; None where this user may not see it."""
+    """Who has a port; None where this user may not see it. `tag`: of the ascendrun job that it belongs to."""
 
     uid: Optional[int] = None
     pid: Optional[int] = None
     command: Optional[str] = None
+    tag: Optional[str] = None
 
 
 @dataclass(frozen=True)

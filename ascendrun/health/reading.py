@@ -38,7 +38,7 @@ def read_writes(raw: Raw) -> Dict[str, WriteResult]:
 
 
 def read_taken(raw: Raw) -> Dict[int, PortHolder]:
-    return {int(port): PortHolder(uid=who.get("uid"), pid=who.get("pid"), command=who.get("command"))
+    return {int(port): PortHolder(**{name: who.get(name) for name in ("uid", "pid", "command", "tag")})
             for port, who in raw["taken"].items()}
 
 
@@ -64,7 +64,7 @@ def read_addresses(raw: Raw) -> Optional[Dict[str, Tuple[str, ...]]]:
     for line in raw["out"].splitlines():
         match = re.match(r"\d+:\s+(\S+)\s+inet6?\s+([0-9a-fA-F.:]+)", line)
         if match:
-            found.setdefault(match.group(1), []).append(match.group(2))
+            found.setdefault(match.group(1).partition("@")[0], []).append(match.group(2))
     return {name: tuple(addresses) for name, addresses in found.items()}
 
 

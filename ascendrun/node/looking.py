@@ -178,7 +178,7 @@ def _bind(item: Item, deadline: float) -> Raw:
         else:
             held.release()
     owners = _owners(taken) if taken else {}
-    return {"taken": {str(number): owners.get(number, {"uid": None, "pid": None, "command": None})
+    return {"taken": {str(number): owners.get(number, {"uid": None, "pid": None, "command": None, "tag": None})
                       for number in taken}}
 
 
@@ -195,10 +195,10 @@ def _owners(wanted: List[int]) -> Dict[int, Raw]:
             number, uid, inode = parse_socket_line(line)
             if number in wanted:
                 inodes[inode] = number
-                found.setdefault(number, {"uid": uid, "pid": None, "command": None})
+                found.setdefault(number, {"uid": uid, "pid": None, "command": None, "tag": None})
     for pid, _, target in _open_files():
         if target.startswith("socket:[") and target[8:-1] in inodes:
-            found[inodes[target[8:-1]]].update(pid=pid, command=_command(pid))
+            found[inodes[target[8:-1]]].update(pid=pid, command=_command(pid), tag=_tag(pid))
     return found
 
 
@@ -241,10 +241,14 @@ def _describe(pid: int, path: str) -> Raw:
         uid: Optional[int] = os.stat("/proc/%d" % pid).st_uid
     except OSError:
         uid = None
+    return {"path": path, "pid": pid, "uid": uid, "user": _user(uid), "command": _command(pid), "tag": _tag(pid)}
+
+
+def _tag(pid: int) -> Optional[str]:
+    """The attempt that the process belongs to; None: to none of ascendrun's, or not to be seen."""
     mark = to_bytes(layout.TAG_VARIABLE) + b"="
     tags = [one[len(mark):] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
-    return {"path": path, "pid": pid, "uid": uid, "user": _user(uid), "command": _command(pid),
-            "tag": tags[0].decode("utf-8", "replace") if tags else None}
+    return tags[0].decode("utf-8", "replace") if tags else None
 
 
 def _user(uid: Optional[int]) -> Optional[str]:

@@ -126,6 +126,13 @@ def test_two_hosts_that_do_not_reach_each_other_are_named_though_the_head_sees_b
     assert told == {("node2", "node4"), ("node4", "node2")}
 
 
+def test_two_names_of_one_machine_are_told(scene: Scene) -> None:
+    hosts = scene.ascendrun.folder / "twins.hosts"
+    hosts.write_text(scene.cluster.hostfile(slots=2) + f"twin slots=2 addr={scene.cluster.address('node1')}\n")
+    found = examine(scene.ascendrun, "-H", hosts, "--quick", code=3)
+    assert hosts_of(found, "same-machine") == ["node1", "twin"]
+
+
 # --- who does not answer ---
 
 

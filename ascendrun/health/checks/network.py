@@ -89,6 +89,8 @@ def check_hccl_ports(world: World) -> Iterator[Finding]:
         for port, holder in sorted((facts.taken_ports or {}).items()):
             if HCCL_BASE <= port < HCCL_BASE + HCCL_COUNT:
                 severity = Severity.FAIL if port == HCCL_BASE else Severity.WARN
+                if holder.tag is not None and world.job is None:
+                    severity = Severity.NOTE  # a job of ours runs there, and nothing else is to be started
                 yield _taken("hccl-port-taken", severity, host, port, holder)
             elif port == HCCL_DEVICE_PORT:
                 yield _taken("hccl-port-taken", Severity.NOTE, host, port, holder)
@@ -105,7 +107,8 @@ def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:
-    who = f"pid {holder.pid} ({(holder.command or '?')[:80]})" if holder.pid is not None else \
+    who = f"the job of attempt {holder.tag}, pid {holder.pid}" if holder.tag is not None else \
+        f"pid {holder.pid} ({(holder.command or '?')[:80]})" if holder.pid is not None else \
         f"a process of uid {holder.uid}" if holder.uid is not None else "somebody"
     return Finding(code, severity, (host,), {"port": str(port), "holder": who})
 

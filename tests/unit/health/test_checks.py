@@ -205,6 +205,13 @@ def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
     assert found(world(job=job), "port-ephemeral")[0].severity is Severity.NOTE
 
 
+def test_ports_of_a_running_job_are_a_note_unless_another_job_wants_them():
+    ours = sound("n2", taken_ports={60000: PortHolder(0, 77, "python train.py", "h-j-9.1")})
+    one, = found(world(ours, family="npu"), "hccl-port-taken")
+    assert one.severity is Severity.NOTE and "h-j-9.1" in one.values["holder"]
+    assert found(world(ours, family="npu", job=JOB % "npu"), "hccl-port-taken")[0].severity is Severity.FAIL
+
+
 def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_login():
     broken = sound("n2", torch=TorchFacts(step="import torch_npu", error="ImportError: libhccl.so: cannot open"))
     assert found(world(broken), "torch-import")[0].severity is Severity.NOTE
