@@ -38,6 +38,10 @@ _namespaces: Set[str] = set()
 _failed = pytest.StashKey[bool]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", metavar="SEED,ROUNDS", help="cluster: the soak with random faults, and slow scenarios")
+
+
 def start_cluster(count: int, **options: Any) -> VirtualCluster:
     """A cluster, or a skip with the reason; in CI a machine that cannot carry one is a failure."""
     try:
@@ -100,6 +104,13 @@ def end_controller(cluster: VirtualCluster, state_dir: Path) -> None:
     cluster.head_run(argv, env=head_environ(state_dir), capture_output=True, cwd=str(state_dir.parent))
     if not await_true(lambda: not leftovers.controllers(cluster, state_dir), deadline_s=CONTROLLER_DEADLINE_S):
         leftovers.kill(leftovers.controllers(cluster, state_dir), signal.SIGTERM)
+
+
+@pytest.fixture
+def only_long(request: pytest.FixtureRequest) -> None:
+    """For scenarios that take more than 20 s: silence has to last until it is called that."""
+    if not request.config.getoption("--long", default=None):
+        pytest.skip("takes long: --long=SEED,ROUNDS")
 
 
 @pytest.fixture(autouse=True)

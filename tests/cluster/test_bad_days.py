@@ -75,9 +75,19 @@ def test_an_agent_that_dies_before_go_means_nobody_starts(scene: Scene, failpoin
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
 
 
-@pytest.mark.parametrize("failpoint", ["launch.before_spawn", "launch.after_claim", "agent.after_exec_before_ack",
-                                       "agent.after_fork_before_record", "agent.after_record:2"])
+@pytest.mark.parametrize("failpoint", ["launch.after_claim", "agent.after_exec_before_ack", "agent.after_record:2"])
 def test_whoever_dies_in_the_start_each_rank_starts_once_or_all_are_ended(scene: Scene, failpoint: str) -> None:
+    starts_once_or_not_at_all(scene, failpoint)
+
+
+@pytest.mark.usefixtures("only_long")
+@pytest.mark.parametrize("failpoint", ["launch.before_spawn", "launch.before_claim", "agent.after_fork_before_record",
+                                       "finish.before_terminal", "finish.after_event"])
+def test_whoever_dies_each_rank_starts_once_and_all_are_ended(scene: Scene, failpoint: str) -> None:
+    starts_once_or_not_at_all(scene, failpoint)
+
+
+def starts_once_or_not_at_all(scene: Scene, failpoint: str) -> None:
     agent_fails(scene, "node2", f"{failpoint}=kill")
     job = scene.start(scene.job("dying", "family", "print", "ready", "beat", 3, more="timeouts: {start_s: 8}\n"))
     await_that(lambda: scene.state(job) in ("SUCCEEDED", "FAILED"), "it ends", deadline_s=40)
@@ -122,6 +132,7 @@ def test_a_controller_that_was_away_longer_than_a_start_may_take_does_not_blame_
     check_ended(scene, job, state="STOPPED")
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_controller_that_sleeps_for_20_s_judges_nobody_when_it_wakes(scene: Scene) -> None:
     job = scene.start(scene.job("asleep", "print", "ready", "beat", 45))
     scene.await_line(job, "ready", count=4)
@@ -155,6 +166,7 @@ def unhurt(scene: Scene, name: str, hurt: Callable[[], None], *, beat_s: int = 2
     check_ended(scene, job, state="SUCCEEDED")
 
 
+@pytest.mark.usefixtures("only_long")
 @pytest.mark.parametrize("source,target", [("node2", "head"), ("head", "node2")])
 def test_a_cable_that_carries_one_way_only_is_noticed_and_harms_nothing(scene: Scene, source: str, target: str) -> None:
     def hurt() -> None:
@@ -165,6 +177,7 @@ def test_a_cable_that_carries_one_way_only_is_noticed_and_harms_nothing(scene: S
     unhurt(scene, "one-way", hurt, beat_s=30)
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_fifth_of_all_packets_lost_makes_all_slower_and_breaks_nothing(scene: Scene) -> None:
     scene.cluster.loss("node2", 20)
     unhurt(scene, "lossy", lambda: None, beat_s=5)
@@ -177,6 +190,7 @@ def test_a_slow_and_thin_cable_carries_a_whole_job(scene: Scene) -> None:
     unhurt(scene, "thin", lambda: None, beat_s=3)
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
     def hurt() -> None:
         for _ in range(5):
@@ -187,6 +201,7 @@ def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
     unhurt(scene, "flapping", hurt, beat_s=22)
 
 
+@pytest.mark.usefixtures("only_long")
 def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene) -> None:
     def hurt() -> None:
         scene.cluster.sshd_restart("node1")
@@ -199,6 +214,7 @@ def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene)
     unhurt(scene, "sshd", hurt, beat_s=15)
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
     def hurt() -> None:
         scene.cluster.freeze("node2")
@@ -210,6 +226,7 @@ def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
 # --- stops ---
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_thaws(scene: Scene) -> None:
     job = scene.start(scene.job("frozen", "family", "print", "ready", "hang"))
     scene.await_line(job, "ready", count=4)
@@ -223,6 +240,7 @@ def test_a_stop_while_one_node_is_frozen_is_honest_and_is_carried_out_when_it_th
     check_ended(scene, job, state="STOPPED")
 
 
+@pytest.mark.usefixtures("only_long")
 def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_boot_id(scene: Scene) -> None:
     job = scene.start(scene.job("rebooting", "print", "ready", "hang"))
     scene.await_line(job, "ready", count=4)
@@ -234,6 +252,7 @@ def test_a_node_that_reboots_before_it_could_hear_the_stop_is_confirmed_by_its_b
     check_ended(scene, job, state="STOPPED")
 
 
+@pytest.mark.usefixtures("only_long")
 @pytest.mark.parametrize("phase", ["CHECKING", "STAGING", "STARTING"])
 def test_a_node_that_freezes_in_the_start_and_thaws_ends_in_all_or_nothing(scene: Scene, phase: str) -> None:
     """Its agent stops at that step, with all that the node runs, for longer than a silence may last."""
