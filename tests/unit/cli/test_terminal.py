@@ -37,8 +37,8 @@ def world(tmp_path: Path) -> dict[str, str]:
 class Terminal:
     """A child on a pseudo terminal, and what a person sees there."""
 
-    def __init__(self, environ: dict[str, str], *argv: str) -> None:
-        self.child = pexpect.spawn(sys.executable, [*argv], env=environ, dimensions=(24, 100), timeout=DEADLINE_S)
+    def __init__(self, environ: dict[str, str], *argv: str, columns: int = 100) -> None:
+        self.child = pexpect.spawn(sys.executable, [*argv], env=environ, dimensions=(24, columns), timeout=DEADLINE_S)
         self._screen = pyte.Screen(100, 24)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
@@ -102,8 +102,7 @@ def test_control_c_detaches_says_so_and_leaves_the_job_alone(live: Terminal) -> 
 
 
 def test_a_narrow_terminal_is_never_wrapped_by_the_progress_line(world: dict[str, str]) -> None:
-    terminal = Terminal(world, str(STORY), "live", "submit", world["JOB"])
-    terminal.child.setwinsize(24, 20)
+    terminal = Terminal(world, str(STORY), "live", "submit", world["JOB"], columns=20)
     try:
         terminal.wait_for(lambda lines: any("…" in line for line in lines))
         Path(world["STORY_MAY_END"]).touch()
