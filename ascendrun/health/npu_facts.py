@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
 
 from ascendrun.ascend.chips import Chip, chip_of
-from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
+from ascendrun.ascend.hccn import Address, Fec, Link, LinkHistory, NetHealth, Ping, Tls
 from ascendrun.ascend.hccn_conf import HccnConf
 from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion
@@ -70,6 +70,7 @@ class Port:
     net_health: Optional[NetHealth] = None
     fec: Optional[Fec] = None
     optical: Optional[Optical] = None
+    history: Optional[LinkHistory] = None
 
     @property
     def address(self) -> Optional[str]:

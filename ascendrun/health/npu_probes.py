@@ -11,7 +11,7 @@ DRIVER_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 MOST_DEVICES = 32
 CARDS_S, PORTS_S, PINGS_S = 45.0, 45.0, 30.0
 LIGHT_PORT_ITEMS = ("link", "ip", "tls")
-PORT_ITEMS = (*LIGHT_PORT_ITEMS, "net_health", "fec", "optical")
+PORT_ITEMS = (*LIGHT_PORT_ITEMS, "net_health", "fec", "optical", "link_stat")
 CARD_VIEWS = ("ecc", "health", "board")
 
 

@@ -30,6 +30,7 @@ ITEMS: Mapping[str, Tuple[str, Callable[[str], Any]]] = {
     "net_health": ("net_health", hccn.parse_net_health),
     "fec": ("fec", hccn.parse_fec),
     "optical": ("optical", parse_optical),
+    "link_stat": ("history", hccn.parse_link_history),
 }
 """By hccn_tool's item: the field of Port, and what reads it."""
 

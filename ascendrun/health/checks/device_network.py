@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ascendrun.ascend.hccn import LinkHistory
 from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import ids_text, is_many, npu_nodes, severity_at
@@ -13,6 +14,8 @@ from ascendrun.health.world import Check, World, compare
 NET_HEALTH_BAD = ("Socket fail", "Socket failed", "Receive timeout", "Unreachable", "Time exceeded", "Fault",
                   "Thread error", "Detect ip set")
 """Init is normal where no address to detect is configured; Unknown says nothing."""
+FLAPS, DAY_S = 3, 86400.0
+"""Once is a cable that was moved; our own limit."""
 WITHOUT_PORTS = ("310", "310P")
 
 
@@ -49,6 +52,25 @@ def check_links(world: World) -> Iterator[Finding]:
         if down:
             yield Finding("device-link-down", _severity(world, host, down), (host,), _named(down),
                           tuple(f"hccn_tool -i {device} -link -g: link status: DOWN" for device in list(down)[:4]))
+
+
+def check_flaps(world: World) -> Iterator[Finding]:
+    """A link that comes and goes: collectives time out, though each look finds it up. By the device's own clock."""
+    for host, ports in port_nodes(world):
+        flaps = {device: _downs(port.history) for device, port in ports.items()}
+        restless = {device: count for device, count in flaps.items() if count >= FLAPS}
+        if restless:
+            yield Finding("device-link-flaps", Severity.WARN if is_many(world) else Severity.NOTE, (host,),
+                          _named(restless), tuple(f"device {device}: down {count} times within a day"
+                                                  for device, count in restless.items())[:4])
+
+
+def _downs(history: Optional[LinkHistory]) -> int:
+    """How often the link went down within the last day; 0 where that is not known."""
+    if history is None or history.now is None:
+        return 0
+    return sum(1 for change in history.changes or ()
+               if not change.is_up and 0 <= (history.now - change.at).total_seconds() <= DAY_S)
 
 
 def _named(devices: Mapping[int, object]) -> Dict[str, str]:
@@ -194,6 +216,7 @@ def _ping_line(one: PortPing, owners: Mapping[str, str]) -> str:
 CHECKS: Tuple[Check, ...] = (
     Check("hccn-tool", check_tool, "hccn_tool answers", ("hccn-hangs", "hccn-refused")),
     Check("device-links", check_links, "the link of every NPU port is up", ("device-link-down",)),
+    Check("device-flaps", check_flaps, "the links of the NPU ports stay up", ("device-link-flaps",), is_full=True),
     Check("device-addresses", check_addresses, "every NPU port has its own address, the one of /etc/hccn.conf",
           ("device-ip-missing", "device-ip-twice", "hccn-conf-stale")),
     Check("device-address-family", check_address_family, "the NPU ports' addresses are of one family",

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Dict, Mapping, Optional
 
 from ascendrun.core.findings import Finding
+from ascendrun.health.texts.phrases import translated
 
 LANGUAGES = ("en", "zh")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -31,7 +32,8 @@ def render(finding: Finding, lang: str = "en") -> Words:
     if row is None:
         values = ", ".join(f"{name}={value}" for name, value in finding.values.items())
         return Words(f"{finding.code} {values}".strip(), "")
-    return Words(fill(row["says"], finding.values), fill(row.get("advice", ""), finding.values))
+    told = translated(finding.values, lang)
+    return Words(fill(row["says"], told), fill(row.get("advice", ""), told))
 
 
 def fix_of(finding: Finding) -> Optional[str]:

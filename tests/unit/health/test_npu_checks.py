@@ -224,6 +224,19 @@ def test_versions_that_were_not_made_for_each_other_are_told(modules, version, c
     assert finding.severity is severity and finding.values["says"]
 
 
+def test_a_link_that_comes_and_goes_is_told_and_one_that_was_moved_once_is_not():
+    def history(*downs):
+        lines = "".join(f"    Thu Nov 19 {hour:02d}:00:00 2026    LINK {word}\n"
+                        for hour in sorted(downs, reverse=True) for word in ("UP", "DOWN"))
+        text = "".join(f"[devid 3]{line}\n" for line in (
+            "current time        : Thu Nov 19 23:00:00 2026", f"link up count       : {len(downs)}",
+            "link change records :", *lines.splitlines()))
+        return world(node("n1"), node("n2", raw={"hccn": ran(section("link_stat 3", text))}))
+    finding = the(history(1, 7, 20), "device-link-flaps")
+    assert finding.severity is Severity.WARN and finding.evidence == ("device 3: down 3 times within a day",)
+    assert "device-link-flaps" not in codes(history(7))
+
+
 def test_two_kinds_of_chip_are_told():
     finding = the(world(node("n1"), node("n2"), node("n3", Scenario(chip="910B4"))), "chip-differs")
     assert finding.hosts == ("n3",) and (finding.values["value"], finding.values["majority"]) == ("910B4", "910B3")
