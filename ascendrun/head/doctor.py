@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import AscendrunError
@@ -34,8 +34,9 @@ PATHS_WRITTEN = ("output",)
 
 @dataclass(frozen=True)
 class Question:
-    """What an examination is about. `paths`: must be there, beside those of the job. `names`: these probes only.
+    """What an examination is about.
 
+    `paths`: must be there; those of the job's program are added. `names`: these probes only.
     `every_pair`: of NPU ports is to be tried, not a sample.
     """
 
@@ -65,7 +66,8 @@ class Examination:
                  plan: Optional["LaunchPlan"], *, links: Links, post: Callable[[Callable[[], None]], None],
                  done: Callable[[Answers], None]) -> None:
         self._hosts = tuple(host for host in hosts if host.name in reports)
-        self._reports, self._question, self._plan = reports, question, plan
+        self._reports, self._plan = reports, plan
+        self._question = replace(question, paths=tuple(dict.fromkeys((*question.paths, *input_paths(question.spec)))))
         self._links, self._post, self._done = links, post, done
         self._results: Dict[str, Dict[str, Any]] = {}
         self._refused: Dict[str, Mapping[str, Any]] = {}
@@ -86,10 +88,11 @@ class Examination:
             self._finish()
 
     def _take_survey(self, host: str, reply: Reply) -> None:
-        if reply.ok:
-            self._results[host] = scrub(reply.header["results"], self._secrets)
+        results = reply.header.get("results") if reply.ok else None
+        if isinstance(results, dict):
+            self._results[host] = scrub(results, self._secrets)
         else:
-            self._refused[host] = reply.error or {}
+            self._refused[host] = reply.error or {"code": "bad-answer", "message": "its agent's answer is no survey"}
         if not self._waiting:
             self._touch()
 
@@ -110,10 +113,11 @@ class Examination:
             self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
 
     def _touch_plan(self) -> Optional["TouchPlan"]:
+        from ascendrun.health.probes import read_answers
         from ascendrun.health.touching import choose_ports, plan_touches
         if self._question.names is not None:
             return None
-        taken = [self._taken(results) for results in self._results.values()]
+        taken = [read_answers({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
         ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
         return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
 
@@ -125,14 +129,9 @@ class Examination:
             return {}
         return ping_items(self._results, every_pair=self._question.every_pair)
 
-    @staticmethod
-    def _taken(results: Mapping[str, Any]) -> List[int]:
-        raw = results.get("ports") or {}
-        return [int(port) for port in raw.get("taken", {})]
-
     def _take_touch(self, host: str, reply: Reply) -> None:
-        if reply.ok:
-            self._results[host].update(reply.header["results"])
+        results = reply.header.get("results") if reply.ok else None
+        self._results[host].update(results if isinstance(results, dict) else {})
         if not self._waiting:
             self._finish()
 
@@ -161,7 +160,7 @@ def make_wish(host: Host, report: NodeReport, question: Question, plan: Optional
         host=host.name, family=family, root=report.root, python=choose_python(spec, host, report),
         has_job=spec is not None, ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
-        paths=tuple(dict.fromkeys((*question.paths, *input_paths(spec)))), env=rank_env(host.name, plan),
+        paths=question.paths, env=rank_env(host.name, plan),
         container=spec.container.runtime if spec is not None and spec.container is not None else None,
         is_full=question.is_full, names=question.names,
     )

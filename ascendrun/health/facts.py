@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.npu_facts import NpuFacts, read_npu
@@ -176,18 +176,6 @@ def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[st
         kills_user_processes=said.get("logind"), lingering_users=said.get("linger"), disks=said.get("disk"),
         writes=said.get("write"), paths=said.get("paths"), python=said.get("python"), torch=said.get("torch"),
         environ=said.get("environ"), routes=report.routes, addresses=said.get("addresses"),
-        taken_ports=said.get("ports"), port_ranges=said.get("port-ranges"), touched=read_touches(results.get("touch")),
+        taken_ports=said.get("ports"), port_ranges=said.get("port-ranges"), touched=said.get("touch"),
         runtime=said.get("runtime"), npu=read_npu(said), late=late_probes(results),
     )
-
-
-def read_touches(raw: Optional[Mapping[str, Any]]) -> Optional[Tuple[Touch, ...]]:
-    """The second round's answer (`touch`): what this node reached; None: it was not asked, or did not answer."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("touched"), list):
-        return None
-    return tuple(_touch(one) for one in raw["touched"])
-
-
-def _touch(one: Dict[str, Any]) -> Touch:
-    return Touch(peer=str(one["peer"]), address=str(one["address"]), port=int(one["port"]), error=one.get("error"),
-                 code=one.get("code"), wall_s=one.get("wall_s"))

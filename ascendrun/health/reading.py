@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ascendrun.health.facts import Disk, PathSize, PortHolder, PythonFacts, SshdFacts, TorchFacts, WriteResult
+from ascendrun.health.facts import Disk, PathSize, PortHolder, PythonFacts, SshdFacts, TorchFacts, Touch, WriteResult
 from ascendrun.health.wish import Raw
 
 AGENTS_MARK = "ASCENDRUN_EXEC"
@@ -132,6 +132,12 @@ def read_environ(raw: Raw) -> Optional[Dict[str, str]]:
         return None
     pairs = (pair.partition("=") for pair in raw["out"].split("\0") if "=" in pair)
     return {name: value for name, _, value in pairs if name != AGENTS_MARK}
+
+
+def read_touches(raw: Raw) -> Tuple[Touch, ...]:
+    return tuple(Touch(peer=str(one["peer"]), address=str(one["address"]), port=int(one["port"]),
+                       error=one.get("error"), code=one.get("code"), wall_s=one.get("wall_s"))
+                 for one in raw["touched"])
 
 
 def complaint(raw: Raw) -> str:

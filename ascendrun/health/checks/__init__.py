@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, Tuple
 
-from ascendrun.core.findings import Finding, fold_findings
+from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.health.checks import (
     cann,
     device_network,
@@ -44,5 +44,10 @@ def run_checks(world: World, *, is_full: bool = True, skip: Iterable[str] = (), 
     """What the chosen checks find, folded over the hosts, the worst first."""
     found: List[Finding] = []
     for check in choose_checks(is_full=is_full, skip=skip, require=require):
-        found += check.function(world)
+        try:
+            found += check.function(world)
+        except Exception as error:
+            # A fault of ours, or an answer that no node should give: it must not hide what the other checks found.
+            why = f"{type(error).__name__}: {error}"[:300]
+            found.append(Finding("check-broken", Severity.WARN, (), {"check": check.name, "why": why}))
     return fold_findings(found)

@@ -285,6 +285,13 @@ def test_no_check_raises_and_every_finding_can_be_said_in_both_languages(nodes, 
             assert all(isinstance(value, str) for value in finding.values.values()), finding
 
 
+def test_a_check_that_falls_over_is_told_and_hides_nothing():
+    odd = sound("n2", limits={"NOFILE": ("many", "more")}, kernel="4.19")
+    codes = {finding.code: finding for finding in run_checks(world(odd))}
+    assert codes["check-broken"].values["check"] == "limits" and "TypeError" in codes["check-broken"].values["why"]
+    assert "kernel-differs" in codes
+
+
 # --- words ---
 
 

@@ -1,0 +1,112 @@
+"""An examination over agents that answer what they like: every host has an answer, and `done` is called once."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.reports import NodeReport, Route
+from ascendrun.head.doctor import Answers, Examination, Question, scrub
+from ascendrun.head.remote import Reply
+from ascendrun.health.checks import run_checks
+from ascendrun.health.facts import read_facts
+from ascendrun.health.world import World
+
+NAMES = ("n1", "n2", "n3")
+DEAD = Reply({}, b"", {"code": "link-lost", "message": "silent for 15 s", "hint": None})
+
+
+class Agents:
+    """Stands for the links: `answers` says what the agent of each host replies to its surveys, in order."""
+
+    def __init__(self, answers: Mapping[str, List[Reply]]) -> None:
+        self.answers = {name: list(replies) for name, replies in answers.items()}
+        self.asked: Dict[str, List[Mapping[str, Any]]] = {name: [] for name in answers}
+
+    def get(self, host: Host) -> "Agent":
+        return Agent(self, host.name)
+
+
+class Agent:
+    def __init__(self, agents: Agents, name: str) -> None:
+        self._agents, self._name = agents, name
+
+    def call(self, op: str, fields: Mapping[str, Any], *, deadline_s: float, done: Callable[[Reply], None]) -> None:
+        assert op == "survey" and deadline_s < 120
+        self._agents.asked[self._name].append(fields)
+        replies = self._agents.answers[self._name]
+        done(replies.pop(0) if replies else DEAD)
+
+
+def report(name: str) -> NodeReport:
+    routes = {peer: Route("eth0", f"10.0.0.{name[1]}") for peer in NAMES if peer != name}
+    return NodeReport(name, "/r", name, f"b-{name}", None, "u", "/py", "3.9", "5", "x", 1, None, None, 0.0, routes)
+
+
+LIGHT = Question(is_full=False)
+
+
+def examine(answers: Mapping[str, List[Reply]], question: Question = LIGHT) -> tuple[Answers, Agents]:
+    agents, waiting, ended = Agents(answers), [], []
+    reports = {name: report(name) for name in NAMES}
+    Examination([Host(name) for name in NAMES], reports, question, None, links=agents, post=waiting.append,
+                done=ended.append).start()
+    while waiting:
+        waiting.pop(0)()
+    assert len(ended) == 1 and set(ended[0]) == set(NAMES)
+    return ended[0], agents
+
+
+def fine(**results: Any) -> Reply:
+    return Reply({"results": results}, b"", None)
+
+
+def test_hosts_that_died_meanwhile_are_answers_and_the_others_go_on_to_reach_each_other() -> None:
+    answers, agents = examine({"n1": [fine(), fine(touch={"touched": []})], "n2": [DEAD], "n3": [fine(), DEAD]})
+    assert answers["n2"] == {"refused": DEAD.error}
+    assert answers["n1"]["results"]["touch"] == {"touched": []} and "touch" not in answers["n3"]["results"]
+    second = agents.asked["n1"][1]["items"]
+    assert {target["peer"] for item in second if item["kind"] == "tcp" for target in item["targets"]} == {"n3"}
+    assert [item["expect"] for item in second if item["kind"] == "listen"] == [["n3"]]
+
+
+def test_when_nobody_answers_it_ends_all_the_same() -> None:
+    answers, _ = examine({name: [DEAD] for name in NAMES})
+    assert all("refused" in answer for answer in answers.values())
+
+
+def test_a_port_that_one_node_has_taken_is_not_used_to_reach_it() -> None:
+    free, agents = examine({name: [fine(), fine()] for name in NAMES})
+    first = next(item["ports"][0] for item in agents.asked["n1"][1]["items"] if item["kind"] == "listen")
+    taken = fine(ports={"taken": {str(first): {"uid": 0}}})
+    _, agents = examine({"n1": [fine(), fine()], "n2": [taken, fine()], "n3": [fine(), fine()]})
+    used = {port for item in agents.asked["n1"][1]["items"] if item["kind"] == "listen" for port in item["ports"]}
+    assert used and first not in used
+
+
+NONSENSE = st.recursive(st.none() | st.booleans() | st.integers(-5, 70000) | st.text(max_size=8),
+                        lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(
+                            ["ports", "taken", "touch", "touched", "hccn", "out", "code", "texts", "1"]), some,
+                            max_size=4), max_leaves=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(NONSENSE, min_size=6, max_size=6), st.booleans())
+def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: List[Any], is_full: bool) -> None:
+    replies = [Reply({"results": one if index % 2 else {"ports": one, "hccn": one, "touch": one}}, b"", None)
+               for index, one in enumerate(said)]
+    answers, _ = examine({name: replies[2 * place:2 * place + 2] for place, name in enumerate(NAMES)},
+                         Question(is_full=is_full, family="npu"))
+    facts = {name: read_facts(report(name), {}, answer["results"]) for name, answer in answers.items()
+             if "results" in answer}
+    run_checks(World(facts=facts, family="npu"))
+
+
+@pytest.mark.parametrize("text, left", [("token=abcd1234 end", "token=(secret) end"), ("nothing", "nothing")])
+def test_values_of_secrets_are_scrubbed_out_of_whatever_a_node_says(text: str, left: str) -> None:
+    raw = {"a": {"out": text, "lines": [text, 5, None]}}
+    assert scrub(raw, {"T": "abcd1234", "EMPTY": "", "SHORT": "no"}) == {"a": {"out": left, "lines": [left, 5, None]}}
