@@ -19,9 +19,11 @@ from ascendrun.core.names import fold_names
 from ascendrun.head.logreader import StreamReader, find_streams, is_complete
 from ascendrun.head.settings import spool_dir
 
-POLL_S = 0.1
+POLL_S = (0.02, 0.1)
+NEW_STREAMS_POLL_S = (0.05, 0.5)
+LOOKING_SHARE = 0.02
+"""Of a core, for each of the two above: a look at few streams costs little and may come soon again."""
 JOB_POLL_S = 0.25
-NEW_STREAMS_POLL_S = 0.5
 COMPLETE_DEADLINE_S = 15.0
 """How long after the end of an attempt the last bytes of its logs may take to arrive."""
 BLIND_DEADLINE_S = 60.0
@@ -29,6 +31,9 @@ BLIND_DEADLINE_S = 60.0
 BATCH_LINES = 2000
 LIVE_WINDOW_S = 0.2
 """How long a line waits for other ranks to say the same: their bytes come at different times."""
+BURST_WINDOW_S = 0.08
+BURST_S = 0.2
+"""After silence every host sends at once; only in a stream that goes on do their batches drift apart."""
 
 ENDED = frozenset(state.value for state in TERMINAL)
 
@@ -61,12 +66,14 @@ class _Following:
         detail = self._look()
         looked_s = time.monotonic()
         while not has_ended(detail.job):
+            began_cpu_s = time.process_time()
             is_quiet = self._show_new_lines() == 0
+            pause_s = pause_after(time.process_time() - began_cpu_s, POLL_S)
             if time.monotonic() - looked_s >= JOB_POLL_S:
                 detail = self._look_again(detail)
                 looked_s = time.monotonic()
             elif is_quiet:
-                time.sleep(POLL_S)
+                time.sleep(pause_s)
         self._drain(ended_s=detail.job.ended_at_s)
         return detail
 
@@ -139,7 +146,7 @@ class _Following:
                 self._screen.say("the last lines may be missing: not every node's log has arrived")
                 break
             if self._show_new_lines() == 0:
-                time.sleep(POLL_S)
+                time.sleep(POLL_S[0])
         self._show_new_lines(final=True)
         self._logs = None
 
@@ -153,10 +160,11 @@ class AttemptLogs:
         self._view = view
         self._tail = tail
         self._readers: dict[tuple[str, int, str], StreamReader] = {}
-        self._looked_s = float("-inf")
+        self._look_due_s = float("-inf")
         self._folder = Folder(window_s=LIVE_WINDOW_S)
         self._clock_offset_s = time.time() - time.monotonic()
         self._is_first = True
+        self._burst_s = self._heard_s = float("-inf")
 
     def expect_ranks(self, ranks: Optional[int]) -> None:
         """How many ranks can say a line: one that all have said is shown at once. None: not known."""
@@ -171,13 +179,23 @@ class AttemptLogs:
             self._is_first = False
             if self._tail is None:
                 yield from self._fold_past(lines)
+                self._choose_window()
             else:
                 yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
         else:
             for line in lines:
+                self._choose_window()
                 yield from self._folder.take(now_s=self._now_s())
                 self._folder.add(line, now_s=self._now_s())
         yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
+
+    def _choose_window(self) -> None:
+        """For a line that came now: it waits longer when others have been coming all the while."""
+        now_s = time.monotonic()
+        if now_s - self._heard_s > BURST_S:
+            self._burst_s = now_s
+        self._heard_s = now_s
+        self._folder.window_s = BURST_WINDOW_S if now_s - self._burst_s <= BURST_S else LIVE_WINDOW_S
 
     def _fold_past(self, lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
         past_s = 0.0
@@ -193,9 +211,9 @@ class AttemptLogs:
 
     def _find_streams(self, *, final: bool) -> None:
         now_s = time.monotonic()
-        if not final and now_s - self._looked_s < NEW_STREAMS_POLL_S:
+        if not final and now_s < self._look_due_s:
             return
-        self._looked_s = now_s
+        began_cpu_s = time.process_time()
         view = self._view
         tail = None if view.filters_lines or not self._is_first else self._tail
         for files in find_streams(
@@ -204,6 +222,13 @@ class AttemptLogs:
             key = (files.host, files.rank, files.stream)
             if key not in self._readers:
                 self._readers[key] = StreamReader(files, tail=tail)
+        self._look_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
+
+
+def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:
+    """How long to pause after a look that cost so much CPU time."""
+    shortest_s, longest_s = bounds_s
+    return min(max(cost_s / LOOKING_SHARE, shortest_s), longest_s)
 
 
 def _count_ranks(job: JobView, view: LogView) -> Optional[int]:

@@ -184,10 +184,11 @@ class Folder:
     no older than the window and no other line of the same rank would be overtaken.
 
     `ranks`: how many there are, so that a line which all have said need not wait for the window; None: not known.
+    Both may change while lines wait.
     """
 
     def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
-        self._window_s = window_s
+        self.window_s = window_s
         self.ranks = ranks
         self._open: deque[_Group] = deque()
         self._by_key: dict[FoldKey, tuple[list[int], list[_Group]]] = {}
@@ -219,12 +220,12 @@ class Folder:
 
     def _is_done(self, group: _Group, now_s: float) -> bool:
         is_full = self.ranks is not None and len(group.lines) >= self.ranks
-        return is_full or now_s - group.opened_s > self._window_s or len(self._open) > OPEN_GROUPS_LIMIT
+        return is_full or now_s - group.opened_s > self.window_s or len(self._open) > OPEN_GROUPS_LIMIT
 
     def _group_to_join(self, key: FoldKey, rank: int, now_s: float) -> Optional[_Group]:
         numbers, groups = self._by_key.get(key, ((), ()))
         for group in groups[bisect_right(numbers, self._last_of_rank.get(rank, -1)):]:
-            if now_s - group.opened_s <= self._window_s:
+            if now_s - group.opened_s <= self.window_s:
                 return group
         return None
 

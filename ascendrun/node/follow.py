@@ -24,8 +24,7 @@ AHEAD_BYTES = 1 << 20
 EVENTS = ("events", 0)
 BATCH_S = 0.1
 LOOK_S = 0.04
-QUIET_LOOK_S = 0.1
-QUIET_AFTER_S = 2.0
+"""Also the most by which hosts differ in telling the head of a line that their ranks say at once."""
 LOST_CHECK_S = 1.0
 
 
@@ -57,7 +56,6 @@ class Follow:
                                for generation, offset in generations.items()}
         self._told_truncated: Set[Tuple[str, int, int]] = set()
         self._last_batch_s = 0.0
-        self.moved_s = time.monotonic()
 
     def look(self, now_s: float) -> bool:
         """Sends what is due; True when there is more to send at once.
@@ -67,6 +65,7 @@ class Follow:
         news = self._news()  # looked at first: what was logged before it is on disk when the others are looked at
         found = self._grown()
         waiting_bytes = sum(size - self._sent.get(key, 0) for key, size in found)
+        has_logs = bool(found)
         full = any(size - self._sent.get(key, 0) >= CHUNK_BYTES for key, size in found)
         if news and waiting_bytes > AHEAD_BYTES:
             found = news + found
@@ -82,8 +81,8 @@ class Follow:
             if self._send_file(key, size):
                 unfinished.add(key[0])
                 more = True
-        if found:
-            self._last_batch_s = self.moved_s = now_s
+        if has_logs:  # news do not count: what a rank says first comes right after the news of its start
+            self._last_batch_s = now_s
         return more
 
     def _news(self) -> List[Tuple[Tuple[str, int], int]]:
@@ -182,8 +181,7 @@ class Follower:
             for tag, follow in follows:
                 more = self._look(tag, follow, now) or more
             if not more:
-                quiet = all(now - follow.moved_s > QUIET_AFTER_S for _, follow in follows)
-                self._changed.wait(QUIET_LOOK_S if quiet else LOOK_S)
+                self._changed.wait(LOOK_S)
                 self._changed.clear()
 
     def _look(self, tag: str, follow: Follow, now: float) -> bool:
