@@ -177,10 +177,20 @@ class Story:
         self._ascendrun("logs", "-f", "demo", expected=1)
 
     def _await_checkpoint(self, step: int) -> None:
+        """Returns when the job is known to run and has saved so far. Raises AscendrunError when it ends before."""
+        from ascendrun.core.errors import AscendrunError
         from ascendrun.sim.demo import nodes
 
-        self._actor.wait(lambda: nodes.newest_step(self._folder) >= step, deadline_s=TRAINING_S,
-                         says=f"the checkpoint of step {step}")
+        cluster = cluster_of(self._folder)
+
+        def is_so_far() -> bool:
+            job = cluster.job("demo").job
+            if job.ended_at_s is not None:
+                raise AscendrunError(f"the training ended before step {step}: {job.reason}",
+                                     hint="look around: ascendrun demo --keep")
+            return job.state == "RUNNING" and nodes.newest_step(self._folder) >= step
+
+        self._actor.wait(is_so_far, deadline_s=TRAINING_S, says=f"the checkpoint of step {step}")
 
     def _resume(self) -> None:
         self._say("Submitted again, the job goes on from its newest complete checkpoint, to the end.")

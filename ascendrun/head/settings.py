@@ -210,7 +210,7 @@ def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
 
 def make_spool_dir(folder: Path) -> None:
     """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
-    for level in (*reversed(folder.parents[:3]), folder):
+    for level in (*reversed(tuple(folder.parents)[:3]), folder):
         level.mkdir(mode=0o700, exist_ok=True)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from ascendrun.core.errors import InvalidInput
-from ascendrun.head.settings import load_settings, user_file
+from ascendrun.head.settings import load_settings, make_spool_dir, user_file
 
 
 def write(path: Path, text: str) -> Path:
@@ -59,3 +61,15 @@ def test_a_file_that_is_no_mapping_is_refused_with_its_name(tmp_path: Path, text
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     assert load_settings({}, files=[write(tmp_path / "user.yaml", "# nothing\n")]).color == "auto"
+
+
+def test_a_spool_is_private_at_every_level_whatever_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "j-0001" / "attempt-1" / "npu1"
+    before = os.umask(0)
+    try:
+        make_spool_dir(folder)
+        make_spool_dir(folder)
+    finally:
+        os.umask(before)
+    levels = [folder, *list(folder.parents)[:3]]
+    assert [stat.S_IMODE(level.stat().st_mode) for level in levels] == [0o700] * 4
