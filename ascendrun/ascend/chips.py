@@ -48,6 +48,7 @@ class Peak:
     doubt: Optional[str]
 
 
+@lru_cache(maxsize=256)
 def chip_of(name: str) -> Optional[Chip]:
     """The chip that npu-smi (or torch_npu) names so, with or without Ascend before it; None when unknown."""
     plain = " ".join(name.split())

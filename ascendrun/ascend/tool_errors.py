@@ -90,10 +90,15 @@ _TABLE: Tuple[Tuple[str, Pattern[str], str, Optional[str]], ...] = tuple(
     )
 )
 
+# Most lines are no error: one search instead of one for each row. (A group has its name once in a pattern.)
+_ANY = re.compile("|".join(f"(?:{re.sub('[(][?]P<[a-z]+>', '(?:', pattern.pattern)})" for _, pattern, _, _ in _TABLE))
+
 
 def read_error(line: str) -> Optional[ToolError]:
     """The error that a line is, or None when it is none that we know."""
     text = shown(line)
+    if not _ANY.search(text):
+        return None
     for kind, pattern, says, hint in _TABLE:
         found = pattern.search(text)
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend import hccn, install, npu_smi, npu_smi_board, npu_smi_views
@@ -22,17 +23,29 @@ from ascendrun.health.npu_facts import (
 from ascendrun.health.sections import Section, read_sections
 from ascendrun.health.wish import Raw
 
+# Of a thousand nodes most say the same: what was read once is not read again. The texts are short, the parsers pure.
+_once = lru_cache(maxsize=2048)
+
 ITEMS: Mapping[str, Tuple[str, Callable[[str], Any]]] = {
-    "link": ("link", hccn.parse_link),
+    "link": ("link", _once(hccn.parse_link)),
     "ip": ("ip", hccn.parse_ip),
-    "ip6": ("ip6", hccn.parse_ip),
-    "tls": ("tls", hccn.parse_tls),
-    "net_health": ("net_health", hccn.parse_net_health),
-    "fec": ("fec", hccn.parse_fec),
+    "ip6": ("ip6", _once(hccn.parse_ip)),
+    "tls": ("tls", _once(hccn.parse_tls)),
+    "net_health": ("net_health", _once(hccn.parse_net_health)),
+    "fec": ("fec", _once(hccn.parse_fec)),
     "optical": ("optical", parse_optical),
     "link_stat": ("history", hccn.parse_link_history),
 }
 """By hccn_tool's item: the field of Port, and what reads it."""
+
+_ecc = _once(npu_smi_views.parse_ecc)
+_health = _once(npu_smi_views.parse_health)
+_board = _once(npu_smi_board.parse_board)
+_driver = _once(install.parse_driver)
+_firmware = _once(install.parse_firmware)
+_install = _once(install.parse_install)
+_cann = _once(install.parse_cann)
+_components = _once(install.parse_components)
 
 
 def read_table(raw: Raw) -> Optional[Table]:
@@ -76,11 +89,11 @@ def read_cards(raw: Raw) -> CardViews:
         if npu_id is None or section.code is None:
             continue
         if section.words[0] == "ecc":
-            ecc[npu_id] = npu_smi_views.parse_ecc(section.text).chips
+            ecc[npu_id] = _ecc(section.text).chips
         elif section.words[0] == "health":
-            health[npu_id] = npu_smi_views.parse_health(section.text).chips
+            health[npu_id] = _health(section.text).chips
         elif section.words[0] == "board":
-            boards[npu_id] = npu_smi_board.parse_board(section.text)
+            boards[npu_id] = _board(section.text)
     return CardViews(ecc, health, boards)
 
 
@@ -129,9 +142,9 @@ def read_files(raw: Raw) -> InstallFiles:
     def one(label: str, parse: Callable[[str], Any]) -> Any:
         return parse(texts[label][0]) if label in texts else None
 
-    canns = tuple(install.parse_cann(text) for text in texts.get("cann", ()))
-    return InstallFiles(one("install", install.parse_install), one("driver", install.parse_driver),
-                        one("firmware", install.parse_firmware), canns, tuple(set_env),
+    canns = tuple(_cann(text) for text in texts.get("cann", ()))
+    return InstallFiles(one("install", _install), one("driver", _driver),
+                        one("firmware", _firmware), canns, tuple(set_env),
                         one("hccn", parse_hccn_conf))
 
 
@@ -142,8 +155,8 @@ def read_shell_cann(raw: Raw) -> Optional[ShellCann]:
     place = sections.get("home") or sections.get("gone")
     if place is None:
         return ShellCann() if raw.get("code") == 0 else None
-    version = install.parse_cann(sections["cann"].text) if "cann" in sections else None
-    components = install.parse_components(sections["components"].text) if "components" in sections else None
+    version = _cann(sections["cann"].text) if "cann" in sections else None
+    components = _components(sections["components"].text) if "components" in sections else None
     return ShellCann(place.words[-1], "gone" in sections, version, components)
 
 

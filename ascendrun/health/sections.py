@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterator, Tuple
+from typing import Iterator, Optional, Tuple
 
 KILLED = 137
 """`timeout -s KILL` ended it."""
@@ -18,7 +18,7 @@ class Section:
 
     words: Tuple[str, ...]
     text: str
-    code: "int | None"
+    code: Optional[int]
 
     @property
     def hung(self) -> bool:

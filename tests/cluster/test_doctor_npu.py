@@ -77,6 +77,18 @@ def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):
 
 
 def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(nodes, doctor):
+    used = {"ASCENDRUN_SIM_NPU": "2", "PATH": "/usr/bin:/bin"}
+    with nodes.host_popen("node1", ["sleep", "4219"], env=used) as holder:
+        try:
+            examined = examine_faults(nodes, doctor)
+        finally:
+            holder.kill()
+    busy = examined.the("npu-busy")
+    assert (busy["hosts"], busy["values"]["npus"], busy["values"]["user"]) == (["node1"], "2", "root")
+    assert busy["values"]["command"] == "sleep 4219" and f"kill {busy['values']['pid']}" in busy["advice"]
+
+
+def examine_faults(nodes, doctor):
     for card, fault in ((0, "health_alarm"), (0, "link_down"), (1, "ecc_double"), (1, "tls_on"), (2, "hccn_conf_stale"),
                         (2, "ghost_process"), (1, "hbm_held"), (3, "dropped")):
         plant(nodes, "node2", card, fault)
@@ -97,6 +109,7 @@ def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(node
         assert (finding["severity"], finding["hosts"]) == (severity, ["node2"]), finding
         assert finding["values"][name] == value and evidence in "\n".join(finding["evidence"]), finding
     assert "hccn_tool -i $i -tls -s enable 0" in examined.the("device-tls-differs")["advice"]
+    return examined
 
 
 def test_a_driver_that_is_away_and_one_that_differs_are_told(nodes, doctor):
@@ -119,6 +132,25 @@ def test_tools_that_hang_cost_their_node_alone_and_doctor_ends_in_time(nodes, do
     assert facts["npus"][0] == {"value": "4 x 910B3", "hosts": ["node2"]}
     assert examined.code == 3 and set(examined.report["hosts"]) == {"node1", "node2"}
     assert examined.report["unreached"] == {}
+
+
+def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_out(nodes, ascendrun):
+    plant(nodes, "node2", 0, "link_down")
+    plant(nodes, "node2", 1, "unreachable")
+    (ascendrun.folder / "npu.hosts").write_text(nodes.hostfile(slots=CARDS))
+
+    def submit(checks):
+        job = ascendrun.folder / "gate.yaml"
+        job.write_text(f"name: gate\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
+                       f"devices: {{family: npu, per_node: {CARDS}}}\nchecks: {checks}\n")
+        done = ascendrun("submit", job, timeout=DEADLINE_S)
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = submit("{require: [hccl_ping]}")
+    assert code in (1, 3) and "[device-link-down]" in told and "[device-unreachable]" in told, told
+    assert "node2: NPU 0: the link of the port is down" in told
+    code, told = submit("{skip: [device-links]}")
+    assert code == 0, told
 
 
 def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):

@@ -67,7 +67,9 @@ def _some(lines: Tuple[str, ...]) -> Tuple[str, ...]:
 
 
 def check_device_files(world: World) -> Iterator[Finding]:
-    """The driver's own files; one that the job's user may not open makes every rank fail with drvRet=87 or -8005."""
+    """The driver's own files; one that the job's user may not open makes every rank fail with drvRet=87 or -8005.
+    A container brings a user of its own: there it is only a warning."""
+    closed_is = Severity.WARN if world.job is not None and world.job.container is not None else Severity.FAIL
     for host, facts in npu_nodes(world):
         devices = facts.npu.devices
         if devices is None or not facts.npu.has_any:
@@ -80,7 +82,7 @@ def check_device_files(world: World) -> Iterator[Finding]:
         closed = sorted(name for name, node in devices.items() if not node.is_open)
         if closed:
             node = devices[closed[0]]
-            yield Finding("device-file-closed", Severity.FAIL, (host,), {"files": _paths(closed), "user": _user(facts)},
+            yield Finding("device-file-closed", closed_is, (host,), {"files": _paths(closed), "user": _user(facts)},
                           (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",))
 
 
