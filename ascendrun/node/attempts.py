@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -401,9 +400,3 @@ def last_line(path: str) -> str:
     except OSError:
         return ""
     return lines[-1] if lines else ""
-
-
-def own_command() -> List[str]:
-    """How to start this very agent again with another role."""
-    executable = sys.executable or os.readlink("/proc/self/exe")
-    return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]

@@ -1,10 +1,13 @@
-"""Compiled modules beside the agent: Python compiles what it imports from an archive anew at every start (60 ms).
+"""What an agent that came up leaves beside its archive, so that the next start is quick.
 
-agent-<hash>.pyz gets a sibling agent-<hash>.<interpreter>.zip, made once per interpreter after the first start.
+agent-<hash>.<interpreter>.zip: compiled modules, made once per interpreter; Python compiles what it imports from an
+archive anew at every start (60 ms). agent-<hash>.python: the path of the interpreter, for the login line of
+node/loader.py, which empties it at each start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -32,6 +35,22 @@ def keep_compiled(agent_path: str) -> None:
         os.replace(temp, path)
     except (OSError, ValueError, SyntaxError, ImportError):
         return
+
+
+def keep_interpreter(agent_path: str) -> None:
+    """Records who runs this agent. Never raises: without it the next login looks for a Python again."""
+    path = agent_path[:-len(".pyz")] + ".python"
+    temp = "%s.tmp-%d" % (path, os.getpid())
+    try:
+        if not agent_path.endswith(".pyz") or not sys.executable:
+            return
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(os.fsencode(sys.executable) + b"\n")
+        os.replace(temp, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
 
 
 def _compile_archive(agent_path: str, target: str) -> None:

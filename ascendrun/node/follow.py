@@ -164,6 +164,10 @@ class Follower:
                 self._thread[0].start()
         self._changed.set()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._follows)
+
     def unfollow(self, tag: str) -> None:
         with self._lock:
             self._follows.pop(tag, None)

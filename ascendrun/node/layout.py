@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_TAG"
+OURS = (ROOT_VARIABLE, TAG_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
+"""Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""
 
 PULLED_FILE = re.compile(r"^(events|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 

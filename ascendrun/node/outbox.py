@@ -20,10 +20,12 @@ JOIN_BYTES = 1 << 18
 
 
 class Outbox:
-    """`on_broken` is called once, in the writer's thread, when nobody reads any more."""
+    """`on_broken` is called once, in the writer's thread, when nobody reads any more; `beat_s` tells how long the
+    next silence may last."""
 
-    def __init__(self, fd: int, on_broken: Callable[[], None]) -> None:
+    def __init__(self, fd: int, on_broken: Callable[[], None], beat_s: Callable[[], float]) -> None:
         self._fd = fd
+        self._beat_s = beat_s
         self._on_broken = on_broken
         self._frames: Deque[bytes] = collections.deque()
         self._waiting_bytes = 0
@@ -63,7 +65,7 @@ class Outbox:
         with self._changed:
             self._busy = False
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: bool(self._frames), wire.BEAT_S):
+            if not self._changed.wait_for(lambda: bool(self._frames), self._beat_s()):
                 return wire.pack({"event": "beat", "at_ns": time.time_ns()})
             joined = []
             size = 0

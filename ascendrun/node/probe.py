@@ -1,16 +1,11 @@
-"""What this node says of itself, and how it reaches its peers."""
+"""How this node reaches its peers."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pwd
-import socket
-import sys
 import threading
 import time
 
-from ascendrun.node import procs, routes, wire
+from ascendrun.node import routes
 from ascendrun.node.files import free_bytes
 
 TYPE_CHECKING = False
@@ -20,29 +15,6 @@ if TYPE_CHECKING:
 RESOLVE_S = 8.0
 """All peers are looked up side by side; who has no answer by then is told as unknown."""
 PARALLEL = 32
-
-
-def hello(root: str, agent_path: str) -> Dict[str, Any]:
-    """The agent's first event."""
-    with open(agent_path, "rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
-    return {
-        "event": "hello", "protocol": wire.PROTOCOL, "agent_sha256": digest, "pid": os.getpid(),
-        "boot_id": procs.boot_id(), "machine_id": procs.read_line("/etc/machine-id"),
-        "hostname": socket.gethostname(), "user": user_name(), "uid": os.geteuid(), "root": root,
-        "python": sys.executable or os.readlink("/proc/self/exe"),
-        "python_version": ".".join(str(part) for part in sys.version_info[:3]),
-        "kernel": os.uname().release, "arch": os.uname().machine, "cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "at_ns": time.time_ns(),
-    }
-
-
-def user_name() -> str:
-    """The account's name; its number where it has none (containers)."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def probe(root: str, peers: Dict[str, List[str]]) -> Dict[str, Any]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 PORT_TOKEN = "\0MASTER_PORT\0"
 """The same as core/plan.PORT_TOKEN; a test holds them together."""
 
-OURS = (layout.ROOT_VARIABLE, layout.TAG_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
-"""Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""
-
 PIPE_BYTES = 1 << 20
 
 # Positional parameters are emptied before the user's text runs: vendors' set_env.sh read "$@" of whoever sources
@@ -49,7 +46,7 @@ def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master
                  secret: Mapping[str, str], tag: str, root: str) -> Dict[bytes, bytes]:
     """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, tag and node root."""
     env = dict(login)
-    for name in OURS:
+    for name in layout.OURS:
         env.pop(to_bytes(name), None)
     for name, value in own.items():
         env[to_bytes(name)] = to_bytes(put_port(value, master_port))

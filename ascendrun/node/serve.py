@@ -9,19 +9,19 @@ import threading
 import time
 
 from ascendrun.node import bytecode, layout, wire
-from ascendrun.node.attempts import Attempts, own_command
-from ascendrun.node.execute import Commands
 from ascendrun.node.files import make_private_dir
 from ascendrun.node.follow import Follower, file_sizes
 from ascendrun.node.lanes import Lanes
 from ascendrun.node.outbox import Outbox, private_copy
-from ascendrun.node.ranks import OURS
 from ascendrun.node.refusal import Refusal
-from ascendrun.node.trees import Trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+    from ascendrun.node.attempts import Attempts
+    from ascendrun.node.execute import Commands
+    from ascendrun.node.trees import Trees
 
     class Operation(NamedTuple):
         """`run(request, body)` gives (fields, body). `lane`: "" runs in the loop itself, at once; "tag" and "sha256"
@@ -66,20 +66,52 @@ class Agent:
 
     def __init__(self, root: str, *, agent: List[str], umask: int, in_fd: int, out_fd: int) -> None:
         login = dict(os.environb)
-        clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in OURS}
+        clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in layout.OURS}
         self._root = root
-        self._agent_path = agent[-1]
+        self._agent = agent
+        self._umask = umask
         self._in_fd = in_fd
-        self.outbox = Outbox(out_fd, lambda: self.close(0))
         self._lanes = Lanes()
-        self._trees = Trees(root)
-        self._commands = Commands(clean, umask)
-        self._login = clean
-        self._attempts = Attempts(root, agent=agent, login=login, umask=umask, verify_tree=self._trees.verify)
-        self._follower = Follower(root, send=self.outbox.send, note_lost=self._attempts.note_lost)
+        self._login, self._clean_login = login, clean
+        self._making = threading.RLock()
+        self._made: Dict[str, Any] = {}
+        self._follower = Follower(root, send=lambda header, body: self.outbox.send(header, body),
+                                  note_lost=lambda tag: self._attempts().note_lost(tag))
+        self.outbox = Outbox(out_fd, lambda: self.close(0),
+                             lambda: wire.BEAT_S if self._follower.is_busy else wire.RESTING_BEAT_S)
         self._pending: List[Pending] = []
         self._own_lanes = 0
         self._operations = self._make_operations()
+
+    # What only some orders need is imported with the first of them: hundreds of agents that rest start faster.
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        with self._making:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]
+
+    def _attempts(self) -> Attempts:
+        def make() -> Attempts:
+            from ascendrun.node.attempts import Attempts
+            return Attempts(self._root, agent=self._agent, login=self._login, umask=self._umask,
+                            verify_tree=lambda sha256: self._trees().verify(sha256))
+        made: Attempts = self._once("attempts", make)
+        return made
+
+    def _trees(self) -> Trees:
+        def make() -> Trees:
+            from ascendrun.node.trees import Trees
+            return Trees(self._root)
+        made: Trees = self._once("trees", make)
+        return made
+
+    def _commands(self) -> Commands:
+        def make() -> Commands:
+            from ascendrun.node.execute import Commands
+            return Commands(self._clean_login, self._umask)
+        made: Commands = self._once("commands", make)
+        return made
 
     def _make_operations(self) -> Dict[str, Operation]:
         attempts, trees = self._attempts, self._trees
@@ -92,19 +124,19 @@ class Agent:
             "bye": Operation(simple(lambda r: None), "", None),
             "follow": Operation(simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {})), "", None),
             "unfollow": Operation(simple(lambda r: self._follower.unfollow(r["tag"])), "", None),
-            "tree_have": Operation(simple(lambda r: {"have": trees.have(r["sha256"])}), "sha256", 30),
-            "tree_put": Operation(lambda r, body: (trees.put(r["sha256"], r["offset"], r["total"], body), b""),
+            "tree_have": Operation(simple(lambda r: {"have": trees().have(r["sha256"])}), "sha256", 30),
+            "tree_put": Operation(lambda r, body: (trees().put(r["sha256"], r["offset"], r["total"], body), b""),
                                   "sha256", 600),
-            "prepare": Operation(simple(attempts.prepare), "tag", 300),
-            "go": Operation(simple(attempts.go), "tag", 30),
-            "abort": Operation(simple(lambda r: attempts.abort(r["tag"])), "tag", 30),
-            "stop": Operation(simple(attempts.stop), "tag", 60),
-            "forget": Operation(simple(lambda r: attempts.forget(r["tag"])), "tag", 120),
+            "prepare": Operation(simple(lambda r: attempts().prepare(r)), "tag", 300),
+            "go": Operation(simple(lambda r: attempts().go(r)), "tag", 30),
+            "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
+            "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
+            "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
             "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
-            "processes": Operation(simple(lambda r: attempts.processes(r["tag"])), "own", 30),
-            "attempts": Operation(simple(lambda r: attempts.listing()), "own", 30),
+            "processes": Operation(simple(lambda r: attempts().processes(r["tag"])), "own", 30),
+            "attempts": Operation(simple(lambda r: attempts().listing()), "own", 30),
             "probe": Operation(simple(self._probe), "own", 30),
-            "exec": Operation(self._commands.run, "own", None),
+            "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
             "survey": Operation(simple(self._survey), "own", None),
         }
 
@@ -114,13 +146,14 @@ class Agent:
 
     def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.survey import Surveys
-        return Surveys(self._root, login=self._login, commands=self._commands).run(request)
+        return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
 
     def run(self) -> int:
         """Until the input ends, `bye`, or nonsense arrives."""
-        from ascendrun.node.probe import hello
-        self.outbox.send(hello(self._root, self._agent_path))
-        self._lanes.add("compile", lambda: bytecode.keep_compiled(self._agent_path))
+        from ascendrun.node.hello import hello
+        self.outbox.send(hello(self._root, self._agent[-1]))
+        self._lanes.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
+        self._lanes.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
         reader = wire.FrameReader()
         while True:
             readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
@@ -142,7 +175,10 @@ class Agent:
 
     def close(self, status: int) -> None:
         """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
-        self._commands.end_all()
+        with self._making:
+            commands: Optional[Commands] = self._made.get("commands")
+        if commands is not None:
+            commands.end_all()
         self._lanes.wait_idle(LAST_WORK_S)
         self.outbox.flush(1.0)
         os._exit(status)
@@ -217,6 +253,12 @@ def explain(error: Exception, op: str) -> Refusal:
     import traceback
     sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     return Refusal("internal", "%s: %s: %s" % (op, type(error).__name__, error), "see the agent's standard error")
+
+
+def own_command() -> List[str]:
+    """How to start this very agent again with another role."""
+    executable = sys.executable or os.readlink("/proc/self/exe")
+    return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
 
 
 def main() -> int:

@@ -25,7 +25,9 @@ MAGIC = b"\nASCENDRUN-AGENT 1\n"
 HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 4 << 20
 BEAT_S = 2.0
-"""The agent sends `beat` at least this often while it has nothing else to say."""
+"""The agent sends `beat` at least this often while it follows an attempt and has nothing else to say."""
+RESTING_BEAT_S = 5.0
+"""The same while it follows none: each beat costs the head a packet, and hundreds of nodes may rest."""
 
 _LENGTHS = struct.Struct("!II")
 

@@ -141,6 +141,59 @@ def test_an_agent_file_that_was_altered_is_brought_again(tmp_path):
     assert file.read_bytes() == PYZ
 
 
+def recorded(root):
+    """The record of the interpreter, once the agent has written it behind its hello."""
+    file = root / ("agent-%s.python" % SHA256[:16])
+    until = time.monotonic() + 60
+    while not (file.exists() and file.read_bytes().endswith(b"\n")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return file
+
+
+def log_in(home, **more):
+    """One login that brings up an agent and ends it; its hello, once the interpreter is on record."""
+    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=home, **more)
+    login.drive()
+    hello = login.hello()
+    recorded(home / ".ascendrun")
+    assert login.close() == 0
+    return hello
+
+
+def test_the_interpreter_that_ran_the_agent_runs_it_again_without_a_search(tmp_path):
+    first = log_in(tmp_path)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").write_text("#!/bin/sh\ntouch %s/asked\nexit 9\n" % tmp_path)
+    (folder / "python3").chmod(0o755)
+    for _ in range(2):
+        assert log_in(tmp_path, path="%s:/usr/bin:/bin" % folder)["python"] == first["python"]
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_recorded_interpreter_that_has_broken_since_costs_one_login(tmp_path):
+    log_in(tmp_path)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    recorded(tmp_path / ".ascendrun").write_text("%s\n" % broken)
+    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+    assert login.drive() == []
+    assert login.close() == 127
+    assert log_in(tmp_path)["python"] != str(broken)
+
+
+def test_an_agent_file_that_was_altered_after_it_ran_is_brought_again(tmp_path):
+    log_in(tmp_path)
+    file = tmp_path / ".ascendrun" / ("agent-%s.pyz" % SHA256[:16])
+    file.write_bytes(PYZ[:-100] + bytes(100))
+    login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
+    assert login.drive() == [loader.NEED_AGENT, loader.READY]
+    assert login.close() == 0
+    assert file.read_bytes() == PYZ
+
+
 def test_a_symbolic_link_in_the_agents_place_is_not_followed(tmp_path):
     root = tmp_path / ".ascendrun"
     root.mkdir(mode=0o700)
