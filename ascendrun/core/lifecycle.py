@@ -248,7 +248,8 @@ def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
 
 
 def _refused(draft: _Draft, event: w.Refused) -> None:
-    text = event.text if event.host is None else f"{event.host}: {event.text}"
+    named = event.host is None or event.text.startswith(f"{event.host}: ")
+    text = event.text if named else f"{event.host}: {event.text}"
     if draft.job.told_at_s is None:
         draft.stop(Cause.REFUSED, f"nothing was started: {text}")
     else:
