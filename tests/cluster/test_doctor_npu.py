@@ -155,6 +155,6 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
 
 def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):
     plant(nodes, "node2", 1, "unreachable")
-    finding = doctor().the("device-unreachable")
+    finding = doctor("--full").the("device-unreachable")
     assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], "1")
     assert "node1 device 1" in finding["evidence"][0] and "0 received" in finding["evidence"][0]
