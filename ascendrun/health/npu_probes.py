@@ -31,7 +31,9 @@ def _ports(wish: Wish) -> Optional[Item]:
 
 def _devices(wish: Wish) -> Optional[Item]:
     names = (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))
-    return {"kind": "stat", "paths": [f"/dev/{name}" for name in names]} if wish.may_have_npus else None
+    if not wish.may_have_npus:
+        return None
+    return {"kind": "stat", "paths": [f"/dev/{name}" for name in names], "below": "ASCENDRUN_SIM_ROOT"}
 
 
 NPU_PROBES: Tuple[Probe, ...] = (

@@ -2,14 +2,17 @@
 
 A section is `@@ <label>`, the command's own bytes, and `@@= <exit code>` on a line of its own, or no end where the
 command never came back. `sections.py` reads them.
+
+A simulated node that shares its machine with others lies below $ASCENDRUN_SIM_ROOT: nothing real is looked at there.
 """
 
 from __future__ import annotations
 
 _SAY = r"""
 say() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
-ascend=$(sed -n 's/^Driver_Install_Path_Param=//p' /etc/ascend_install.info 2>/dev/null)
-ascend=${ascend:-/usr/local/Ascend}
+r=${ASCENDRUN_SIM_ROOT:-}
+ascend=$(sed -n 's/^Driver_Install_Path_Param=//p' "$r/etc/ascend_install.info" 2>/dev/null)
+ascend=${ascend:-$r/usr/local/Ascend}
 find_tool() {
     for f in $(command -v "$1") "$ascend/driver/tools/$1" /usr/local/Ascend/driver/tools/$1 /usr/local/bin/$1 \
             /usr/local/sbin/$1; do
@@ -61,9 +64,9 @@ PORTS = _SAY + "seconds=5" + _LIMITED + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
 for v in "$@"; do
-    for d in /dev/davinci[0-9]*; do
+    for d in "$r"/dev/davinci[0-9]*; do
         [ -e "$d" ] || continue
-        i=${d#/dev/davinci}
+        i=${d##*/davinci}
         printf '@@ %s %s\n' "$v" "$i"
         o=$($k "$t" -i "$i" "-$v" -g 2>&1; echo "x$?")
         printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
@@ -87,8 +90,8 @@ done
 
 FILES = _SAY + r"""
 give() { for f in "$@"; do [ -r "$f" ] && say "$l $f" cat "$f"; done; }
-l=install; give /etc/ascend_install.info
-l=hccn; give /etc/hccn.conf
+l=install; give "$r/etc/ascend_install.info"
+l=hccn; give "$r/etc/hccn.conf"
 l=driver; give "$ascend/driver/version.info"
 l=firmware; give "$ascend/firmware/version.info"
 l=cann; give "$ascend"/cann/*-linux/ascend_toolkit_install.info \

@@ -97,11 +97,14 @@ def _kind(mode: int) -> str:
 
 
 def _stat(item: Item, deadline: float) -> Raw:
+    below = os.environ.get(item.get("below") or "", "")
+
     def one(path: str) -> Raw:
-        found = os.stat(to_bytes(path))
+        place = to_bytes(below + path)
+        found = os.stat(place)
         return {"kind": _kind(found.st_mode), "bytes": found.st_size, "mode": found.st_mode & 0o7777,
                 "uid": found.st_uid, "gid": found.st_gid, "mtime_s": found.st_mtime,
-                "readable": os.access(to_bytes(path), os.R_OK), "writable": os.access(to_bytes(path), os.W_OK)}
+                "readable": os.access(place, os.R_OK), "writable": os.access(place, os.W_OK)}
     return {"stats": _each(item["paths"], deadline, one)}
 
 

@@ -10,7 +10,8 @@ may say its own `timeout_s`. The answer of one that went wrong is {"error": text
     files       {paths, max_bytes}    -> {texts: {path: text}}; paths may be patterns; what cannot be read is left out
     listdir     {path}                -> {names}
     glob        {patterns}            -> {paths}
-    stat        {paths}               -> {stats: {path: {kind, bytes, mode, uid, gid, mtime_s} | {missing} | {error}}}
+    stat        {paths, below}        -> {stats: {path: {kind, bytes, mode, uid, gid, mtime_s} | {missing} | {error}}};
+                where the variable `below` holds a folder, the paths lie below it
     size        {paths, max_files}    -> {sizes: {path: {kind, bytes, files, truncated} | {missing} | {error}}}
     disk        {paths}               -> {disks: {path: {at, free_bytes, total_bytes, free_inodes, total_inodes}}}
     write_probe {paths}               -> {folders: {path: {at, wall_s, free_bytes, uid} | {at, error, code}}}

@@ -237,6 +237,16 @@ def test_a_listener_tells_a_port_that_it_cannot_have(agent):
         assert survey(agent, listener(port, timeout_s=2.0))["listen"]["ports"][str(port)]["error"]
 
 
+def test_a_simulated_node_is_looked_at_below_its_own_folder(agent, node, tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/davinci0").write_text("")
+    item = {"name": "s", "kind": "stat", "paths": ["/dev/davinci0", "/dev/null"], "below": "SIM_ROOT_OF_THE_TEST"}
+    here = survey(agent, item)["s"]["stats"]
+    there = survey(node.connect(SIM_ROOT_OF_THE_TEST=str(tmp_path)), item)["s"]["stats"]
+    assert here["/dev/null"]["kind"] == "device" and here["/dev/davinci0"].get("missing")
+    assert there["/dev/davinci0"]["kind"] == "file" and there["/dev/null"]["missing"]
+
+
 def test_a_survey_answers_on_every_python_at_hand(node, python):
     agent = node.connect(python=python)
     results = survey(agent, {"name": "x", "kind": "shell_argv", "argv": ["echo", "hi"]},

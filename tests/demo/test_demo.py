@@ -86,6 +86,7 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
 
     before, after = said.split("take the fault back")
     assert re.search(r"FAIL .*\n  npu2  .*\[npu-health-alarm\]\n      \| NPU 3 .*health Alarm", before), said
+    assert re.findall(r"^(?:npus|driver|cann) +(.*)", before, re.M) == ["4 x 910B3", "24.1.rc2", "8.0.RC3"], said
     assert "npu-health-alarm" not in after and "all is well" in after, said
     pid = re.search(r"^\$ kill -9 (\d+)$", after, re.M)
     assert pid and re.search(rf"^\| 3 +0 +\| {pid[1]} +\| python", after, re.M), "the table does not show rank 3"

@@ -47,7 +47,7 @@ def make_nodes(folder: Path) -> None:
     """Two nodes with four cards each below `folder`. Raises OSError."""
     for number, name in enumerate(NAMES):
         tree = tree_of(folder, name)
-        install_tree(tree, Scenario(chip="910B3", cards=CARDS, number=number), seen_as=str(tree))
+        install_tree(tree, Scenario(chip="910B3", cards=CARDS, number=number), seen_as=str(tree), has_devices=False)
 
 
 def make_job(folder: Path) -> None:
