@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Optional
 
 import click
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ascendrun.cluster import ExecResult
 
 RULE = "-" * 15
+PROGRESS_S = 0.1
+"""Between two folds of the names that are still awaited: one for each of hundreds of answers took longer than they."""
 
 
 @verb("exec", examples="""
@@ -58,12 +61,16 @@ def _collect(face: Face, answers: object, names: Sequence[str]) -> list[ExecResu
 
     assert isinstance(answers, Iterable)
     screen = face.screen()
+    shown_s = 0.0
     found: dict[str, ExecResult] = {}
     try:
         for result in answers:
             found[result.host] = result
+            if not screen.is_live or time.monotonic() - shown_s < PROGRESS_S:
+                continue
             waiting = [name for name in names if name not in found]
             screen.progress(f"{len(found)}/{len(names)} done, waiting for {fold_names(waiting)}" if waiting else "")
+            shown_s = time.monotonic()
     finally:
         screen.close()
     return [found[name] for name in names if name in found]

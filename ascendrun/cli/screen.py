@@ -20,7 +20,7 @@ class Screen:
         self._out = out
         self._err = err
         self.color = color
-        self._is_live = is_live
+        self.is_live = is_live
         self._bottom = ""
 
     def lines(self, texts: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Screen:
 
     def progress(self, text: str) -> None:
         """The new bottom line; "" for none."""
-        if self._is_live and text != self._bottom:
+        if self.is_live and text != self._bottom:
             self._erase()
             self._draw(text)
 
@@ -66,7 +66,7 @@ class Screen:
         return bottom
 
     def _draw(self, text: str) -> None:
-        if text and self._is_live:
+        if text and self.is_live:
             self._err.write(cut_to_terminal(sanitise_line(text)))
             self._err.flush()
             self._bottom = text
