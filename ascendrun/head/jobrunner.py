@@ -19,7 +19,7 @@ from ascendrun.head.asking import Asking, describe_error, describe_reply
 from ascendrun.head.collector import NodeSpool, SpoolGap
 from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
-from ascendrun.head.links import Links
+from ascendrun.head.links import Links, dialled
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.staging import TreePush, read_secret_env
@@ -57,6 +57,8 @@ class JobRunner:
                  desk: Desk) -> None:
         self.job = job
         self.spec, self.hosts, self.trees = spec, hosts, trees
+        self._by_name = {host.name: host for host in hosts}
+        self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
         self._desk = desk
         self._reports: Dict[str, NodeReport] = {}
         self._asking: Optional[Asking] = None
@@ -71,14 +73,11 @@ class JobRunner:
         return self._desk.links.get(self._host(host))
 
     def _host(self, name: str) -> Host:
-        return next(host for host in self.hosts if host.name == name)
+        return self._by_name[name]
 
     def uses(self, link: Link) -> Optional[str]:
         """The job's name for the host behind `link`, None: it is none of the job's."""
-        for host in self.hosts:
-            if self._desk.links.same(host, link.host):
-                return host.name
-        return None
+        return self._names.get(dialled(link.host))
 
     def perform(self, action: Action) -> None:
         if isinstance(action, w.AskNodes):

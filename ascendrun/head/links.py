@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Callable, Deque, Dict, Iterator, Mapping
 
 from ascendrun.core.errors import AscendrunError
@@ -68,7 +68,7 @@ class Links:
             self._kept.popleft()()
 
     def _known(self, host: Host) -> Link:
-        key = _dialled(host)
+        key = dialled(host)
         link = self._links.get(key)
         if link is None:
             link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
@@ -80,7 +80,7 @@ class Links:
         return iter(tuple(self._links.values()))
 
     def same(self, one: Host, other: Host) -> bool:
-        return _dialled(one) == _dialled(other)
+        return dialled(one) == dialled(other)
 
     def tick(self) -> None:
         for link in tuple(self._links.values()):
@@ -94,7 +94,9 @@ class Links:
         self._sending.shutdown(wait=False, cancel_futures=True)
 
 
-def _dialled(host: Host) -> Host:
+@lru_cache(maxsize=8192)
+def dialled(host: Host) -> Host:
+    """What is the same for two hosts that are reached alike."""
     return replace(host, slots=None, devices=None, groups=(), line=0)
 
 
