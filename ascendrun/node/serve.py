@@ -154,6 +154,7 @@ class Agent:
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._lanes.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
         self._lanes.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
+        self._lanes.add("keep", self._get_ready)
         reader = wire.FrameReader()
         while True:
             readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
@@ -172,6 +173,10 @@ class Agent:
                 self._take(header, body)
                 if header.get("op") == "bye":
                     return 0
+
+    def _get_ready(self) -> None:
+        """The first command need not wait for an import."""
+        self._commands()
 
     def close(self, status: int) -> None:
         """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
