@@ -38,6 +38,7 @@ _ASCTIME = re.compile(
     r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})"
 )
 _DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
+_PLAIN_IP = re.compile(r"ipaddr:([0-9.]{7,15})\nnetmask:([0-9.]{7,15})\n+")
 _TLS = re.compile(r"dev_id:([0-9]{1,5}), ?tls switch\[([01])\]")
 _ALARM = re.compile(r"tls alarm time threshold\[([0-9]{1,5})\]days")
 _PING_HEAD = re.compile(r"device ([0-9]{1,5}) PING6? (\S+)")
@@ -243,6 +244,9 @@ def longest_down_s(history: LinkHistory) -> Optional[float]:
 
 
 def parse_ip(text: str) -> Address:
+    plain = _PLAIN_IP.fullmatch(text)  # what nearly every port of a thousand nodes says
+    if plain and read_ip(plain[1]) and read_ip(plain[2]):
+        return Address(True, plain[1], plain[2], None, (), ())
     errors, rest = split_errors(lines_of(text))
     found, odd = _fields(rest, ("ipaddr", "netmask", "ipv6_address", "prefix_length"))
     address = read_ip(found.get("ipaddr", found.get("ipv6_address", "")))
@@ -375,11 +379,15 @@ def _report(odd: List[str], field: Optional[Field], read: object) -> Tuple[str, 
 
 def _fields(lines: Sequence[str], names: Sequence[str]) -> Tuple[Dict[str, str], List[str]]:
     """The values of the known names, each once; all other lines, and those of a name that comes twice."""
-    fields = [(line, field_of(line)) for line in lines]
-    known = [field for _, field in fields if field and field.name in names]
-    twice = {field.name for field in known if sum(other.name == field.name for other in known) > 1}
-    found = {field.name: field.value for field in known if field.name not in twice}
-    return found, [line for line, field in fields if not (field and field.name in found)]
+    said: Dict[str, List[Tuple[str, str]]] = {}
+    for line in lines:
+        name, separator, value = line.partition(":")
+        name = name.strip(" \t")
+        if separator and name in names:
+            said.setdefault(name, []).append((line, value.strip(" \t")))
+    once = {name: many[0] for name, many in said.items() if len(many) == 1}
+    known = {line for line, _ in once.values()}
+    return {name: value for name, (_, value) in once.items()}, [line for line in lines if line not in known]
 
 
 def _link_change(text: str) -> Optional[LinkChange]:

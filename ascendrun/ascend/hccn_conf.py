@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from ascendrun.ascend.reading import field_of, read_ip, unparsed_of
+from ascendrun.ascend.reading import read_ip, unparsed_of
 
 _KEY = re.compile(r"(address|netmask|netdetect|gateway|send_arp_status|prefix_length)_([0-9]{1,4})(_inet6)?")
 
@@ -42,22 +43,29 @@ def parse_hccn_conf(text: str) -> HccnConf:
     odd: List[str] = []
     doubled = set()
     for line in (line.rstrip("\r") for line in text.split("\n")):
-        field = field_of(line, "=")
-        found = _KEY.fullmatch(field.name) if field else None
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        if field is None or found is None:
+        word, _, value = line.partition("=")
+        key, value = _key(word.strip(" \t")), value.strip(" \t")
+        if key is None or "=" not in line:
             odd.append(line)
-            continue
-        key = int(found[2]), found[1] + (found[3] or "")
-        if values.setdefault(key, field.value) != field.value:
+        elif values.setdefault(key, value) != value:
             doubled.add(key)
             odd.append(line)
-    ports: Dict[int, HccnPort] = {}
-    for number in sorted({number for number, _ in values}):
-        said = {name: value for (n, name), value in values.items() if n == number and (n, name) not in doubled}
-        ports[number] = _port(said, number, odd)
+    said: Dict[int, Dict[str, str]] = {}
+    for (number, name), value in values.items():
+        said.setdefault(number, {})
+        if (number, name) not in doubled:
+            said[number][name] = value
+    ports = {number: _port(said[number], number, odd) for number in sorted(said)}
     return HccnConf(ports, unparsed_of(odd))
+
+
+@lru_cache(maxsize=1024)
+def _key(word: str) -> Optional[Tuple[int, str]]:
+    """The number and the name in a key such as address_0; None when it is none of ours."""
+    found = _KEY.fullmatch(word)
+    return (int(found[2]), found[1] + (found[3] or "")) if found else None
 
 
 def _port(said: Mapping[str, str], number: int, odd: List[str]) -> HccnPort:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from functools import lru_cache
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.ascend.reading import (
     lines_of,
@@ -132,6 +133,10 @@ def may_hide_processes(info: NpuSmiInfo, npu_id: int, chip_id: Optional[int]) ->
     return len(shown_here) >= MAX_PROCESSES_SHOWN
 
 
+Cells = Tuple[str, ...]
+Values = Mapping[str, Any]
+
+
 class _Table:
     """The table as far as it was read: headers first, then pairs of rows a chip, then the processes."""
 
@@ -145,7 +150,7 @@ class _Table:
         self._cells = 0  # of a chip's rows, once both headers were seen
         self._second: Tuple[str, ...] = ()  # the words of the second header's first cell
         self._has_hbm = False
-        self._first: Optional[Tuple[str, NpuChip]] = None  # a first row that waits for its second
+        self._first: Optional[Tuple[str, Values]] = None  # a first row that waits for its second
         self._chips: List[Tuple[NpuChip, Tuple[str, ...]]] = []
         self._lines: List[str] = []
         self._bad: Set[int] = set()
@@ -170,18 +175,18 @@ class _Table:
 
     def take(self, line: str) -> None:
         self._lines.append(line)
-        stripped = line.strip()
-        if stripped.startswith("+"):
+        if line.lstrip().startswith("+"):
+            stripped = line.strip()
             self._width = self._width or len(stripped)
             self._close()
             if stripped.strip("+-="):
                 self._reject()
             return
-        if len(stripped) < 2 or not stripped.endswith("|"):
+        cells = _cells_of(line)
+        if not cells:
             self._reject()
             self._close()
             return
-        cells = [" ".join(cell.split()) for cell in stripped[1:-1].split("|")]
         if self._title(cells) or self._header(cells):
             self._close()
         elif not self._row(cells):
@@ -200,14 +205,14 @@ class _Table:
         doubled = {line for one in self._doubled() for line in one}
         return [line for n, line in enumerate(self._lines) if n in self._bad or line in doubled]
 
-    def _title(self, cells: List[str]) -> bool:
+    def _title(self, cells: Cells) -> bool:
         found = _TITLE.fullmatch(cells[0]) if len(cells) == 1 else None
         if not found:
             return False
         self.tool_version, self.driver_version = found[1], found[2]
         return True
 
-    def _header(self, cells: List[str]) -> bool:
+    def _header(self, cells: Cells) -> bool:
         if "Health" in cells:
             self._cells = len(cells) if cells in (_POWER_HEADER, _POWER_HEADER_950) else 0
             return self._cells > 0
@@ -218,12 +223,12 @@ class _Table:
             self._has_load = cells[-1] in _LOAD_HEADERS and len(cells) == self._cells and cells[0] in _ID_HEADERS
             return self._has_load
         if "Process id" in cells:
-            known = cells[:4] in _PROCESS_HEADERS and cells[4:] in ([], ["Process id in container"])
+            known = cells[:4] in _PROCESS_HEADERS and cells[4:] in ((), ("Process id in container",))
             self.process_cells = len(cells) if known else 0
             return known
         return False
 
-    def _row(self, cells: List[str]) -> bool:
+    def _row(self, cells: Cells) -> bool:
         idle = _IDLE.fullmatch(cells[0]) if len(cells) == 1 else None
         if idle and self.process_cells:
             self.idle.append(int(idle[1]))
@@ -234,11 +239,11 @@ class _Table:
             self._close()
             return False
         if self._first is not None:
-            line, chip = self._first
-            second = self._second_row(cells, chip)
+            line, values = self._first
+            second = self._second_row(cells)
             if second is not None:
                 self._first = None
-                self._chips.append((second, (line, self._lines[-1])))
+                self._chips.append((NpuChip(**values, **second), (line, self._lines[-1])))
                 return True
         self._close()
         return self._first_row(cells)
@@ -246,64 +251,29 @@ class _Table:
     def _close(self) -> None:
         """A first row whose second never came is still a chip, of which less is known."""
         if self._first is not None:
-            line, chip = self._first
+            line, values = self._first
             self._first = None
-            self._chips.append((chip, (line,)))
+            self._chips.append((NpuChip(**values), (line,)))
 
-    def _first_row(self, cells: List[str]) -> bool:
-        ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
-        npu_id = read_int(ids[0], 0, 65535)
-        found = _POWER_ROW.fullmatch(cells[-1])
-        if npu_id is None or len(ids) != 2 or not found:
+    def _first_row(self, cells: Cells) -> bool:
+        row = _power_row(cells)
+        if row is None:
             return False
-        used, total = _used_total(found[3], found[4], 2**40)
-        chip = NpuChip(
-            npu_id,
-            name=read_word(ids[1]),
-            health=read_choice(cells[-2], HEALTH_WORDS),
-            power_w=read_float(found[1], 0, 5000),
-            temperature_c=read_int(found[2], -60, 200),
-            hugepages_used=used,
-            hugepages_total=total,
-        )
-        self._first = (self._lines[-1], chip)
-        read = (chip.name, chip.health, chip.power_w, chip.temperature_c, used, total)
-        return _all_read(read, (ids[1], cells[-2], *found.groups())) or self._note()
+        self._first = (self._lines[-1], row.values)
+        return row.is_whole or self._note()
 
-    def _second_row(self, cells: List[str], chip: NpuChip) -> Optional[NpuChip]:
-        """The chip with what its second row says; None when this is no second row."""
-        found = (_LOAD_ROW_HBM if self._has_hbm else _LOAD_ROW).fullmatch(cells[-1])
-        named = self._second if self._cells == 3 else ()
-        ids = cells[0].split(" ") if self._cells == 3 else []
-        numbers = [read_int(word, 0, 65535) for word in ids]
-        bus = cells[-2]
-        if not found or len(ids) != len(named) or None in numbers or (self._cells == 4 and any(cells[:2])):
-            return None
-        by_name = dict(zip(named, numbers))
-        ddr_used, ddr_total = _used_total(found[2], found[3], _MAX_MB)
-        hbm_used, hbm_total = _used_total(found[4], found[5], _MAX_MB) if self._has_hbm else (None, None)
-        whole = replace(
-            chip,
-            chip_id=by_name.get("Chip"),
-            phy_id=by_name.get("Phy-ID"),
-            logic_id=by_name.get("Device"),
-            bus_id=read_bus_id(bus),
-            load_percent=read_percent(found[1]),
-            ddr_used_mb=ddr_used,
-            ddr_total_mb=ddr_total,
-            hbm_used_mb=hbm_used,
-            hbm_total_mb=hbm_total,
-        )
-        memory = (ddr_used, ddr_total, hbm_used, hbm_total) if self._has_hbm else (ddr_used, ddr_total)
-        if not _all_read((whole.bus_id, whole.load_percent, *memory), (bus, *found.groups())):
+    def _second_row(self, cells: Cells) -> Optional[Values]:
+        """What a second row says of its chip; None when this is none."""
+        row = _load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
+        if row is not None and not row.is_whole:
             self._reject()
-        return whole
+        return None if row is None else row.values
 
     def _note(self) -> bool:
         self._reject()
         return True
 
-    def _process(self, cells: List[str]) -> bool:
+    def _process(self, cells: Cells) -> bool:
         ids = [read_int(word, 0, 65535) for word in cells[0].split(" ")]
         pid = read_int(cells[1], 1, _MAX_PID)
         if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
@@ -317,7 +287,7 @@ class _Table:
         elif self.processes[same[0]] != one:
             self.processes[same[0]] = NpuProcess(one.npu_id, one.chip_id, pid, None, None)
             return False
-        read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ([], [""], ["0"]) else ())
+        read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ((), ("",), ("0",)) else ())
         return _all_read(read, cells[2:]) or self._note()
 
     def chips(self) -> Tuple[NpuChip, ...]:
@@ -339,8 +309,8 @@ class _Table:
         return doubled
 
 
-_POWER_HEADER = ["NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)"]
-_POWER_HEADER_950 = ["NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)"]
+_POWER_HEADER = ("NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
+_POWER_HEADER_950 = ("NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
 _ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
 _LOAD_HEADERS = (
     "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
@@ -348,9 +318,75 @@ _LOAD_HEADERS = (
     "NPU Util(%) Memory-Usage(MB) HBM-Usage(MB)",
 )
 _PROCESS_HEADERS = (
-    ["NPU Chip", "Process id", "Process name", "Process memory(MB)"],
-    ["NPU ID", "Process id", "Process name", "Process memory(MB)"],
+    ("NPU Chip", "Process id", "Process name", "Process memory(MB)"),
+    ("NPU ID", "Process id", "Process name", "Process memory(MB)"),
 )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one row says of a chip, by the names of NpuChip; `is_whole`: nothing in it was left unread."""
+
+    values: Values
+    is_whole: bool
+
+
+# Many nodes and many moments print the same rows: what was read once is not read again.
+@lru_cache(maxsize=4096)
+def _cells_of(line: str) -> Cells:
+    """The cells of a row; () where it does not end as a row does."""
+    stripped = line.strip()
+    if len(stripped) < 2 or not stripped.endswith("|"):
+        return ()
+    return tuple(" ".join(cell.split()) for cell in stripped[1:-1].split("|"))
+
+
+@lru_cache(maxsize=4096)
+def _power_row(cells: Cells) -> Optional[_Row]:
+    """The first row of a chip; None when this is none."""
+    ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
+    npu_id = read_int(ids[0], 0, 65535)
+    found = _POWER_ROW.fullmatch(cells[-1])
+    if npu_id is None or len(ids) != 2 or not found:
+        return None
+    used, total = _used_total(found[3], found[4], 2**40)
+    values = {
+        "name": read_word(ids[1]),
+        "health": read_choice(cells[-2], HEALTH_WORDS),
+        "power_w": read_float(found[1], 0, 5000),
+        "temperature_c": read_int(found[2], -60, 200),
+        "hugepages_used": used,
+        "hugepages_total": total,
+    }
+    is_whole = _all_read(tuple(values.values()), (ids[1], cells[-2], *found.groups()))
+    return _Row({"npu_id": npu_id, **values}, is_whole)
+
+
+@lru_cache(maxsize=4096)
+def _load_row(cells: Cells, named: Tuple[str, ...], has_hbm: bool) -> Optional[_Row]:
+    """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
+    found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
+    ids = cells[0].split(" ") if len(cells) == 3 else []
+    numbers = [read_int(word, 0, 65535) for word in ids]
+    bus = cells[-2]
+    if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
+        return None
+    by_name = dict(zip(named, numbers))
+    ddr_used, ddr_total = _used_total(found[2], found[3], _MAX_MB)
+    hbm_used, hbm_total = _used_total(found[4], found[5], _MAX_MB) if has_hbm else (None, None)
+    values = {
+        "chip_id": by_name.get("Chip"),
+        "phy_id": by_name.get("Phy-ID"),
+        "logic_id": by_name.get("Device"),
+        "bus_id": read_bus_id(bus),
+        "load_percent": read_percent(found[1]),
+        "ddr_used_mb": ddr_used,
+        "ddr_total_mb": ddr_total,
+        "hbm_used_mb": hbm_used,
+        "hbm_total_mb": hbm_total,
+    }
+    memory = (ddr_used, ddr_total, hbm_used, hbm_total) if has_hbm else (ddr_used, ddr_total)
+    return _Row(values, _all_read((values["bus_id"], values["load_percent"], *memory), (bus, *found.groups())))
 
 
 def _place(one: NpuProcess) -> Tuple[int, Optional[int], int]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
 
 T = TypeVar("T")
 
 # A last line without its line break may have been cut in the middle: no number or free word may end at this mark.
 CUT = "\N{REPLACEMENT CHARACTER}"
+
+# Many nodes say the same few numbers, masks and versions; no word of a tool is long.
+_once = lru_cache(maxsize=4096)
 
 _INTEGER = re.compile(r"[0-9]{1,18}|-[1-9][0-9]{0,16}")
 _DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -48,6 +52,7 @@ def unparsed_of(lines: Sequence[str]) -> Tuple[str, ...]:
     return tuple(shown(line) for line in lines if shown(line).strip())
 
 
+@_once
 def read_int(word: str, low: int, high: int) -> Optional[int]:
     """The whole word as a decimal integer between `low` and `high`; else None."""
     word = word.strip(" \t")
@@ -57,6 +62,7 @@ def read_int(word: str, low: int, high: int) -> Optional[int]:
     return number if low <= number <= high else None
 
 
+@_once
 def read_float(word: str, low: float, high: float) -> Optional[float]:
     """The whole word as a plain decimal number (no exponent, nan or inf) between `low` and `high`; else None."""
     word = word.strip(" \t")
@@ -76,12 +82,14 @@ def read_percent(word: str) -> Optional[int]:
     return read_int(word, 0, 100)
 
 
+@_once
 def read_word(word: str) -> Optional[str]:
     """The word itself, unless it is empty, says NA, was cut or holds control characters."""
     word = word.strip(" \t")
     return word if word and word != "NA" and _WORD.fullmatch(word) else None
 
 
+@_once
 def read_ip(word: str) -> Optional[str]:
     """An IPv4 or IPv6 address as it stood; else None."""
     word = word.strip(" \t")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Iterable, List, Optional, Pattern, Tuple
 
 from ascendrun.ascend.reading import shown
@@ -94,6 +95,7 @@ _TABLE: Tuple[Tuple[str, Pattern[str], str, Optional[str]], ...] = tuple(
 _ANY = re.compile("|".join(f"(?:{re.sub('[(][?]P<[a-z]+>', '(?:', pattern.pattern)})" for _, pattern, _, _ in _TABLE))
 
 
+@lru_cache(maxsize=4096)  # the lines of a tool are few, and many nodes say them
 def read_error(line: str) -> Optional[ToolError]:
     """The error that a line is, or None when it is none that we know."""
     text = shown(line)

@@ -92,7 +92,8 @@ def judge_variable(name: str, value: str, chip: Optional[Chip] = None) -> Tuple[
 
 def judge_environment(environment: Mapping[str, str], chip: Optional[Chip] = None) -> Tuple[VariableFinding, ...]:
     """Each variable by itself, then those that do not go together."""
-    found = [one for name in sorted(environment) for one in judge_variable(name, environment[name], chip)]
+    ours = sorted(filter(_may_be_ours, environment))
+    found = [one for name in ours for one in judge_variable(name, environment[name], chip)]
     for name, says, hint in forms.conflicts(environment, chip.family if chip else None):
         source = _variables()[name].source if name in _variables() else None
         found.append(VariableFinding(name, environment[name], "conflict", WARNING, says, hint, source))
@@ -139,6 +140,13 @@ def _applies(when: str, value: str) -> bool:
     if when == "any":
         return True
     return value == when[1:] if when.startswith("=") else when[1:] in value.replace(" ", "")
+
+
+@lru_cache(maxsize=4096)
+def _may_be_ours(name: str) -> bool:
+    """Whether the table says something of the name; most of what an environment holds is none of ours."""
+    prefixes = [rule["prefix"] for rule in load_table("variables")["prefixes"]]
+    return name in _variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 
 
 def _not_in_table(name: str, value: str) -> Tuple[VariableFinding, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Optional, Tuple
 
 _PART = re.compile(r"([0-9]{1,9})|rc([0-9]{1,9})|alpha([0-9]{1,9})|beta([0-9]{1,9})|post([0-9]{1,9})", re.IGNORECASE)
@@ -24,6 +25,7 @@ _FINAL = (3, 0)  # what a missing place means: 8.0.0 is 8.0
 _PLACES = 8
 
 
+@lru_cache(maxsize=1024)
 def parse_version(text: str) -> Optional[Version]:
     """The version without its local part (`+cpu`, `+git...`); None when it has parts of unknown order (7.0.T10)."""
     plain = text.strip().partition("+")[0].rstrip(".")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
 from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.garbage import nothing_collected
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.doctor import Answers, Question
 
@@ -40,13 +41,14 @@ def judge_answers(answers: Answers, reports: Mapping[str, NodeReport], hellos: M
     from ascendrun.health.world import World
     facts: Dict[str, NodeFacts] = {}
     unreached: Dict[str, Unreached] = {}
-    for host, report in reports.items():
-        answer = answers.get(host, {})
-        if "results" in answer:
-            facts[host] = read_facts(report, hellos[host], answer["results"])
-        else:
-            why = answer.get("refused") or {}
-            unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+    with nothing_collected():
+        for host, report in reports.items():
+            answer = answers.get(host, {})
+            if "results" in answer:
+                facts[host] = read_facts(report, hellos[host], answer["results"])
+            else:
+                why = answer.get("refused") or {}
+                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
     world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.family, now_s=now_s)
     findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)

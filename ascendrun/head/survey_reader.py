@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ascendrun.core.errors import AscendrunError
+from ascendrun.core.garbage import nothing_collected
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.submission import Submission, make_job
 from ascendrun.head.translate import load_report
@@ -18,14 +19,16 @@ def read_world(answers: Sequence[Mapping[str, Any]], submission: Optional[Submis
     facts: Dict[str, NodeFacts] = {}
     reports: Dict[str, NodeReport] = {}
     unreached: Dict[str, Unreached] = {}
-    for answer in answers:
-        host = str(answer["host"])
-        if answer.get("refused"):
-            why = answer["refused"]
-            unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
-        else:
-            reports[host] = load_report(answer["report"])
-            facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
+    everyone = {str(answer["host"]): None for answer in answers}
+    with nothing_collected():
+        for answer in answers:
+            host = str(answer["host"])
+            if answer.get("refused"):
+                why = answer["refused"]
+                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+            else:
+                reports[host] = load_report(answer["report"], everyone)
+                facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
     spec = submission.spec if submission is not None else None
     return World(facts=facts, unreached=unreached, job=spec, plan=_plan(submission, reports, now_s), now_s=now_s,
                  family=spec.devices.family if spec is not None else family)

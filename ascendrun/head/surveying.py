@@ -86,6 +86,7 @@ class SurveyErrand:
     def _say(self, answers: Answers) -> None:
         self.is_done = True
         self._ended()
+        everyone = [host.name for host in self._hosts]
         for index, host in enumerate(self._hosts):
             fields: Dict[str, Any] = {"ok": True, "host": host.name}
             found = answers.get(host.name, {})
@@ -94,6 +95,7 @@ class SurveyErrand:
             elif "refused" in found:
                 fields["refused"] = found["refused"]
             else:
-                fields.update(report=report_values(self._reports[host.name]), results=found.get("results", {}),
+                fields.update(report=report_values(self._reports[host.name], everyone),
+                              results=found.get("results", {}),
                               hello={**self._links.get(host).hello, "is_local": host.is_local})
             self._answer(fields, b"", index == len(self._hosts) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.core import job as w
 from ascendrun.core.reports import NodeReport, Route
@@ -54,19 +54,28 @@ def make_report(host: str, hello: Mapping[str, Any], probe: Mapping[str, Any], *
                       free_bytes=probe.get("free_bytes"), clock_offset_s=clock_offset_s, routes=routes)
 
 
-def report_values(report: NodeReport) -> Dict[str, Any]:
-    """A report as plain data, for the socket. Routes as [interface, source, peers]: all peers share a few."""
+def report_values(report: NodeReport, everyone: Collection[str] = ()) -> Dict[str, Any]:
+    """A report as plain data, for the socket. Routes as [interface, source, peers]: all peers share a few.
+
+    peers null: all of `everyone` but the host itself. A thousand hosts would else name each other a million times.
+    """
     groups: Dict[Route, List[str]] = {}
     for peer, route in report.routes.items():
         groups.setdefault(route, []).append(peer)
     values = dict(vars(report))
-    values["routes"] = [[route.interface, route.source, peers] for route, peers in groups.items()]
+    others = {*everyone} - {report.host}
+    values["routes"] = [[route.interface, route.source, None if len(peers) == len(others) and others.issuperset(peers)
+                         else peers] for route, peers in groups.items()]
     return values
 
 
-def load_report(values: Mapping[str, Any]) -> NodeReport:
-    """The report of `report_values`."""
+def load_report(values: Mapping[str, Any], everyone: Collection[str] = ()) -> NodeReport:
+    """The report of `report_values`, with the same `everyone`."""
     routes: Dict[str, Route] = {}
     for interface, source, peers in values["routes"]:
-        routes.update(dict.fromkeys(peers, Route(interface, source)))
+        if peers is None:
+            routes = dict.fromkeys(everyone, Route(interface, source))
+            routes.pop(values["host"], None)
+        else:
+            routes.update(dict.fromkeys(peers, Route(interface, source)))
     return NodeReport(**{**values, "routes": routes})

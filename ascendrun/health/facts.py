@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Mapping, Optional, Tuple
 
 from ascendrun.core.reports import NodeReport, Route
@@ -159,6 +160,14 @@ class NodeFacts:
     runtime: Optional[Tuple[Optional[str], Optional[str]]] = None
     npu: NpuFacts = NpuFacts()
     late: Tuple[str, ...] = ()
+
+    @cached_property
+    def route_kinds(self) -> Tuple[Route, ...]:
+        """The routes without the peers, each once where peers share it: a thousand hosts have a million pairs."""
+        routes = list((self.routes or {}).values())
+        if routes and routes.count(routes[0]) == len(routes):
+            return (routes[0],)
+        return tuple({id(route): route for route in routes}.values())
 
 
 def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[str, Any]) -> NodeFacts:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 KILLED = 137
 """`timeout -s KILL` ended it."""
 
-_END = re.compile(r"\n@@= ([0-9]{1,3})\Z")
+_END = "\n@@= "
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """What one command said. `words`: its label; `code` None: it never ended."""
 
     words: Tuple[str, ...]
@@ -31,8 +28,9 @@ def read_sections(text: str) -> Tuple[Section, ...]:
 
 
 def _sections(text: str) -> Iterator[Section]:
-    for piece in re.split(r"(?m)^@@ ", text)[1:]:
-        label, _, body = piece.partition("\n")
-        found = _END.search(body.rstrip("\n")) or _END.search("\n" + body.rstrip("\n"))
-        said = body if found is None else body.rstrip("\n")[:-len(found[0])]
-        yield Section(tuple(label.split(" ", 1)), said, None if found is None else int(found[1]))
+    pieces = ("\n" + text).split("\n@@ ")[1:]
+    for place, piece in enumerate(pieces, start=1):
+        label, _, body = (piece + "\n" if place < len(pieces) else piece).partition("\n")
+        said, _, code = ("\n" + body.rstrip("\n")).rpartition(_END)
+        has_ended = code.isascii() and code.isdigit() and len(code) <= 3
+        yield Section(tuple(label.split(" ", 1)), said[1:] if has_ended else body, int(code) if has_ended else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Iterable, List, Tuple
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
+from ascendrun.core.garbage import nothing_collected
 from ascendrun.health.checks import (
     cann,
     device_network,
@@ -42,12 +43,17 @@ def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[
 def run_checks(world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
                ) -> Tuple[Finding, ...]:
     """What the chosen checks find, folded over the hosts, the worst first."""
+    with nothing_collected():
+        return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), world))
+
+
+def _run(checks: Iterable[Check], world: World) -> List[Finding]:
     found: List[Finding] = []
-    for check in choose_checks(is_full=is_full, skip=skip, require=require):
+    for check in checks:
         try:
             found += check.function(world)
         except Exception as error:
             # A fault of ours, or an answer that no node should give: it must not hide what the other checks found.
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-broken", Severity.WARN, (), {"check": check.name, "why": why}))
-    return fold_findings(found)
+    return found

@@ -19,10 +19,11 @@ def check_routes(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         if facts.routes is None or facts.is_local:
             continue
-        own = [peer for route, peers in _by_route(facts, world) if _is_loopback(route.source) for peer in peers]
-        if own:
-            yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": fold_names(own)})
-        lost = away - facts.routes.keys() - {host}
+        if any(_is_loopback(route.source) for route in facts.route_kinds):
+            own = [peer for route, peers in _by_route(facts, world) if _is_loopback(route.source) for peer in peers]
+            if own:
+                yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": fold_names(own)})
+        lost = away.difference(facts.routes, (host,))
         if lost:
             yield Finding("no-route", Severity.FAIL, (host,), {"peers": fold_names(sorted(lost))})
 
@@ -30,6 +31,8 @@ def check_routes(world: World) -> Iterator[Finding]:
 def check_one_interface(world: World) -> Iterator[Finding]:
     """Collectives bind one interface: it has to lead to all peers."""
     for host, facts in world.facts.items():
+        if len(facts.route_kinds) < 2:
+            continue
         used: Dict[str, List[str]] = {}
         for route, peers in _by_route(facts, world):
             if route.interface and not _is_loopback(route.source):
@@ -40,13 +43,9 @@ def check_one_interface(world: World) -> Iterator[Finding]:
 
 
 def _by_route(facts: NodeFacts, world: World) -> List[Tuple[Route, List[str]]]:
-    """Each route with the peers that it leads to; a thousand hosts have a million pairs and a few thousand routes."""
-    routes = facts.routes or {}
-    kinds = set(map(id, routes.values()))
-    if len(kinds) == 1:
-        return [(next(iter(routes.values())), [peer for peer in routes if peer in world.facts])]
+    """Each route with the peers that it leads to."""
     groups: Dict[Route, List[str]] = {}
-    for peer, route in routes.items():
+    for peer, route in (facts.routes or {}).items():
         if peer in world.facts:
             groups.setdefault(route, []).append(peer)
     return list(groups.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ascendrun.core.reports import Route
 from ascendrun.head.translate import load_report, make_report, report_values
 
@@ -15,3 +17,6 @@ def test_a_peer_without_a_route_is_missing_and_the_report_survives_the_socket():
     report = make_report("n1", HELLO, probe, clock_offset_s=0.5)
     assert report.routes == {"n2": Route("eth0", "10.0.0.1")}
     assert load_report(report_values(report)) == report
+    everyone = [report.host, *report.routes]
+    assert load_report(json.loads(json.dumps(report_values(report, everyone))), everyone) == report
+    assert load_report(report_values(report, [*everyone, "another"]), [*everyone, "another"]) == report
