@@ -25,10 +25,14 @@ def recorded_answers(count, *, differing=None):
 
 
 def _answer(name, number, names, scenario):
-    address = f"10.{number >> 8}.{number & 255}.1"
     npu = json.dumps(_light_answers(replace(scenario, fixed=_readings(number, scenario.cards))))
-    npu = npu.replace("29.1.1.", f"29.{number >> 8}.{number & 255}.")
-    results = {**json.loads(npu), **_host_answers(number, address)}
+    return recorded_answer(name, number, names, json.loads(npu.replace("29.1.1.", f"29.{number >> 8}.{number & 255}.")))
+
+
+def recorded_answer(name, number, names, npu_results):
+    """One host's answer: a sound machine, and what it says of its NPUs."""
+    address = f"10.{number >> 8}.{number & 255}.1"
+    results = {**npu_results, **_host_answers(number, address)}
     results["touch"] = {"touched": [_touched(names[(number + step) % len(names)]) for step in (0, 6)]}
     report = {"host": name, "root": ROOT, "hostname": name, "boot_id": f"boot-{number}", "user": "root",
               "machine_id": f"machine-{number}", "python": "/usr/bin/python3", "python_version": "3.9.9",

@@ -1,0 +1,183 @@
+"""One cluster with a fault on each node, from raw answers through the real parsers: each is found where it is.
+
+The virtual cluster plants over 30 of these for real, on hosts with an sshd of their own (tests/cluster): test_doctor.py
+a full disk, noise and a slow start in startup files, sshd's limits, another Python, paths that are missing or differ,
+a clock that is off, hosts that do not reach each other, two names of one machine, frozen, refusing and unknown hosts,
+a set-up that fails, interfaces, ports and threads that are not there, no torch; test_doctor_npu.py cards that dropped,
+are ill, held or busy, links, TLS, addresses, drivers and tools that hang; test_doctor_many.py 64 hosts at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ascendrun.head.survey_reader import read_world
+from ascendrun.health.checks import CHECKS, run_checks
+from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
+from ascendrun.sim.ascend.tool.families import FAMILIES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from npu_worlds import ran, raw_answers, section
+from recorded_reports import GIB, ROOT, recorded_answer
+
+SOUND_NODES = 4
+LAYOUTS = [(name, layout) for name, family in FAMILIES.items() for layout in family.layouts]
+
+
+def of(fault, card=None, value=None):
+    return Scenario(faults=(PlannedFault(fault, card, value),))
+
+
+def disk(**more):
+    return {"at": "/", "free_bytes": 900 * GIB, "total_bytes": 1000 * GIB, "free_inodes": 10**8,
+            "total_inodes": 10**8, **more}
+
+
+def python(version="3.10.13", **modules):
+    found = {"torch": "2.4.0", "torch-npu": "2.4.0", "numpy": "1.26.4", **modules}
+    words = ", ".join(f'"{name}": "{value}"' for name, value in found.items())
+    return ran(f'{{"executable": "/opt/py/bin/python", "version": "{version}", "modules": {{{words}}}}}\n')
+
+
+def environ(**more):
+    home = "/usr/local/Ascend/ascend-toolkit/latest"
+    values = {"HOME": "/root", "PATH": "/opt/py/bin:/usr/bin", "ASCEND_HOME_PATH": home,
+              "LD_LIBRARY_PATH": f"{home}/lib64:/usr/lib", **more}
+    return ran("".join(f"{name}={value}\0" for name, value in values.items()))
+
+
+# What the NPU tools say: the code that must be found, the scenario of the simulated node.
+OF_THE_NPUS = [
+    ("npu-missing", of("dropped", 3)), ("npu-health-warning", of("health_warning", 2)),
+    ("npu-health-alarm", of("health_alarm", 2)), ("npu-health-critical", of("health_critical", 2)),
+    ("npu-health-unknown", of("health_unknown", 2)), ("ecc-single", of("ecc_single", 1)),
+    ("ecc-double", of("ecc_double", 1)), ("hbm-short", of("hbm_short", 5)), ("hbm-held", of("hbm_held", 5)),
+    ("npu-ghost", of("ghost_process", 6)), ("device-link-down", of("link_down", 4)),
+    ("device-ip-missing", of("ip_missing", 4)), ("device-ip-family", of("ip_v6", 4)),
+    ("hccn-conf-stale", of("hccn_conf_stale", 4)), ("device-tls-differs", of("tls_on", 7)),
+    ("device-net-health", of("net_health", 0, "Unreachable")), ("device-fec-off", of("fec_none", 0)),
+    ("device-optical", of("optical_absent", 0)), ("device-optical", of("optical_dark", 0)),
+    ("npu-driver-away", of("driver_missing")), ("npu-held-elsewhere", of("device_used")),
+    ("driver-firmware", of("firmware_mismatch")), ("hccn-refused", of("hccn_refused")),
+    ("device-unreachable", of("unreachable", 3)), ("driver-incomplete", Scenario(is_complete=False)),
+    ("cann-mixed", Scenario(components={"hccl": "8.0.RC2"})), ("driver-differs", Scenario(driver="24.1.rc1")),
+    ("cann-differs", Scenario(cann="8.0.RC2")), ("chip-differs", Scenario(chip="910B1")),
+    ("npu-more", Scenario(cards=10)),
+]
+
+# What the raw answers say: the code, and what stands at a place of the answer instead of the sound value.
+OF_THE_ANSWERS = [
+    ("npu-smi-unreadable", {"results.npu-smi": ran(section("info", "\x00\x9f{]]\x1bGW\n\x07~~"))}),
+    ("npu-smi-missing", {"results.npu-smi": ran(section("none", ""))}),
+    ("npu-smi-hangs", {"results.npu-smi": ran("@@ info\n", code=None, timed_out=True)}),
+    ("npu-smi-error", {"results.npu-smi": ran(section("info", "Get npu info failed.\n", 1))}),
+    ("hccn-hangs", {"results.hccn": ran(section("link 1", "Killed\n", 137), code=None, timed_out=True)}),
+    ("device-file-closed", {"results.npu-devices.stats./dev/davinci3": {"readable": False, "mode": 0o600}}),
+    ("device-file-missing", {"results.npu-devices.stats./dev/hisi_hdc": {"missing": True}}),
+    ("login-slow", {"hello.login": {"wait_s": 12.0, "noise": ""}}),
+    ("login-noise", {"hello.login": {"wait_s": 0.2, "noise": "Welcome\nread the news"}}),
+    ("answer-late", {"results.os": {"error": "no answer in time", "late": True}}),
+    ("clock-off", {"report.clock_offset_s": -31.0}), ("arch-differs", {"report.arch": "x86_64"}),
+    ("kernel-differs", {"report.kernel": "4.19.90"}), ("cpus-differ", {"report.cpus": 96}),
+    ("memory-differs", {"report.memory_bytes": 750 * GIB}), ("user-differs", {"report.user": "me"}),
+    ("os-differs", {"results.os": {"texts": {"/etc/os-release": 'PRETTY_NAME="Ubuntu 22.04"\n'}}}),
+    ("limit-files", {"results.limits.limits.NOFILE": [256, 4096]}),
+    ("limit-processes", {"results.limits.limits.NPROC": [512, 512]}),
+    ("limit-address-space", {"results.limits.limits.AS": [8 * GIB, None]}),
+    ("limits-differ", {"results.limits.limits.STACK": [1 << 20, None]}),
+    ("sshd-startups", {"results.sshd": ran("maxstartups 2:30:60\nmaxsessions 64\n")}),
+    ("sshd-sessions", {"results.sshd": ran("maxstartups 10:30:100\nmaxsessions 1\n")}),
+    ("disk-full", {f"results.disk.disks.{ROOT}": disk(free_bytes=0)}),
+    ("disk-low", {"results.disk.disks./tmp": disk(free_bytes=500 << 20)}),
+    ("inodes-low", {"results.disk.disks./tmp": disk(free_inodes=0)}),
+    ("shm-small", {"results.disk.disks./dev/shm": disk(at="/dev/shm", free_bytes=64 << 20, total_bytes=64 << 20)}),
+    ("shm-missing", {"results.disk.disks./dev/shm": disk(at="/dev")}),
+    ("folder-hangs", {f"results.write.folders.{ROOT}": {"at": ROOT, "late": True}}),
+    ("folder-not-writable", {f"results.write.folders.{ROOT}": {"at": ROOT, "error": "read-only file system"}}),
+    ("folder-slow", {f"results.write.folders.{ROOT}": {"at": ROOT, "uid": 0, "wall_s": 4.2}}),
+    ("path-missing", {"results.paths.sizes./data": {"missing": True, "error": "no such file"}}),
+    ("path-differs", {"results.paths.sizes./data": {"kind": "folder", "bytes": 9 * GIB, "files": 12}}),
+    ("path-unreadable", {"results.paths.sizes./data": {"error": "permission denied"}}),
+    ("no-route", {"report.routes": [["eth0", "10.0.9.1", ["n1", "n2"]]]}),
+    ("peer-is-loopback", {"report.routes": [["lo", "127.0.0.1", None]]}),
+    ("peer-silent", {"results.touch.touched": [{"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "silent",
+                                                "error": "no answer"}]}),
+    ("peer-refuses", {"results.touch.touched": [{"peer": "n1", "address": "10.0.1.1", "port": 20001,
+                                                 "code": "refused", "error": "connection refused"}]}),
+    ("hccl-port-taken", {"results.ports.taken": {"60000": {"uid": 0, "pid": 77, "command": "python old.py"}}}),
+    ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_reserved_ports": "\n"}),
+    ("python-missing", {"results.python": ran("", code=127, setup="no-command", err="python3: not found")}),
+    ("python-differs", {"results.python": python("3.8.10")}),
+    ("package-differs", {"results.python": python(numpy="2.0.0")}),
+    ("torch-npu-torch", {"results.python": python(torch="2.6.0")}),
+    ("variable-wrong", {"results.environ": environ(HCCL_CONNECT_TIMEOUT="soon")}),
+    ("variable-slows", {"results.environ": environ(CUDA_LAUNCH_BLOCKING="1")}),
+    ("threads-many", {"results.environ": environ(OMP_NUM_THREADS="4000")}),
+    ("interface-missing", {"results.environ": environ(GLOO_SOCKET_IFNAME="enp9")}),
+    ("if-ip-foreign", {"results.environ": environ(HCCL_IF_IP="10.99.0.1")}),
+    ("visible-beyond", {"results.environ": environ(ASCEND_RT_VISIBLE_DEVICES="6,7,8")}),
+]
+FAULTS = [*OF_THE_NPUS, *OF_THE_ANSWERS]
+
+# What else a fault makes true of its own node.
+COMPANIONS = {
+    "driver-differs": {"driver-firmware"}, "cann-differs": {"torch-npu-cann"}, "python-differs": {"torch-npu-python"},
+    "torch-npu-torch": {"package-differs"}, "device-ip-family": {"hccn-conf-stale", "device-net-health"},
+    "npu-smi-hangs": {"answer-late"}, "hccn-hangs": {"answer-late"}, "limit-files": {"limits-differ"},
+    "variable-wrong": {"variable-differs"}, "variable-slows": {"variable-differs"},
+}
+
+
+def cluster(scenarios, changes=None):
+    """The world of nodes n1, n2, …: their scenarios, and what stands elsewhere in their answers."""
+    names = [f"n{number}" for number in range(1, len(scenarios) + 1)]
+    answers = []
+    for number, (name, scenario) in enumerate(zip(names, scenarios), start=1):
+        has_ports = scenario.family.speed_mbit > 0
+        pings = [(3, f"29.1.{1 + number}.13")] if has_ports else ()
+        answer = recorded_answer(name, number, names, raw_answers(replace(scenario, number=number), pings=pings))
+        answer["results"]["paths"] = {"sizes": {"/data": {"kind": "folder", "bytes": 10 * GIB, "files": 12}}}
+        answer["results"].update(environ=environ(), python=python())
+        for place, value in (changes or {}).get(name, {}).items():
+            put(answer, place, value)
+        answers.append(answer)
+    return read_world(answers, None, family="npu", now_s=0.0)
+
+
+def put(answer, place, value):
+    """`value` at results.x.y; the last part may hold dots where a key of the answer does."""
+    words = place.split(".")
+    while len(words) > 1 and words[0] in answer and isinstance(answer[words[0]], dict):
+        answer, words = answer[words[0]], words[1:]
+    answer[".".join(words)] = value
+
+
+def test_every_one_of_a_cluster_of_faults_is_found_on_its_node_and_the_sound_nodes_are_left_in_peace():
+    assert len(FAULTS) >= 45 and len({code for code, _ in FAULTS}) >= 45
+    plants = [plant for _, plant in FAULTS]
+    scenarios = [Scenario()] * SOUND_NODES + [one if isinstance(one, Scenario) else Scenario() for one in plants]
+    sick = {f"n{number}": row for number, row in enumerate(FAULTS, start=SOUND_NODES + 1)}
+    changes = {name: plant for name, (_, plant) in sick.items() if isinstance(plant, dict)}
+    told = {}
+    for finding in run_checks(cluster(scenarios, changes)):
+        for host in finding.hosts:
+            told.setdefault(host, set()).add(finding.code)
+    missed = {name: (code, told.get(name)) for name, (code, _) in sick.items() if code not in told.get(name, ())}
+    assert missed == {}
+    beyond = {name: told[name] - {code} - COMPANIONS.get(code, set()) for name, (code, _) in sick.items()}
+    assert {name: (sick[name][0], codes) for name, codes in beyond.items() if codes} == {}
+    assert set(told) == set(sick)
+
+
+def test_the_codes_of_the_table_are_those_that_checks_can_find():
+    assert {code for code, _ in FAULTS} <= {code for check in CHECKS for code in check.codes}
+
+
+@pytest.mark.parametrize(("chip", "layout"), LAYOUTS)
+def test_a_sound_cluster_of_every_chip_in_every_layout_has_nothing_to_be_told(chip, layout):
+    cards = max(1, 8 // FAMILIES[chip].dies)
+    assert run_checks(cluster([Scenario(chip=chip, layout=layout, cards=cards)] * 3)) == ()
