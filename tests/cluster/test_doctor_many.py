@@ -1,0 +1,66 @@
+"""doctor over 64 real hosts of which four do not answer as they should: an answer for each, in time, on one screen."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+
+from ascendrun.head.doctor import LIGHT_S, SPARE_S, TOUCH_LIGHT_S
+from ascendrun.head.surveying import CONNECT_S
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
+
+HOSTS = 64
+FROZEN, TRICKLING, HANGING, SOUND_NPU, THIN = "node7", "node23", "node41", "node42", "node50"
+# Connecting, the survey and the touching each with its own time and what we wait beyond it; a start of the command.
+DEADLINE_S = CONNECT_S + LIGHT_S + SPARE_S + TOUCH_LIGHT_S + SPARE_S + 10.0
+MOST_LINES = 60
+
+
+def test_of_64_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each_has_its_answer_in_time(
+    ascendrun, cluster_of
+):
+    cluster = cluster_of(HOSTS)
+    on = ascendrun.on(cluster)
+    hosts = on.folder / "many.hosts"
+    hosts.write_text(cluster.hostfile(slots=2))
+    for number, name in enumerate((TRICKLING, HANGING, SOUND_NPU), start=1):
+        install_on(cluster, name, Scenario(cards=2, number=number))
+    control.set_fault(cluster.path(TRICKLING, "/"), None, "trickle")
+    control.set_fault(cluster.path(HANGING, "/"), None, "hang", value="npu-smi")
+    cluster.freeze(FROZEN)
+    cluster.rate(THIN, 8)  # a kilobyte a second: no agent comes through that in time
+    began = time.monotonic()
+    report = json.loads(examine(on, hosts, "-o", "json").stdout)
+    first_s = time.monotonic() - began
+    assert first_s < DEADLINE_S
+    assert len(report["hosts"]) == HOSTS and sorted(report["unreached"]) == [THIN, FROZEN]
+    told = {}
+    for finding in report["findings"]:
+        for host in finding["hosts"]:
+            told.setdefault(host, set()).add(finding["code"])
+    assert "unreachable" in told.pop(FROZEN) & told.pop(THIN)
+    assert "npu-smi-hangs" in told.pop(HANGING), report["findings"]
+    assert {"npu-smi-hangs", "hccn-hangs", "answer-late"} & told.pop(TRICKLING), report["findings"]
+    assert not [host for host, codes in told.items() if "answer-late" in codes], told
+    kernel = next(row for row in report["facts"] if row["name"] == "kernel")
+    assert [len(group["hosts"]) for group in kernel["groups"]] == [HOSTS - 2]
+    require_a_sane_screen(examine(on, hosts))
+
+
+def examine(on, hosts, *more) -> "subprocess.CompletedProcess[str]":
+    done = on("doctor", "-H", hosts, "--quick", "--lang", "en", *more, timeout=2 * DEADLINE_S)
+    assert done.returncode in (3, 6), done.stdout + done.stderr
+    return done
+
+
+def require_a_sane_screen(done) -> None:
+    lines = done.stdout.splitlines()
+    assert len(lines) <= MOST_LINES, done.stdout
+    assert "not known  node[1-6,8-41,43-" in done.stdout, done.stdout
+    # every host that is named is named in folded form: nowhere a row of names
+    assert not re.search(r"node\d+, ?node\d+, ?node\d+", done.stdout), done.stdout
+    assert lines[-1].startswith(f"{HOSTS} hosts, 2 not reached"), lines[-1]
