@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -23,6 +24,7 @@ hypothesis.settings.load_profile("ascendrun")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
     real_home = Path.home()
     if (real_home / ".pyenv").is_dir():
         os.environ.setdefault("PYENV_ROOT", str(real_home / ".pyenv"))

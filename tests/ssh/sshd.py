@@ -43,7 +43,9 @@ class Sshd:
         folder.mkdir(parents=True)
         self.folder = folder
         self.host_key_file = make_key(folder / "host_key", kind=host_key)
-        (folder / "authorized_keys").write_text(Path(f"{client_key}.pub").read_text())
+        (folder / "home").mkdir()  # an empty one: startup files of whoever runs the tests are not what is tested
+        key = Path(f"{client_key}.pub").read_text()
+        (folder / "authorized_keys").write_text(f'environment="HOME={folder}/home" {key}')
         (folder / "authorized_keys").chmod(0o600)
         self.options = list(options)
         self.port = 0
@@ -89,7 +91,7 @@ class Sshd:
             f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key_file}",
             f"PidFile {self.folder}/pid", f"AuthorizedKeysFile {self.folder}/authorized_keys",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "LogLevel VERBOSE",
+            "PermitRootLogin yes", "PermitUserEnvironment yes", "LogLevel VERBOSE",
         ]
         if not any(line.startswith("MaxStartups") for line in self.options):
             lines.append("MaxStartups 100:30:200")  # of this one sshd takes the last
