@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Callable, Iterator, List, Mapping, Optional, Tuple
 
 from ascendrun.core.findings import Finding, Severity
@@ -12,7 +13,7 @@ from ascendrun.health.facts import NodeFacts, Unreached
 
 if TYPE_CHECKING:
     from ascendrun.core.jobmodel import JobSpec
-    from ascendrun.core.plan import LaunchPlan
+    from ascendrun.core.plan import LaunchPlan, RankPlan
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class World:
     plan: Optional["LaunchPlan"] = None
     family: Optional[str] = None
     now_s: float = 0.0
+
+    @cached_property
+    def first_ranks(self) -> Mapping[str, "RankPlan"]:
+        """The first rank of each host of the plan; {} without a plan."""
+        return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
 
 
 @dataclass(frozen=True)

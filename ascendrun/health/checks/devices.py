@@ -21,9 +21,8 @@ def npu_nodes(world: World) -> Iterator[Tuple[str, NodeFacts]]:
 
 def planned_devices(world: World, host: str) -> Optional[Tuple[int, ...]]:
     """The device ids that the job gets on the host; None: no plan, or none for this host."""
-    nodes = world.plan.nodes if world.plan is not None else ()
-    ranks = next((node.ranks for node in nodes if node.host == host), ())
-    value = ranks[0].env.get("ASCEND_RT_VISIBLE_DEVICES") if ranks else None
+    first = world.first_ranks.get(host)
+    value = first.env.get("ASCEND_RT_VISIBLE_DEVICES") if first is not None else None
     return effective_ids(value) if value is not None else None
 
 

@@ -29,9 +29,8 @@ def rank_variables(world: World, host: str) -> Dict[str, str]:
     """What a rank on the host would see, as far as known; {} when nothing is."""
     facts = world.facts[host]
     found = dict(facts.environ or {})
-    if world.plan is not None:
-        ranks = next((node.ranks for node in world.plan.nodes if node.host == host), ())
-        for name, value in (ranks[0].env if ranks else {}).items():
+    if host in world.first_ranks:
+        for name, value in world.first_ranks[host].env.items():
             found.setdefault(name, value)  # a set-up may have changed it
     return found
 
