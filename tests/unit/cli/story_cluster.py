@@ -146,7 +146,12 @@ def state(name: str, **changes: Any) -> Step:
 
 
 def says(data: bytes, *ranks: int, stream: str = "out") -> Step:
-    return lambda cluster: [cluster.write(rank, data, stream=stream) for rank in ranks or range(4)] and None
+    """The ranks say it at one moment, however long the files take to write: what is of one moment folds."""
+    def say(cluster: "StoryCluster") -> None:
+        now_s = time.time()
+        for rank in ranks or range(4):
+            cluster.write(rank, data, stream=stream, at_s=now_s)
+    return say
 
 
 def end(name: str, **changes: Any) -> list[Step]:

@@ -25,7 +25,8 @@ def world(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "job.yaml").write_text(
         "name: demo\ncommand: [python, train.py]\nnodes: 2\ndevices: {family: cpu, per_node: 2}\nhostfile: all.hosts\n"
     )
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
+    terminal = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")  # xdist sets the last two
+    kept = {name: value for name, value in os.environ.items() if name not in terminal}
     path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
     return {
         **kept, "ASCENDRUN_STATE_DIR": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
