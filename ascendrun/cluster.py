@@ -400,7 +400,7 @@ def newest_metrics(attempt_dir: Path, job: "Job") -> Optional[Mapping[str, Any]]
             values = json.loads(line)
         except ValueError:
             continue
-        if isinstance(values, dict):
+        if isinstance(values, dict) and not values.get("done"):  # the mark of the end says nothing of the way there
             return values
     return None
 
