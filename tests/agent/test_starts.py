@@ -295,10 +295,11 @@ def test_go_is_repeatable_and_starts_once(node, agent):
     agent.start(node.job(TAG, HOLD))
     first = agent.do("go", tag=TAG, master_port=None, secret_env={})
     assert first == {**agent.do("go", tag=TAG, master_port=None, secret_env={}), "re": first["re"]}
+    agent.wait_told(TAG, "rank_started")
     assert len(agent.do("processes", tag=TAG)["pids"]) == 1
     agent.do("stop", tag=TAG, now=True, grace_s=None)
     agent.wait_ended(TAG)
-    assert len(agent.told(TAG, "supervising")) == 1
+    assert len(agent.told(TAG, "supervising")) == len(agent.told(TAG, "rank_started")) == 1
 
 
 def test_go_by_several_agents_at_once_starts_once(node):
