@@ -20,15 +20,15 @@ class NodeSpool:
     """The copy of one node's files of one attempt. The files' own sizes say how far it is: nothing else to keep."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._events_read = 0
         self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
 
     def offsets(self) -> Dict[str, Dict[str, int]]:
         """{file: {generation: bytes that are here}}, as the agent's `follow` wants it."""
         offsets: Dict[str, Dict[str, int]] = {}
-        if self._folder.is_dir():
-            for entry in os.scandir(self._folder):
+        if self.folder.is_dir():
+            for entry in os.scandir(self.folder):
                 match = PULLED_FILE.match(entry.name)
                 if match:
                     offsets.setdefault(match.group(1), {})[match.group(2)] = entry.stat().st_size
@@ -47,9 +47,9 @@ class NodeSpool:
             self._append(name, offset, data)
 
     def _append(self, name: str, offset: int, data: bytes) -> None:
-        if not self._folder.is_dir():
-            make_spool_dir(self._folder)
-        fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        if not self.folder.is_dir():
+            make_spool_dir(self.folder)
+        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             size = os.fstat(fd).st_size
             if offset > size:
@@ -65,7 +65,7 @@ class NodeSpool:
 
         A torn line (a power cut, a full disk) is passed over, as the node itself does.
         """
-        path = self._folder / "events.0"
+        path = self.folder / "events.0"
         if not path.exists():
             return []
         with open(path, "rb") as file:

@@ -16,6 +16,7 @@ from ascendrun.core.lifecycle import stop_grace_s
 from ascendrun.core.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.asking import Asking, describe_error, describe_reply
+from ascendrun.head.clocks import PING_DEADLINE_S, ClockKeeper, Reading, keep_reading, node_time_of
 from ascendrun.head.collector import NodeSpool, SpoolGap
 from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
@@ -68,6 +69,7 @@ class JobRunner:
         self._asked_sizes: Set[str] = set()
         self._follow_due: Dict[str, float] = {}
         self._stop_due: Dict[str, float] = {}
+        self._clocks = ClockKeeper(self._ping, self._keep_clock)
 
     def link(self, host: str) -> Link:
         return self._desk.links.get(self._host(host))
@@ -196,6 +198,7 @@ class JobRunner:
             del self._follow_due[host]
             if self.link(host).is_up:
                 self._follow(host)
+        self._clocks.tick(host for host in self._spools if self.link(host).is_up)
         if self.job.state is not State.STOPPING and not self.job.unconfirmed:
             return
         for host in [host for host, due in self._stop_due.items() if due <= now]:
@@ -236,6 +239,7 @@ class JobRunner:
     def _follow(self, host: str) -> None:
         fields = {"tag": self.job.tag, "offsets": self.spool(host).offsets()}
         self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
+        self._clocks.measure(host)
         self.take_events(host)
 
     def _follow_heard(self, host: str, reply: Reply) -> None:
@@ -270,6 +274,16 @@ class JobRunner:
             if event is not None:
                 self._feed(event)
 
+    def _ping(self, host: str, heard: Callable[[Optional[int]], None]) -> None:
+        self.link(host).call("ping", {}, deadline_s=PING_DEADLINE_S,
+                             done=lambda reply: heard(node_time_of(reply.header)))
+
+    def _keep_clock(self, host: str, reading: Reading) -> None:
+        try:
+            keep_reading(self.spool(host).folder, reading)
+        except OSError:  # the head's disk is full: the next reading may find room
+            return
+
     # The end: every byte, then the mark that says so
 
     def drain(self) -> None:
@@ -283,6 +297,7 @@ class JobRunner:
                 self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S,
                            then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
+            self._clocks.tick(())
             folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
             make_spool_dir(folder / self.job.hosts[0])
             (folder / SPOOL_COMPLETE).touch(0o600)
@@ -334,6 +349,7 @@ class JobRunner:
         """The record has moved to a new attempt: forget what belonged to the old one."""
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
+        self._clocks = ClockKeeper(self._ping, self._keep_clock)
 
 
 def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
