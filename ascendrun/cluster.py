@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Se
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
+from ascendrun.head.metricsreader import newest_values
 from ascendrun.head.settings import Settings, spool_dir
 
 if TYPE_CHECKING:
@@ -364,7 +363,12 @@ class Cluster:
         return JobView(id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt,
                        hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
                        started_at_s=job.started_at_s, ended_at_s=job.ended_at_s, exit_code=exit_code, file=stored.file,
-                       progress=newest_metrics(spool_dir(self.settings.state_dir, job.id, job.attempt), job))
+                       progress=self._progress(job))
+
+    def _progress(self, job: "Job") -> Optional[Mapping[str, Any]]:
+        host = next((node.host for node in job.nodes if 0 in node.ranks), None)
+        folder = spool_dir(self.settings.state_dir, job.id, job.attempt)
+        return None if host is None else newest_values(folder, 0, host=host)
 
     def _detail(self, stored: "StoredJob", view: JobView, events: Tuple[EventView, ...]) -> JobDetail:
         job = stored.job
@@ -382,27 +386,6 @@ def _rank_view(node: "NodeProgress", rank: int) -> RankView:
     return RankView(rank=rank, host=node.host, pid=node.pids.get(rank), exit_code=end.code if end else None,
                     signal=end.signal if end else None, exited_at_s=end.at_ns / 1e9 if end else None,
                     stopped=end.stopped if end else False, lingers=rank in node.lingering)
-
-
-def newest_metrics(attempt_dir: Path, job: "Job") -> Optional[Mapping[str, Any]]:
-    """The last complete line of rank 0's metrics that is here, None: none yet. What is no object is passed over."""
-    host = next((node.host for node in job.nodes if 0 in node.ranks), None)
-    if host is None:
-        return None
-    try:
-        with open(attempt_dir / host / "rank-0.metrics.0", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            lines = file.read().split(b"\n")[:-1]
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and not values.get("done"):  # the mark of the end says nothing of the way there
-            return values
-    return None
 
 
 def _exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -> ExecResult:

@@ -1,0 +1,129 @@
+"""Lines of a program's metrics file: JSON that nobody vouches for, made into numbers that can be relied on."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+LINE_LIMIT_BYTES = 64 * 1024
+EVENTS = ("start", "resume", "checkpoint", "end")
+_MAY_DIVERGE = ("loss", "grad_norm")
+_NOT_FINITE = re.compile(r"^[+-]?(nan|inf(inity)?)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """One line, as its rank wrote it. None: the line does not say, or says something that is no number.
+
+    `at_s`: UTC by the node's clock. `event`: one of EVENTS, None on the line of a step. `loss` and `grad_norm` may be
+    nan or infinite: the program said so; every other number is finite. Durations are of one step, in seconds;
+    `step_s`: all of it, `data_s`: waiting for input, `comm_s`: waiting for other ranks and their data. `evals`: eval_*
+    by its whole name. `seconds`, `bytes`, `path`: of a checkpoint; on "resume", `path` is what it went on from.
+    `flops_per_step`: of all ranks together; `peak_flops`: of one device.
+    """
+
+    at_s: Optional[float] = None
+    event: Optional[str] = None
+    step: Optional[int] = None
+    total_steps: Optional[int] = None
+    epoch: Optional[float] = None
+    loss: Optional[float] = None
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    samples_per_s: Optional[float] = None
+    mfu: Optional[float] = None
+    step_s: Optional[float] = None
+    data_s: Optional[float] = None
+    forward_s: Optional[float] = None
+    backward_s: Optional[float] = None
+    optimizer_s: Optional[float] = None
+    comm_s: Optional[float] = None
+    memory_bytes: Optional[float] = None
+    world_size: Optional[int] = None
+    parameters: Optional[float] = None
+    flops_per_step: Optional[float] = None
+    peak_flops: Optional[float] = None
+    tokens_per_step: Optional[float] = None
+    seconds: Optional[float] = None
+    bytes: Optional[float] = None
+    path: Optional[str] = None
+    evals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """The program itself wrote a loss or a gradient that is no finite number."""
+        return any(value is not None and not math.isfinite(value) for value in (self.loss, self.grad_norm))
+
+
+_WHOLE = ("step", "total_steps", "world_size")
+_NUMBERS = ("at_s", "epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "step_s", "data_s",
+            "forward_s", "backward_s", "optimizer_s", "comm_s", "memory_bytes", "parameters", "flops_per_step",
+            "peak_flops", "tokens_per_step", "seconds", "bytes")
+_NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
+
+
+def parse_object(line: bytes) -> Optional[Dict[str, Any]]:
+    """The JSON object of a line with its values as they stand, None: torn, too long, or no object."""
+    if len(line) > LINE_LIMIT_BYTES:
+        return None
+    try:
+        values = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def parse_line(line: bytes) -> Optional[MetricsLine]:
+    """What a line says, None: nothing that can be read."""
+    values = parse_object(line)
+    return None if values is None else read_values(values)
+
+
+def read_values(values: Mapping[str, Any]) -> MetricsLine:
+    """The words of a parsed object. A value of the wrong kind counts as not said."""
+    found: Dict[str, Any] = {}
+    for name in _NUMBERS:
+        if name in values:
+            found[name] = _number(name, values[name])
+    for name in _WHOLE:
+        number = _number(name, values.get(name))
+        if number is not None and number == int(number):
+            found[name] = int(number)
+    found["event"], found["path"] = _event(values)
+    if found.get("total_steps") is None and "steps" in values:  # its name in older programs
+        number = _number("total_steps", values["steps"])
+        found["total_steps"] = None if number is None else int(number)
+    evals = {name: _number(name, value) for name, value in values.items() if name.startswith("eval_")}
+    found["evals"] = {name: value for name, value in evals.items() if value is not None}
+    return MetricsLine(**found)
+
+
+def _event(values: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
+    """(event, path), in older programs' words as well: {"checkpoint": PATH} and {"done": true}."""
+    said = values.get("event")
+    event = said if isinstance(said, str) and said in EVENTS else None
+    path = values.get("checkpoint") if event in (None, "resume") else None
+    path = values.get("path") if path is None and event is not None else path
+    if not isinstance(path, str):
+        path = None
+    if event is None and "event" not in values:
+        event = "checkpoint" if path is not None else "end" if values.get("done") is True else None
+    return event, path
+
+
+def _number(name: str, value: Any) -> Optional[float]:
+    if isinstance(value, str) and name in _MAY_DIVERGE and _NOT_FINITE.match(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    if not math.isfinite(number):
+        return number if name in _MAY_DIVERGE else None
+    return None if number < 0 and name in _NEVER_NEGATIVE else number

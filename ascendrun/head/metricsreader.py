@@ -1,0 +1,181 @@
+"""The door to what the programs wrote of themselves: the metrics files in an attempt's spool, whole or as they grow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object
+
+METRICS_FILE = re.compile(r"^rank-(\d+)\.metrics\.(\d+)$")
+CHUNK_BYTES = 1024 * 1024
+TAIL_BYTES = 256 * 1024
+"""What a `MetricsTail` takes of one rank at a time: what is older than that when it looks is of no use to it."""
+READ_BYTES = 64 * 1024 * 1024
+"""What `read_metrics` takes of all ranks together: of each the newest part of that."""
+
+
+def read_metrics(
+    attempt_dir: Path, *, ranks: Optional[Collection[int]] = None, max_bytes: int = READ_BYTES
+) -> Mapping[int, Tuple[MetricsLine, ...]]:
+    """Every rank's lines in the order written; of very long files the newest part, `max_bytes` over all ranks.
+
+    `ranks`: only these. A rank that wrote nothing yet is missing. Lines that cannot be read are passed over.
+    """
+    files = find_metrics(attempt_dir, ranks=ranks)
+    share = max_bytes // max(1, len(files))
+    found = {rank: tuple(iter_lines(paths, last_bytes=share)) for rank, paths in files.items()}
+    return {rank: lines for rank, lines in found.items() if lines}
+
+
+def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Optional[Mapping[str, Any]]:
+    """The last complete line of a step that a rank wrote on `host`, all its keys as they stand; None: none yet.
+
+    With `total_steps` from the line of the start, where only that one tells it.
+    """
+    paths = _find_in([attempt_dir / host], (rank,)).get(rank, ())
+    for path in reversed(paths):
+        for line in reversed(list(_raw_lines(path, last_bytes=LINE_LIMIT_BYTES, whole=True))):
+            values = parse_object(line)
+            if values is None or values.get("done") or "event" in values:  # these say nothing of the way there
+                continue
+            return values if "total_steps" in values else {**_total_steps(paths[0]), **values}
+    return None
+
+
+def _total_steps(path: Path) -> Dict[str, Any]:
+    values = parse_object(_read(path, 0, LINE_LIMIT_BYTES).split(b"\n")[0]) or {}
+    known = values.get("event") == "start" and values.get("total_steps") is not None
+    return {"total_steps": values["total_steps"]} if known else {}
+
+
+def find_metrics(attempt_dir: Path, *, ranks: Optional[Collection[int]] = None) -> Dict[int, Tuple[Path, ...]]:
+    """The metrics files of each rank, the oldest generation first. {}: nothing came yet."""
+    return _find_in(_folders(attempt_dir), ranks)
+
+
+def _find_in(folders: Iterable[Path], ranks: Optional[Collection[int]]) -> Dict[int, Tuple[Path, ...]]:
+    found: Dict[int, List[Tuple[int, Path]]] = {}
+    for folder in folders:
+        for entry in _entries(folder):
+            match = METRICS_FILE.match(entry)
+            if match and (ranks is None or int(match.group(1)) in ranks):
+                found.setdefault(int(match.group(1)), []).append((int(match.group(2)), folder / entry))
+    return {rank: tuple(path for _, path in sorted(files)) for rank, files in sorted(found.items())}
+
+
+def iter_lines(
+    paths: Collection[Path], *, last_bytes: Optional[int] = None, every: int = 1
+) -> Iterator[MetricsLine]:
+    """The lines of one rank's files, in order. `last_bytes`: only what stands in the newest so many of them.
+
+    `every`: of the lines of plain steps only each so-manieth is read; those with an event, an evaluation or a value
+    that is no number are all read, since what they say cannot be guessed from their neighbours.
+    """
+    rest = last_bytes
+    taken: List[Tuple[Path, Optional[int]]] = []
+    for path in reversed(list(paths)):
+        if rest is not None and rest <= 0:
+            break
+        taken.append((path, rest))
+        rest = None if rest is None else rest - _size(path)
+    plain = 0
+    for path, last in reversed(taken):
+        for raw in _raw_lines(path, last_bytes=last):
+            if every > 1 and not any(mark in raw for mark in _ALWAYS):
+                plain += 1
+                if plain % every:
+                    continue
+            line = parse_line(raw)
+            if line is not None:
+                yield line
+
+
+_ALWAYS = (b'"event"', b'"eval_', b'"checkpoint"', b"NaN", b"Infinity", b'"nan', b'"inf')
+
+
+class MetricsTail:
+    """What the ranks of one attempt wrote since one looked last. Keeps an offset for each rank, no open file."""
+
+    def __init__(self, attempt_dir: Path, *, ranks: Optional[Collection[int]] = None) -> None:
+        self._attempt_dir = attempt_dir
+        self._ranks = ranks
+        self._read: Dict[Path, int] = {}
+
+    def new_lines(self) -> Mapping[int, Tuple[MetricsLine, ...]]:
+        """The complete lines since the last call, by rank; ranks without are missing.
+
+        Of a rank that wrote more than TAIL_BYTES meanwhile (or before the first call) only the newest are returned.
+        """
+        found: Dict[int, Tuple[MetricsLine, ...]] = {}
+        for rank, paths in find_metrics(self._attempt_dir, ranks=self._ranks).items():
+            lines = [line for path in paths for line in self._new_of(path)]
+            if lines:
+                found[rank] = tuple(lines)
+        return found
+
+    def _new_of(self, path: Path) -> List[MetricsLine]:
+        begin, size = self._read.get(path, 0), _size(path)
+        if size <= begin:
+            return []
+        start = max(begin, size - TAIL_BYTES)
+        data = _read(path, start, size - start)
+        if start > begin:  # in the middle of a line
+            cut = data.find(b"\n") + 1
+            start, data = start + cut, data[cut:]
+        end = data.rfind(b"\n") + 1
+        self._read[path] = max(begin, start + end)
+        parsed = [parse_line(raw) for raw in data[:end].split(b"\n") if raw]
+        return [line for line in parsed if line is not None]
+
+
+def _raw_lines(path: Path, *, last_bytes: Optional[int], whole: bool = False) -> Iterator[bytes]:
+    """The lines of a file; the first, when it is cut, is left out. `whole`: the last one only with its newline."""
+    size = _size(path)
+    offset = 0 if last_bytes is None else max(0, size - last_bytes)
+    is_cut, rest = offset > 0, b""
+    while offset < size:
+        data = _read(path, offset, min(CHUNK_BYTES, size - offset))
+        if not data:
+            break
+        offset += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[:LINE_LIMIT_BYTES + 1]  # enough to know that it is too long
+        if is_cut and lines:
+            lines, is_cut = lines[1:], False
+        yield from lines
+    if rest and not whole and not is_cut:
+        yield rest
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _folders(attempt_dir: Path) -> List[Path]:
+    try:
+        return sorted(Path(entry.path) for entry in os.scandir(attempt_dir) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _entries(folder: Path) -> List[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
