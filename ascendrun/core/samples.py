@@ -1,9 +1,12 @@
-"""What was measured at one moment: of a device, of a host, of a rank. None: not measured, never 0."""
+"""What was measured at one moment: of a device, of a host, of a rank. None: not measured, never 0.
+
+`at_s` is in UTC seconds by the head's clock, so that hosts can be compared.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,26 @@ class RankSample:
     write_bytes_s: Optional[float] = None
     threads: Optional[int] = None
     state: Optional[str] = None
+
+
+Sample = Union[DeviceSample, HostSample, RankSample]
+
+
+@dataclass(frozen=True)
+class RawText:
+    """What a tool on a host said and nobody understood. `why`: what the parser made of it, or how the tool ended."""
+
+    at_s: float
+    host: str
+    tool: str
+    text: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest sample of every device, host and rank that was asked for."""
+
+    devices: Tuple[DeviceSample, ...] = ()
+    hosts: Tuple[HostSample, ...] = ()
+    ranks: Tuple[RankSample, ...] = ()

@@ -1,0 +1,114 @@
+"""The file of samples: its tables, its versions, and how it is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Tuple
+
+from ascendrun.head.statedir import StoreUnusable
+
+FILE_NAME = "samples.db"
+BUSY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """One coarseness. `step_s` 0: as it came. Its means are in the table KIND_NAME, its peaks in KIND_NAME_peak."""
+
+    name: str
+    step_s: int
+    kept_s: float
+
+
+RAW, MINUTE, TEN_MINUTES = Level("raw", 0, 7200.0), Level("minute", 60, 7 * 86400.0), Level("ten", 600, 90 * 86400.0)
+LEVELS = (RAW, MINUTE, TEN_MINUTES)
+
+_DEVICE = """name, utilisation, memory_used_bytes, memory_total_bytes, power_w, temperature_c, frequency_mhz, health,
+    link_up, link_downs, link_tx_bytes_s, link_rx_bytes_s, ecc_errors, pids, source"""
+_HOST = """cpu, load1, memory_used_bytes, memory_total_bytes, disk_free_bytes, disk_read_bytes_s, disk_write_bytes_s,
+    net_rx_bytes_s, net_tx_bytes_s"""
+_RANK = "pid, device, cpu, rss_bytes, read_bytes_s, write_bytes_s, threads, state"
+
+
+def _make_tables() -> str:
+    """Every kind at every level, alike: a thing, a time, the figures."""
+    tables = []
+    for kind, columns in (("device", _DEVICE), ("host", _HOST), ("rank", _RANK)):
+        for level in ("raw", "minute", "minute_peak", "ten", "ten_peak"):
+            tables.append(f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
+                          " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;")
+    return "\n".join(tables)
+
+
+_MIGRATIONS: Tuple[str, ...] = (
+    _make_tables() + """
+    CREATE TABLE things (
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, family TEXT, device INTEGER, job TEXT,
+        attempt INTEGER, rank INTEGER, newest_s REAL NOT NULL);
+    CREATE INDEX things_by_time ON things (newest_s);
+    CREATE TABLE unsummed (thing INTEGER NOT NULL, at_s REAL NOT NULL, step_s INTEGER NOT NULL,
+        PRIMARY KEY (step_s, at_s, thing)) WITHOUT ROWID;
+    CREATE TABLE pruned (level TEXT PRIMARY KEY, before_s REAL NOT NULL) WITHOUT ROWID;
+    CREATE TABLE progress (source TEXT NOT NULL, generation INTEGER NOT NULL, offset INTEGER NOT NULL,
+        PRIMARY KEY (source, generation)) WITHOUT ROWID;
+    CREATE TABLE raw_texts (
+        id INTEGER PRIMARY KEY, at_s REAL NOT NULL, host TEXT NOT NULL, tool TEXT NOT NULL, text TEXT NOT NULL,
+        why TEXT NOT NULL);
+    CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool)
+    """,
+)
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreUnusable(f"{path}: {error}",
+                            hint="free some space there, or move the file aside to start it afresh; "
+                                 "jobs go on, and what the nodes keep is read later") from error
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+@contextmanager
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    if version_of(connection) > len(_MIGRATIONS):
+        raise StoreUnusable(f"{path} was written by a newer ascendrun (schema {version_of(connection)}, "
+                            f"this one knows {len(_MIGRATIONS)})",
+                            hint="use that version, or move the file aside")
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings the schema to the newest version, each step in one transaction."""
+    refuse_newer(connection, path)
+    for version in range(version_of(connection), len(_MIGRATIONS)):
+        with immediate(connection):
+            if version_of(connection) > version:
+                continue
+            for statement in _MIGRATIONS[version].split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
