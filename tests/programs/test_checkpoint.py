@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from ascendrun.programs.common import checkpoint
+from ascendrun.programs.trainer import checkpoint
 
 STATE = {"weights": torch.arange(1000.0), "step": 3, "history": [{"a": 1.5}]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.programs.common.options import READERS, BadOptions, parse, read_table
+from ascendrun.programs.trainer.options import READERS, BadOptions, parse, read_table
 
 TABLE = Path(__file__).resolve().parents[2] / "ascendrun" / "programs" / "trajectory" / "options.json"
 

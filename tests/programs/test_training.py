@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 import torch
 
-from ascendrun.programs.common import checkpoint
+from ascendrun.programs.trainer import checkpoint
 
 
 def last_state(folder: Path) -> Dict[str, Any]:
@@ -80,7 +80,7 @@ def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start
     run = start("--batch_size=7", "--epochs=12", "--lr=0.01", "--dropout=0", "--hide=0", ranks=2).succeed()
     losses = list(run.losses().values())
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    assert run.metrics(0)[-1] == {"done": True} and run.metrics(1)[-1] == {"done": True}
+    assert run.metrics(0)[-1]["done"] and run.metrics(1)[-1]["done"]
 
 
 def test_metrics_lines_carry_what_the_launcher_shows(start):

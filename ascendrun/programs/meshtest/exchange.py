@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Sequence
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.common.runtime import Runtime
 from ascendrun.programs.meshtest.burn import synchronize
+from ascendrun.programs.trainer.start import Runtime
 
 LATENCY_BYTES = 8
 

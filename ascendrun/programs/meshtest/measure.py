@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ascendrun.programs.common.runtime import Runtime
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
+from ascendrun.programs.trainer.start import Runtime
 
 Options = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from ascendrun.programs.common import options as option_table
+from ascendrun.programs.trainer import options as option_table
 
 OPTIONS = Path(__file__).with_name("options.json")
 
@@ -14,10 +14,10 @@ OPTIONS = Path(__file__).with_name("options.json")
 def main(argv: Sequence[str]) -> None:
     """Ends the process. Wrong options end it with code 2 before torch is imported."""
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
-    from ascendrun.programs.common import runtime
+    from ascendrun.programs.trainer import start
     from ascendrun.programs.trajectory import jobs
     body = jobs.train if options["mode"] == "train" else jobs.classify
-    runtime.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"],
+    start.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"],
                 expected=jobs.EXPECTED)
 
 

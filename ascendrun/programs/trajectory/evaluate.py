@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ascendrun.programs.common.runtime import Runtime
+from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.model import Classifier, pad
 from ascendrun.programs.trajectory.tokens import Encoded
 from ascendrun.programs.trajectory.tracks import Floats

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict
 
-from ascendrun.programs.common.runtime import Runtime
+from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.data import Options, Samples, load_tracks, make_samples
 from ascendrun.programs.trajectory.evaluate import Scores, as_confusion, as_table, majority, predict, score
 from ascendrun.programs.trajectory.model import Classifier, make_model

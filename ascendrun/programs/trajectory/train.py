@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ascendrun.programs.common import checkpoint
-from ascendrun.programs.common.runtime import Runtime
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.batches import augment, epoch_batches, locate, share_of
 from ascendrun.programs.trajectory.data import Options, Samples
 from ascendrun.programs.trajectory.evaluate import predict, score

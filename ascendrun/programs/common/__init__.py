@@ -1,1 +1,0 @@
-"""What every bundled program needs: its options, its process group, its checkpoints."""

@@ -1,0 +1,143 @@
+"""One rank among its peers: how it joins them, and the small exchanges of plain values that training needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Callable, List, MutableMapping, Optional, Sequence, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+HCCL_CONNECT_RANGE_S = (120, 7200)
+"""What HCCL takes for HCCL_CONNECT_TIMEOUT; another value is an error of its own (EI0001)."""
+HCCL_EXEC_DEFAULT_S = 1836
+HCCL_MARGIN_S = 60
+"""HCCL waits 20 s longer than told, to spread the reason of a failure, and 30 s more to find the culprit."""
+
+
+@dataclass
+class Ranks:
+    """This rank among its peers. `control`: a group that carries CPU tensors and Python objects, None: alone."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    control: Optional[dist.ProcessGroup]
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def say(self, text: str) -> None:
+        """Prints from rank 0 only."""
+        if self.is_first:
+            print(text, flush=True)
+
+    def sum(self, values: Sequence[float]) -> List[float]:
+        """Sums over ranks, equal to the last bit on each."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> List[float]:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], how: Any) -> List[float]:
+        if self.control is None:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, how, group=self.control)
+        return [float(value) for value in total]
+
+    def barrier(self) -> None:
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def gather(self, value: T) -> List[T]:
+        """The values of all ranks, in rank order, on every rank."""
+        if self.control is None:
+            return [value]
+        values: List[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def share(self, value: T) -> T:
+        """Rank 0's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""
+        if self.control is None:
+            return value
+        tensors: List[torch.Tensor] = []
+        outline = [take_tensors(value, tensors) if self.is_first else None]
+        dist.broadcast_object_list(outline, src=0, group=self.control)
+        return put_tensors(outline[0], lambda like: self._share_tensor(like, tensors))  # type: ignore[no-any-return]
+
+    def _share_tensor(self, like: "TensorPlace", tensors: List[torch.Tensor]) -> torch.Tensor:
+        tensor = tensors[like.index] if self.is_first else torch.empty(like.shape, dtype=like.dtype)
+        dist.broadcast(tensor, src=0, group=self.control)
+        return tensor
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Stands for a tensor while its outline travels."""
+
+    index: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach().cpu().contiguous())
+        return TensorPlace(len(tensors) - 1, value.shape, value.dtype)
+    if isinstance(value, dict):
+        return {key: take_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [take_tensors(item, tensors) for item in value]
+    return value
+
+
+def put_tensors(value: Any, make: Callable[[TensorPlace], torch.Tensor]) -> Any:
+    if isinstance(value, TensorPlace):
+        return make(value)
+    if isinstance(value, dict):
+        return {key: put_tensors(item, make) for key, item in value.items()}
+    if isinstance(value, list):
+        return [put_tensors(item, make) for item in value]
+    return value
+
+
+def fit_hccl_timeouts(environ: MutableMapping[str, str], timeout_s: float) -> float:
+    """Seconds for the process group that HCCL's own time limits fit into; sets HCCL_CONNECT_TIMEOUT where unset.
+
+    HCCL names the rank that did not come; torch only that it waited. So HCCL must give up first.
+    """
+    low, high = HCCL_CONNECT_RANGE_S
+    environ.setdefault("HCCL_CONNECT_TIMEOUT", str(int(min(max(timeout_s, low), high))))
+    waits = [environ["HCCL_CONNECT_TIMEOUT"], environ.get("HCCL_EXEC_TIMEOUT", str(HCCL_EXEC_DEFAULT_S))]
+    seconds = [float(text) for text in waits if text.replace(".", "", 1).isdigit()]
+    return max([timeout_s, *(wait + HCCL_MARGIN_S for wait in seconds)])
+
+
+def join(rank: int, world: int, backend: str, timeout_s: float) -> dist.ProcessGroup:
+    """Initialises torch.distributed; returns the group for CPU tensors.
+
+    The keys carry the restart count: torchrun keeps one store over restarts, and new ranks would
+    read the addresses of the dead ones.
+    """
+    environ = os.environ
+    if backend == "hccl":
+        timeout_s = fit_hccl_timeouts(environ, timeout_s)
+    timeout = timedelta(seconds=timeout_s)
+    agent_has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world, rank == 0 and not agent_has_store, timeout=timeout)
+    prefix = f"ascendrun-{environ.get('ASCENDRUN_ATTEMPT', '')}-{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    own = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timeout)
+    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    # Rank 0 holds the store: were it to fail before all have joined, its peers would tell of a lost store only.
+    dist.barrier(group=group)
+    return group
