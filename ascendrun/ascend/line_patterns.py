@@ -1,0 +1,95 @@
+"""Patterns for lines of logs: what a program writes, word by word, with names where it puts values.
+
+    "device {device:int} is not available, return[{code:507899|507033}]"
+
+{name} stands for a word, {name:KIND} for one of KINDS, {name:one|other} for one of these texts, {name:=one} for this
+text, {*} for anything up to 200 characters; without a name the value is not kept. Two spaces stand for any number of
+blanks. A pattern does not match inside a word or number of the line. Every gap is bounded, so no line makes a pattern slow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import List, Mapping, Pattern, Tuple
+
+GAP_LIMIT = 200
+KINDS: Mapping[str, str] = {
+    "": r"[^\s\[\](){}<>,;'\"|]{1,200}",
+    "int": r"-?[0-9]{1,20}",
+    "number": r"-?[0-9][0-9.eE+-]{0,20}",
+    "hex": r"(?:0[xX])?[0-9A-Fa-f]{1,32}",
+    "size": r"[0-9][0-9.]{0,20} ?(?:bytes|[KMGT]?i?B)",
+    "list": r"[0-9][0-9, -]{0,200}",
+    "path": r"[^\s'\",;:\[\]]{1,200}",
+    "name": r"[A-Za-z_][A-Za-z0-9_.]{0,120}",
+    "hccl": r"HCCL_[A-Z_]{2,60}",
+    "inside": r"[^\]\)'\"]{1,200}?",
+}
+"""Regular expressions by kind. `inside`: whatever stands between brackets or quotes."""
+
+_PLACE = re.compile(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}")
+_BLANKS = re.compile(r" {2,}")
+_CODE = re.compile(r"[A-Z]{1,4}[0-9]{4,6}")
+
+
+@dataclass(frozen=True)
+class LinePattern:
+    """One pattern. `literals`: the texts that a line must hold, in this order, for the pattern to match."""
+
+    text: str
+    regex: str
+    literals: Tuple[str, ...]
+    names: Tuple[str, ...]
+
+    def compiled(self) -> Pattern[str]:
+        return re.compile(self.regex)
+
+    @property
+    def needle(self) -> str:
+        """A text that every matching line holds; of an error code the part that its kin share, to be looked for once."""
+        longest = max(self.literals, key=len)
+        return longest[:4] if _CODE.fullmatch(longest) else longest
+
+
+def parse_pattern(text: str) -> LinePattern:
+    """Raises ValueError when the text has no fixed part to look for, or names an unknown kind."""
+    pieces: List[str] = []
+    literals: List[str] = []
+    names: List[str] = []
+    at = 0
+    for place in _PLACE.finditer(text):
+        literals += _BLANKS.split(text[at:place.start()])
+        pieces.append(_fixed(text[at:place.start()]))
+        star, name, kind = place[1], place[2] or "", place[3] or ""
+        pieces.append(f".{{0,{GAP_LIMIT}}}?" if star else _gap(name, kind))
+        if kind.startswith("="):
+            literals.append(kind[1:])
+        if name:
+            names.append(name)
+        at = place.end()
+    pieces.append(_fixed(text[at:]))
+    literals = [one for one in [*literals, *_BLANKS.split(text[at:])] if one]
+    if max(map(len, literals), default=0) < 3:
+        raise ValueError(f"{text!r} has no fixed text of three characters or more")
+    regex = _edge(text, r"^(?:\{[a-z_]*:=)?[0-9A-Za-z]", r"(?<![0-9A-Za-z])") + "".join(pieces)
+    regex += _edge(text, r"(?:[0-9A-Za-z]|:=[^{}]*[0-9A-Za-z]\})$", r"(?![0-9A-Za-z])")
+    return LinePattern(text, regex, tuple(literals), tuple(names))
+
+
+def _fixed(text: str) -> str:
+    return r"\s{0,40}".join(map(re.escape, _BLANKS.split(text)))
+
+
+def _gap(name: str, kind: str) -> str:
+    if kind in KINDS:
+        inner = KINDS[kind]
+    elif kind.startswith("=") or "|" in kind:
+        inner = "|".join(map(re.escape, kind.lstrip("=").split("|")))
+    else:
+        raise ValueError(f"{kind!r} is no kind of value; there are {', '.join(sorted(filter(None, KINDS)))}")
+    return f"(?P<{name}>{inner})" if name else f"(?:{inner})"
+
+
+def _edge(text: str, where: str, assertion: str) -> str:
+    return assertion if re.search(where, text) else ""

@@ -1,0 +1,224 @@
+"""What a line of a log means: the catalogue of known errors (signatures.toml), and the search for them.
+
+    for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").says)
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Sequence, Tuple
+
+from ascendrun.ascend.line_patterns import LinePattern, parse_pattern
+
+LANGUAGES = ("en", "zh")
+ROLES = ("cause", "symptom", "consequence", "teardown")
+BLAMES = ("self", "peer", "node", "network", "job")
+RETRIES = ("same", "exclude", "never", "unknown")
+LINE_LIMIT = 16 * 1024
+"""Characters of a line that are looked at."""
+CHUNK_CHARACTERS = 256 * 1024
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+# How the layers write an error code of CANN, and a return code of ACL.
+_CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
+_RETURN_FORMS = ("error code is {code:=%s}", "rror code={code:=%s}", "rrCode={code:=%s}", "retCode={code:=%s}",
+                 "rtCode={code:=%s}", "ret[{code:=%s}]", "return[{code:=%s}]")
+
+
+@dataclass(frozen=True)
+class Words:
+    """`says`: the fact. `cause`: where it usually comes from. `advice`: the way out."""
+
+    says: str
+    cause: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One known error.
+
+    `strength` 0-100: how surely such a line names the reason why a job ended; of several, the strongest counts first.
+    `blames`: whom: the rank that wrote it, another rank, its node, the network, or the job as it was written.
+    `retry`: whether another attempt helps: on the same nodes, without this node, never, or not known.
+    `also`: codes of other signatures that rightly match this one's examples too, and are weaker.
+    `is_verified`: False where the text was never seen in a real log nor in the vendor's documents or source.
+    """
+
+    code: str
+    family: str
+    role: str
+    strength: int
+    blames: str
+    retry: str
+    texts: Mapping[str, Words]
+    patterns: Tuple[str, ...]
+    unless: Tuple[str, ...]
+    examples: Tuple[str, ...]
+    counters: Tuple[str, ...]
+    also: Tuple[str, ...]
+    source: str
+    is_verified: bool
+
+    def words(self, lang: str = "en", values: Optional[Mapping[str, str]] = None) -> Words:
+        """In `lang`, English where there is no such language; {name} stands filled where `values` has the name."""
+        words = self.texts.get(lang) or self.texts["en"]
+        return Words(*(_fill(text, values or {}) for text in (words.says, words.cause, words.advice)))
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line that is known. `text`: as looked at, cut at LINE_LIMIT. `values`: what stood in the pattern's gaps."""
+
+    signature: Signature
+    line: int
+    text: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self, lang: str = "en") -> Words:
+        return self.signature.words(lang, self.values)
+
+
+def signatures() -> Tuple[Signature, ...]:
+    """All rows, in the order of the file."""
+    return tuple(_catalogue().rows)
+
+
+def signature_of(code: str) -> Optional[Signature]:
+    """By its code, whatever the case; None when there is no such row."""
+    return _catalogue().by_code.get(code.strip().lower())
+
+
+def describe(code: str, lang: str = "en") -> Optional[Words]:
+    """The words of a code for who asks without a log; None: unknown code."""
+    row = signature_of(code)
+    return None if row is None else row.words(lang)
+
+
+def scan(lines: Iterable[Tuple[int, str]]) -> Iterator[Hit]:
+    """The known ones among numbered lines, in their order; of one line the strongest first, each signature once.
+
+    Reads ahead up to CHUNK_CHARACTERS before it answers.
+    """
+    catalogue = _catalogue()
+    numbers: List[int] = []
+    texts: List[str] = []
+    size = 0
+    for number, text in lines:
+        if len(text) > LINE_LIMIT:
+            text = text[:LINE_LIMIT]
+        numbers.append(number)
+        texts.append(text)
+        size += len(text)
+        if size >= CHUNK_CHARACTERS:
+            yield from catalogue.search(numbers, texts)
+            numbers, texts, size = [], [], 0
+    yield from catalogue.search(numbers, texts)
+
+
+def strongest(hits: Iterable[Hit]) -> Optional[Hit]:
+    """The one that most surely names the reason, the earliest among equals; None of none."""
+    return max(hits, key=lambda hit: (hit.signature.strength, -hit.line), default=None)
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+class _Matcher:
+    """One pattern of one row; its regular expression is made when a line first needs it."""
+
+    __slots__ = ("row", "pattern", "_regex")
+
+    def __init__(self, row: Signature, pattern: LinePattern) -> None:
+        self.row = row
+        self.pattern = pattern
+        self._regex: Optional[Pattern[str]] = None
+
+    def values(self, text: str) -> Optional[Mapping[str, str]]:
+        """What stands in the gaps; None when the line is another one."""
+        if self._regex is None:
+            self._regex = self.pattern.compiled()
+        found = self._regex.search(text)
+        if found is None or any(word in text for word in self.row.unless):
+            return None
+        return {name: value for name, value in found.groupdict().items() if value}
+
+
+class _Catalogue:
+    def __init__(self, rows: Sequence[Signature]) -> None:
+        self.rows = rows
+        self.by_code = {row.code.lower(): row for row in rows}
+        self._needles = _group_by_needle([_Matcher(row, parse_pattern(text)) for row in rows for text in row.patterns])
+
+    def search(self, numbers: Sequence[int], texts: Sequence[str]) -> Iterator[Hit]:
+        for index, matchers in sorted(self._candidates(texts).items()):
+            best: Dict[str, Hit] = {}
+            for matcher in matchers:
+                code = matcher.row.code
+                if code in best:
+                    continue
+                values = matcher.values(texts[index])
+                if values is not None:
+                    best[code] = Hit(matcher.row, numbers[index], texts[index], values)
+            yield from sorted(best.values(), key=lambda hit: -hit.signature.strength)
+
+    def _candidates(self, texts: Sequence[str]) -> Dict[int, List[_Matcher]]:
+        """Lines by index that hold a needle, with the patterns to try; one search per needle, not one per line."""
+        joined = "\n".join(texts)
+        starts: List[int] = []
+        found: Dict[int, List[_Matcher]] = {}
+        for needle, matchers in self._needles.items():
+            at = joined.find(needle)
+            if at >= 0 and not starts:
+                starts = _starts(texts)
+            while at >= 0:
+                index = bisect_right(starts, at) - 1
+                found.setdefault(index, []).extend(matchers)
+                at = joined.find(needle, starts[index] + len(texts[index]))
+        return found
+
+
+def _starts(texts: Sequence[str]) -> List[int]:
+    starts, at = [], 0
+    for text in texts:
+        starts.append(at)
+        at += len(text) + 1
+    return starts
+
+
+def _group_by_needle(matchers: Sequence[_Matcher]) -> Dict[str, List[_Matcher]]:
+    """Patterns by a text that each of them needs: the shortest of all their longest texts that it holds too."""
+    grouped: Dict[str, List[_Matcher]] = {}
+    for matcher in sorted(matchers, key=lambda one: len(one.pattern.needle)):
+        shared = (needle for needle in grouped if any(needle in part for part in matcher.pattern.literals))
+        grouped.setdefault(next(shared, matcher.pattern.needle), []).append(matcher)
+    return grouped
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> _Catalogue:
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    text = resources.files(__package__ or "").joinpath("signatures.toml").read_text(encoding="utf-8")
+    return _Catalogue([_read_row(row) for row in toml.loads(text)["signature"]])
+
+
+def _read_row(row: Mapping[str, Any]) -> Signature:
+    patterns = list(row.get("patterns", ()))
+    patterns += [form % code for code in row.get("error_codes", ()) for form in _CODE_FORMS]
+    patterns += [form % code for code in row.get("return_codes", ()) for form in _RETURN_FORMS]
+    return Signature(
+        code=row["code"], family=row["family"], role=row["role"], strength=row["strength"], blames=row["blames"],
+        retry=row["retry"], texts={lang: Words(**row[lang]) for lang in LANGUAGES}, patterns=tuple(patterns),
+        unless=tuple(row.get("unless", ())), examples=tuple(row["examples"]), counters=tuple(row["counters"]),
+        also=tuple(row.get("also", ())), source=row["source"], is_verified=row.get("verified", True),
+    )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda place: values.get(place[1], "…"), text)
