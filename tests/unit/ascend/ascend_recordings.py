@@ -15,6 +15,7 @@ from ascendrun.ascend import (
     npu_smi_board,
     npu_smi_lists,
     npu_smi_views,
+    nvidia_smi,
     rank_table,
 )
 
@@ -53,6 +54,8 @@ TOOLS = {
     "hw-stats": hccn_counters.parse_hw_stats,
     "optical": hccn_counters.parse_optical,
     "routes": hccn_counters.parse_routes,
+    "nvidia-gpus": nvidia_smi.parse_gpus,
+    "nvidia-apps": nvidia_smi.parse_apps,
 }
 FILES = {
     "driver": install.parse_driver,

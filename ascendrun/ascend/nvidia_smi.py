@@ -1,0 +1,152 @@
+"""What `nvidia-smi --query-… --format=csv` prints, for nodes with GPUs: they are watched as NPUs are.
+
+    parse_gpus(text) -> Gpus        of  nvidia-smi --query-gpu=GPU_FIELDS --format=csv
+    parse_apps(text) -> GpuApps     of  nvidia-smi --query-compute-apps=APP_FIELDS --format=csv
+
+Columns are found by their names in the first line, numbers are read with the unit that stands behind them (with
+`nounits`: in the first line). What the tool says instead of a value ([N/A], [Not Supported], …) is None.
+Megabytes are the tool's MiB: 2**20 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.ascend.reading import lines_of, read_float, read_int, shown, unparsed_of
+
+GPU_FIELDS = ("index", "pci.bus_id", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",
+              "temperature.gpu", "clocks.sm", "ecc.errors.uncorrected.volatile.total")
+"""All are known to drivers of the last ten years: of one unknown field the tool answers nothing at all."""
+APP_FIELDS = ("gpu_bus_id", "pid", "used_memory")
+
+_RENAMED = {"clocks.current.sm": "clocks.sm", "used_gpu_memory": "used_memory", "gpu_name": "name"}
+"""Names that the first line has for the fields that were asked for."""
+_NAME = re.compile(r"([a-z_.]+)(?: \[([A-Za-z%/]+)\])?")
+_ABSENT = re.compile(r"\[.*\]|N/A|Not Supported|Not Found", re.DOTALL)
+_MOST_MIB = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. None: not asked, not supported by it, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
+
+    index: int
+    bus_id: Optional[str] = None
+    name: Optional[str] = None
+    utilisation_percent: Optional[int] = None
+    memory_used_mb: Optional[int] = None
+    memory_total_mb: Optional[int] = None
+    power_w: Optional[float] = None
+    temperature_c: Optional[int] = None
+    sm_mhz: Optional[int] = None
+    ecc_errors: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """`gpus` None: this is no such table, `unparsed` is what was said instead."""
+
+    gpus: Optional[Tuple[Gpu, ...]]
+    unparsed: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GpuApp:
+    """One process that computes on the GPU at `bus_id`."""
+
+    bus_id: str
+    pid: int
+    memory_mb: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class GpuApps:
+    """`apps` None: this is no such table; (): nobody computes."""
+
+    apps: Optional[Tuple[GpuApp, ...]]
+    unparsed: Tuple[str, ...]
+
+
+def parse_gpus(text: str) -> Gpus:
+    """Never raises."""
+    rows, odd = _rows(text, "index")
+    if rows is None:
+        return Gpus(None, odd)
+    gpus: Dict[int, Gpu] = {}
+    bad: List[str] = []
+    for line, row in rows:
+        gpu = _gpu(row)
+        if gpu is None or gpu.index in gpus:
+            bad.append(line)
+        else:
+            gpus[gpu.index] = gpu
+    return Gpus(tuple(gpus.values()), unparsed_of([*odd, *bad]))
+
+
+def parse_apps(text: str) -> GpuApps:
+    """Never raises."""
+    rows, odd = _rows(text, "pid")
+    if rows is None:
+        return GpuApps(None, odd)
+    apps: List[GpuApp] = []
+    bad: List[str] = []
+    for line, row in rows:
+        pid, bus_id = read_int(row.get("pid", ""), 1, 2**22), _word(row, "gpu_bus_id")
+        if pid is None or bus_id is None:
+            bad.append(line)
+        else:
+            apps.append(GpuApp(bus_id, pid, _whole(row, "used_memory", _MOST_MIB)))
+    return GpuApps(tuple(apps), unparsed_of([*odd, *bad]))
+
+
+def _gpu(row: Mapping[str, str]) -> Optional[Gpu]:
+    index = read_int(row.get("index", ""), 0, 9999)
+    if index is None:
+        return None
+    return Gpu(index, bus_id=_word(row, "pci.bus_id"), name=_word(row, "name"),
+               utilisation_percent=_whole(row, "utilization.gpu", 100),
+               memory_used_mb=_whole(row, "memory.used", _MOST_MIB),
+               memory_total_mb=_whole(row, "memory.total", _MOST_MIB),
+               power_w=_decimal(row, "power.draw", 1e5), temperature_c=_whole(row, "temperature.gpu", 300),
+               sm_mhz=_whole(row, "clocks.sm", 100_000),
+               ecc_errors=_whole(row, "ecc.errors.uncorrected.volatile.total", 2**62))
+
+
+def _rows(text: str, key: str) -> Tuple[Optional[List[Tuple[str, Mapping[str, str]]]], Tuple[str, ...]]:
+    """(line, {column: value}) of each line below the one that names the columns; None: no line names `key`."""
+    lines = [line for line in lines_of(text) if line.strip()]
+    places = [place for place, line in enumerate(lines) if key in _columns(line)]
+    if not places:
+        return None, unparsed_of(lines)
+    columns = _columns(lines[places[0]])
+    rows: List[Tuple[str, Mapping[str, str]]] = []
+    odd = list(lines[:places[0]])
+    for line in lines[places[0] + 1:]:
+        values = [value.strip() for value in shown(line).split(",")]
+        if len(values) != len(columns) or shown(line) != line:  # cut: its last value may be half of one
+            odd.append(line)
+        else:
+            rows.append((line, dict(zip(columns, values))))
+    return rows, unparsed_of(odd)
+
+
+def _columns(line: str) -> Sequence[str]:
+    matches = [_NAME.fullmatch(part.strip()) for part in shown(line).split(",")]
+    if not all(matches):
+        return ()
+    return [_RENAMED.get(match[1], match[1]) for match in matches if match]
+
+
+def _word(row: Mapping[str, str], name: str) -> Optional[str]:
+    value = row.get(name, "")
+    return None if not value or _ABSENT.fullmatch(value) else value
+
+
+def _whole(row: Mapping[str, str], name: str, high: int) -> Optional[int]:
+    return read_int((row.get(name) or "").partition(" ")[0], 0, high)
+
+
+def _decimal(row: Mapping[str, str], name: str, high: float) -> Optional[float]:
+    return read_float((row.get(name) or "").partition(" ")[0], 0.0, high)
