@@ -12,12 +12,13 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.control import Answer, ControlServer, error_answer
 from ascendrun.head.errands import Errands
+from ascendrun.head.gathered import wishes_dir
 from ascendrun.head.links import Links
 from ascendrun.head.remote import Link, LinkListener
 from ascendrun.head.statedir import StoreUnusable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ascendrun.core.job import Event, Job
     from ascendrun.core.lifecycle import Step
     from ascendrun.core.schedule import Claim
+    from ascendrun.head.gathering import Gatherer
     from ascendrun.head.jobrunner import JobRunner
     from ascendrun.head.submission import Submission
 
@@ -67,6 +69,7 @@ class Controller:
                                 on_event=self._on_link_event)
         self._links = Links(backend, image, listener)
         self._errands = Errands(self._links, self.post)
+        self._gatherer: Optional["Gatherer"] = None
         self._runners: Dict[str, "JobRunner"] = {}
         self._claims: Dict[str, Tuple["Claim", ...]] = {}
         self._server = ControlServer(state_dir, self._on_request)
@@ -81,6 +84,8 @@ class Controller:
         self.post(lambda: self._serve(op, header, answer))
 
     def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+        if header.get("event") == "gathered" and self._gatherer is not None:
+            self._gatherer.take(link, header, body)
         if header.get("event") not in ("data", "follow_failed"):
             return
         for runner in tuple(self._runners.values()):
@@ -100,6 +105,8 @@ class Controller:
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         for stored in self._store.live_jobs():
             self._guard(partial(self._adopt, stored))
+        if wishes_dir(self._state_dir).is_dir():
+            self._guard(self._gathering().resume)
         self._server.start()
         next_tick = time.monotonic()
         try:
@@ -235,6 +242,7 @@ class Controller:
 
     def _take(self, runner: "JobRunner", step: "Step") -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
+        before = runner.job
         if step.job != runner.job:
             lines = [("state", f"{move.target.value}: {move.reason}") for move in step.moves]
             lines += [("note", note) for note in step.notes]
@@ -248,8 +256,25 @@ class Controller:
         for action in step.actions:
             runner.perform(action)
         failpoint("controller.after_actions")
+        if step.moves:
+            self._gather_after(before, step)
         if step.moves and step.job.is_over:
             runner.drain()
+
+    def _gather_after(self, before: "Job", step: "Step") -> None:
+        """What may explain a failure is asked for at once: logs rotate, and devices recover."""
+        from ascendrun.head.gathering import failed_attempt
+        attempt = failed_attempt(before, step.job, step.moves)
+        if attempt is not None:
+            self._guard(partial(self._gathering().gather, before.id, attempt))
+
+    def _gathering(self) -> "Gatherer":
+        if self._gatherer is None:
+            from ascendrun.head.gathering import Gatherer
+            from ascendrun.head.submission import load_subject
+            self._gatherer = Gatherer(self._state_dir, self._links, self.post,
+                                      lambda job_id: load_subject(self._store.find(job_id)))
+        return self._gatherer
 
     def _adopt(self, stored: StoredJob) -> None:
         from ascendrun.core.lifecycle import resume
@@ -285,6 +310,8 @@ class Controller:
             if host is not None:
                 runner.on_up(host)
         self._errands.on_up()
+        if self._gatherer is not None:
+            self._gatherer.on_up(link)
 
     def _on_down(self, link: Link, error: AscendrunError) -> None:
         for runner in tuple(self._runners.values()):
@@ -301,6 +328,7 @@ class Controller:
             serve = {"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
                      "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
                      "survey": self._errands.survey,
+                     "gather": lambda header, answer: self._gathering().serve(header, answer),
                      "status": self._status, "shutdown": self._shutdown}[op]
         except KeyError:
             hint = "it may be of another version: `ascendrun controller stop`"

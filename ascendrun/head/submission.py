@@ -15,6 +15,7 @@ from ascendrun.node.layout import make_run
 
 if TYPE_CHECKING:
     from ascendrun.core.spec import JobSpec
+    from ascendrun.head.gathering import Subject
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ class Submission:
     def from_stored(cls, stored: StoredJob) -> "Submission":
         return cls(key=stored.key, spec=_load_spec(stored.spec), hosts=load_hosts(stored.hosts),
                    trees=_load_trees(stored.trees), file=stored.file)
+
+
+def load_subject(stored: StoredJob) -> "Subject":
+    """What must be known of a stored job to gather things from its hosts."""
+    from ascendrun.head.gathering import Subject
+    submission = Submission.from_stored(stored)
+    return Subject(stored.job.id, stored.job.run, submission.spec.devices.family, stored.job.attempt,
+                   submission.hosts)
 
 
 def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:

@@ -138,6 +138,7 @@ class Agent:
             "probe": Operation(simple(self._probe), "own", 30),
             "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
             "survey": Operation(simple(self._survey), "own", None),
+            "gather": Operation(simple(self._gather), "own", None),
         }
 
     def _probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
@@ -147,6 +148,11 @@ class Agent:
     def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.survey import Surveys
         return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
+
+    def _gather(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        from ascendrun.node.gather import Gathering
+        return Gathering(self._root, request, login=self._clean_login, commands=self._commands(),
+                         send=self.outbox.send).run()
 
     def run(self) -> int:
         """Until the input ends, `bye`, or nonsense arrives."""

@@ -1,0 +1,108 @@
+"""Which files, which parts of them and which lines are worth gathering; knows no attempt and sends nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Mapping, Optional, Set, Tuple
+
+HEAD_BYTES = 256 << 10
+"""Of a file that is too long so much of its beginning is kept: settings stand there; the rest is its end."""
+MOST_LOOKED_AT = 20000
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+_KERNEL_STAMP = re.compile(rb"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
+
+
+def expand_first(bases: List[str], environ: Mapping[str, str]) -> Optional[str]:
+    """The first base whose variables are all set and not empty, absolute; None: there is none."""
+    for base in bases:
+        names = [name.strip("{}") for name in _VARIABLE.findall(base)] + (["HOME"] if base.startswith("~") else [])
+        if not all(environ.get(name) for name in names):
+            continue
+        if base.startswith("~/"):
+            base = environ["HOME"] + base[1:]
+        path = _VARIABLE.sub(lambda match: environ[match.group(1).strip("{}")], base)
+        if os.path.isabs(path):
+            return path
+    return None
+
+
+def walk(base: str, patterns: List[str], deadline: float) -> Iterator[Tuple[str, os.stat_result]]:
+    """Regular files that match one of `patterns` ("debug/plog/plog-*.log") and lie below `base` themselves: a link
+    below it is not followed, `base` itself may be one."""
+    looked_at = 0
+    seen: Set[str] = set()
+    for pattern in patterns:
+        folders = [os.path.realpath(base)]
+        *parents, last = pattern.split("/")
+        for part in parents:
+            folders = [entry.path for folder in folders for entry in _entries(folder)
+                       if fnmatch.fnmatchcase(entry.name, part) and entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            for entry in _entries(folder):
+                looked_at += 1
+                if looked_at > MOST_LOOKED_AT or time.monotonic() > deadline:
+                    return
+                if not fnmatch.fnmatchcase(entry.name, last) or entry.path in seen:
+                    continue
+                try:
+                    facts = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISREG(facts.st_mode):
+                    seen.add(entry.path)
+                    yield entry.path, facts
+
+
+def _entries(folder: str) -> List[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def choose_parts(size: int, room: int) -> Tuple[List[Tuple[int, int]], int]:
+    """Which (start, count) of a file are sent when there is room for so much, and how many bytes are left out.
+
+    All of it; else its beginning and, most of all, its end.
+    """
+    if size <= room:
+        return [(0, size)], 0
+    head = min(HEAD_BYTES, room // 4)
+    return [(0, head), (size - (room - head), room - head)], size - room
+
+
+def excerpt(text: bytes, patterns: List[str], *, around: int) -> bytes:
+    """The lines in which one of the patterns is found, and so many about each; `...` where lines were left out."""
+    search = re.compile("|".join("(?:%s)" % pattern for pattern in patterns).encode("utf-8"), re.IGNORECASE).search
+    lines = text.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    wanted = sorted({near for at, line in enumerate(lines) if search(line)
+                     for near in range(max(0, at - around), min(len(lines), at + around + 1))})
+    out: List[bytes] = []
+    for before, at in zip([-1] + wanted, wanted):
+        if at != before + 1 and out:
+            out.append(b"...")
+        out.append(lines[at])
+    return b"".join(line + b"\n" for line in out)
+
+
+def since_kernel_time(text: bytes, since_s: float) -> bytes:
+    """Without lines from before `since_s`, by the clock of the kernel; one without a stamp goes with its neighbour."""
+    kept = []
+    passes = False
+    for line in text.split(b"\n"):
+        match = _KERNEL_STAMP.match(line)
+        if match:
+            passes = float(match.group(1)) >= since_s
+        if passes:
+            kept.append(line)
+    return b"\n".join(kept)

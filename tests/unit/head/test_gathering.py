@@ -1,0 +1,189 @@
+"""What nodes give after a failure lands whole beside the logs, or is asked for again; the node names no path of ours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+import pytest
+
+from ascendrun.core.hosts import Host
+from ascendrun.core.job import Cause, Job, State
+from ascendrun.core.lifecycle import Move
+from ascendrun.head.gathered import hosts_awaited, hosts_gathered, read_gathered
+from ascendrun.head.gathering import Gatherer, Subject, failed_attempt, items_for
+from ascendrun.head.remote import Reply
+from ascendrun.head.settings import spool_dir
+
+JOB = Job(id="j-0001", name="demo", run="head-j-0001", hosts=("n1", "n2"), grace_s=1.0, start_s=1.0, created_at_s=0.0)
+HOSTS = (Host(name="n1"), Host(name="n2"))
+
+
+class FakeLink:
+    """A host whose answers the test gives."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.is_up = False
+        self.calls: list[tuple[str, Mapping[str, Any], Callable[[Reply], None]]] = []
+
+    def call(self, op: str, fields: Mapping[str, Any], *, deadline_s: float, done: Callable[[Reply], None]) -> None:
+        self.calls.append((op, fields, done))
+
+
+class World:
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        state_dir.mkdir(exist_ok=True)
+        self.links = {host: FakeLink(host) for host in HOSTS}
+        self.gatherer = self.start()
+
+    def get(self, host: Host) -> FakeLink:
+        return self.links[host]
+
+    def start(self) -> Gatherer:
+        subject = Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
+        return Gatherer(self.state_dir, self, lambda call: call(), lambda job_id: subject)  # type: ignore[arg-type]
+
+    def come_up(self, name: str) -> FakeLink:
+        link = self.links[Host(name=name)]
+        link.is_up = True
+        self.gatherer.on_up(link)  # type: ignore[arg-type]
+        return link
+
+    def say(self, link: FakeLink, name: str, file: str, data: bytes, *, offset: int = 0) -> None:
+        header = {"event": "gathered", "tag": "head-j-0001.1", "name": name, "file": file, "offset": offset}
+        self.gatherer.take(link, header, data)  # type: ignore[arg-type]
+
+    def end(self, link: FakeLink, *files: Mapping[str, Any], error: Optional[Mapping[str, Any]] = None) -> None:
+        header = {"files": list(files), "problems": [{"name": "hccn", "text": "no such command: hccn_tool"}],
+                  "at_ns": 7 * 10**9, "start_ns": 5 * 10**9, "boot_ns": 10**9}
+        link.calls.pop(0)[2](Reply(header, b"", error))
+
+    @property
+    def attempt_dir(self) -> Path:
+        return spool_dir(self.state_dir, "j-0001", 1)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state")
+
+
+def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
+    world.gatherer.gather("j-0001", 1)
+    link = world.come_up("n1")
+    assert link.calls[0][0] == "gather" and link.calls[0][1]["tag"] == "head-j-0001.1"
+    world.say(link, "plog", "debug/plog/plog-1_2.log", b"hello ")
+    world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
+    assert read_gathered(world.attempt_dir, "n1").at_s is None
+    assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1", "n2")
+    world.end(link, {"name": "plog", "file": "debug/plog/plog-1_2.log", "source": "/root/ascend/log/x", "bytes": 11,
+                     "of_bytes": 11, "mtime_ns": 6 * 10**9, "is_ours": True})
+    found = read_gathered(world.attempt_dir, "n1")
+    (file,) = found.of("plog")
+    assert file.path.read_bytes() == b"hello world" and (file.mtime_s, file.is_ours) == (6.0, True)
+    assert (found.at_s, found.start_s, found.boot_s) == (7.0, 5.0, 1.0)
+    assert found.problems == (("hccn", "no such command: hccn_tool"),)
+    assert hosts_gathered(world.attempt_dir) == ("n1",)
+    assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n2",)
+
+
+def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -> None:
+    world.gatherer.gather("j-0001", 1)
+    world.gatherer = world.start()
+    world.gatherer.resume()
+    world.end(world.come_up("n2"))
+    assert hosts_gathered(world.attempt_dir) == ("n2",)
+    assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1",)
+
+
+def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World) -> None:
+    world.gatherer.gather("j-0001", 1)
+    link = world.come_up("n1")
+    world.say(link, "plog", "half", b"half")
+    link.is_up = False
+    world.end(link, error={"code": "link-lost", "message": "gone"})
+    assert [path.name for path in (world.attempt_dir / "n1").iterdir()] == []
+    world.come_up("n1")
+    world.say(link, "plog", "whole", b"whole")
+    world.end(link, {"name": "plog", "file": "whole", "bytes": 5})
+    assert [file.path.read_bytes() for file in read_gathered(world.attempt_dir, "n1").files] == [b"whole"]
+
+
+def test_a_later_look_replaces_the_earlier_one(world: World) -> None:
+    for text in (b"first", b"second"):
+        world.gatherer.gather("j-0001", 1)
+        link = world.come_up("n1")
+        world.say(link, "dmesg", f"{text.decode()}.txt", text)
+        world.end(link, {"name": "dmesg", "file": f"{text.decode()}.txt", "bytes": len(text)})
+    assert [file.file for file in read_gathered(world.attempt_dir, "n1").files] == ["second.txt"]
+    assert [path.name for path in (world.attempt_dir / "n1").iterdir()] == ["gathered"]
+
+
+@pytest.mark.parametrize("file", ["../../../../etc/x", "/etc/x", "..", "a/../../b", ".hidden", "index.json", "a\0b", ""])
+def test_a_node_cannot_name_a_file_outside_its_folder(world: World, file: str) -> None:
+    world.gatherer.gather("j-0001", 1)
+    link = world.come_up("n1")
+    world.say(link, "plog", file, b"x")
+    world.say(link, "../plog", "x", b"x")
+    world.end(link, {"name": "plog", "file": file, "bytes": 1}, {"name": "../plog", "file": "x", "bytes": 1})
+    (one,) = read_gathered(world.attempt_dir, "n1").files
+    assert one.path.read_bytes() == b"x"
+    assert (world.attempt_dir / "n1" / "gathered" / "plog").resolve() in one.path.resolve().parents
+
+
+def test_two_files_whose_safe_names_are_the_same_stay_two(world: World) -> None:
+    world.gatherer.gather("j-0001", 1)
+    link = world.come_up("n1")
+    world.say(link, "plog", "a b", b"1")
+    world.say(link, "plog", "a_b", b"2")
+    world.end(link, {"name": "plog", "file": "a b", "bytes": 1}, {"name": "plog", "file": "a_b", "bytes": 1})
+    assert [file.path.read_bytes() for file in read_gathered(world.attempt_dir, "n1").files] == [b"1", b"2"]
+
+
+def test_somebody_who_waits_hears_of_every_host(world: World) -> None:
+    said: list[tuple[str, Optional[str], bool]] = []
+    world.gatherer.serve({"job": "j-0001", "attempt": 1},
+                         lambda header, body, last: said.append((header["host"], header["problem"], last)))
+    world.end(world.come_up("n1"))
+    world.end(world.come_up("n2"), error={"code": "unknown-op", "message": "this agent knows no operation 'gather'"})
+    assert said == [("n1", None, False), ("n2", "this agent knows no operation 'gather'", True)]
+    assert hosts_awaited(world.state_dir, "j-0001", 1) == ()
+
+
+def test_an_index_that_is_torn_reads_as_nothing_gathered(world: World) -> None:
+    folder = world.attempt_dir / "n1" / "gathered"
+    folder.mkdir(parents=True)
+    (folder / "index.json").write_text(json.dumps({"files": [{}], "problems": []}))
+    assert read_gathered(world.attempt_dir, "n1").at_s is None
+
+
+def ended(target: State, cause: Cause, *, told: bool = True) -> Optional[int]:
+    after = replace(JOB, state=target, cause=cause, told_at_s=1.0 if told else None, attempt=3)
+    return failed_attempt(after, after, [Move(State.STOPPING, target, 2.0, "x")])
+
+
+def test_a_failure_after_the_start_is_looked_into_and_nothing_else() -> None:
+    assert ended(State.FAILED, Cause.FAILURE) == 3
+    assert ended(State.FAILED, Cause.NODE_LOST) == 3
+    assert ended(State.FAILED, Cause.REFUSED, told=False) is None
+    assert ended(State.STOPPED, Cause.USER) is None
+    assert ended(State.SUCCEEDED, Cause.FAILURE) is None
+
+
+def test_an_attempt_that_is_tried_again_is_looked_into_under_its_own_number() -> None:
+    before = replace(JOB, state=State.STOPPING, cause=Cause.FAILURE, told_at_s=1.0, attempt=1)
+    after = replace(before, state=State.QUEUED, cause=None, told_at_s=None, attempt=2)
+    moves = [Move(State.STOPPING, State.BACKOFF, 2.0, "x"), Move(State.BACKOFF, State.QUEUED, 2.0, "x")]
+    assert failed_attempt(before, after, moves) == 1
+
+
+@pytest.mark.parametrize("family", ["npu", "cuda", "cpu", "auto"])
+def test_every_item_is_one_that_a_node_understands(family: str) -> None:
+    for item in items_for(family):
+        assert {"glob": {"bases", "patterns"}, "list": {"bases", "patterns", "file"},
+                "argv": {"commands", "file"}}[item["kind"]] <= set(item)
+        assert json.loads(json.dumps(item)) == item
