@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
+    from ascendrun.head.noticesettings import NoticeSettings
 
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 FILE_LIMIT_BYTES = 64 * 1024
+NOTICE_BLOCKS = ("notify", "hook", "deadman")
+"""Of a settings file; what stands in them is the matter of head/noticesettings.py."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Settings:
     `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
     `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
     `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
+    `notices`: who is told of what, None: nobody.
     """
 
     state_dir: Path
@@ -31,6 +35,7 @@ class Settings:
     timeout_s: float = 60.0
     transport: str = "auto"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    notices: Optional[NoticeSettings] = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,15 @@ def load_settings(
     problems: list[Problem] = []
     values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
     origins = {setting.name: "default" for setting in SETTINGS}
-    for file in files if files is not None else (SYSTEM_FILE, user_file(environ)):
+    for file in files if files is not None else settings_files(environ):
         of_file: list[Problem] = []
-        for name, (text, line, column) in _read_file(file, of_file).items():
+        blocks: dict[str, Any] = {}
+        for name, (text, line, column) in _read_file(file, of_file, blocks).items():
             _set(values, origins, name, text, str(file), file.parent, (str(file), line, column), of_file)
+        if blocks:
+            from ascendrun.head.noticesettings import NoticeSettings, merge, parse_blocks
+
+            values["notices"] = merge(values.get("notices") or NoticeSettings(), parse_blocks(blocks, file, of_file))
         problems.extend(sorted(of_file, key=lambda problem: (problem.line or 0, problem.column or 0)))
     for setting in SETTINGS:
         given = environ.get(setting.variable)
@@ -141,8 +151,9 @@ def _set(
         problems.append(Problem(*place, message=str(error), hint=hint))
 
 
-def _read_file(file: Path, problems: list[Problem]) -> dict[str, tuple[str, int, int]]:
-    """name -> (text, line, column) of a flat YAML mapping; {} when there is no such file."""
+def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
+    """name -> (text, line, column) of a YAML mapping; {} when there is no such file. The YAML nodes of NOTICE_BLOCKS
+    go to `blocks`."""
     from ascendrun.core.errors import Problem
 
     def refuse(message: str, line: Optional[int] = None, column: Optional[int] = None) -> None:
@@ -159,10 +170,10 @@ def _read_file(file: Path, problems: list[Problem]) -> dict[str, tuple[str, int,
     if len(raw) > FILE_LIMIT_BYTES:
         refuse(f"larger than {FILE_LIMIT_BYTES} bytes")
         return {}
-    return _parse_mapping(raw, refuse)
+    return _parse_mapping(raw, refuse, blocks)
 
 
-def _parse_mapping(raw: bytes, refuse: Callable[..., None]) -> dict[str, tuple[str, int, int]]:
+def _parse_mapping(raw: bytes, refuse: Callable[..., None], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
     import yaml
 
     try:
@@ -180,13 +191,20 @@ def _parse_mapping(raw: bytes, refuse: Callable[..., None]) -> dict[str, tuple[s
     found: dict[str, tuple[str, int, int]] = {}
     for key, value in node.value:
         line, column = key.start_mark.line + 1, key.start_mark.column + 1
-        if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
+        if key.value in NOTICE_BLOCKS and key.value not in blocks:
+            blocks[key.value] = value
+        elif not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
             refuse("a name needs one plain value", line, column)
         elif key.value in found:
             refuse(f"{key.value!r} is set twice", line, column)
         else:
             found[key.value] = (value.value, line, column)
     return found
+
+
+def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The usual files, the weakest first."""
+    return (SYSTEM_FILE, user_file(environ))
 
 
 def user_file(environ: Mapping[str, str]) -> Path:

@@ -10,7 +10,19 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Collection,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.head.statedir import StoreUnusable, make_state_dir
@@ -34,6 +46,20 @@ _MIGRATIONS: Tuple[str, ...] = (
     CREATE TABLE events (
         job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
         PRIMARY KEY (job, seq)) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE story (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL,
+        kind TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (job, seq));
+    INSERT INTO story (job, seq, at_s, kind, text)
+        SELECT job, seq, at_s, kind, text FROM events ORDER BY at_s, job, seq;
+    DROP TABLE events;
+    ALTER TABLE story RENAME TO events;
+    CREATE TABLE notices (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, target TEXT NOT NULL, job TEXT, body TEXT NOT NULL,
+        made_at_s REAL NOT NULL, state TEXT NOT NULL, due_at_s REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0,
+        cuts INTEGER NOT NULL DEFAULT 0, tried_at_s REAL, answer TEXT, UNIQUE (id, target));
+    CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
     """,
 )
 
@@ -64,6 +90,21 @@ class StoredEvent:
     text: str
 
 
+@dataclass(frozen=True)
+class StreamedEvent:
+    """A line of one job's story among those of all jobs; `number` counts them as they were written."""
+
+    number: int
+    job: str
+    at_s: float
+    kind: str
+    text: str
+
+
+Outbox = Callable[["Job", Sequence[StoredEvent]], Sequence[Tuple[str, str, str]]]
+"""(job, new lines of its story) -> notices as (id, name of the target, body); kept in the transaction of the lines."""
+
+
 class Store:
     """One state folder's database. Open it for writing in the controller alone; everybody may read."""
 
@@ -71,6 +112,7 @@ class Store:
         self._db = connection
         self._token = token
         self._path = path
+        self.outbox: Optional[Outbox] = None
 
     @classmethod
     def open(cls, state_dir: Path) -> "Store":
@@ -113,8 +155,12 @@ class Store:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
         return str(row[0])
 
+    def beside(self) -> "Store":
+        """The same store with a connection of its own, for another thread; it writes by the same lease."""
+        return Store(_connect(self._path), self._token, self._path)
+
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, refused when the lease has gone to another controller.
 
         Raises StoreUnusable when nothing can be written now: the disk is full, or another program holds the file.
@@ -135,7 +181,7 @@ class Store:
         `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
         """
         from ascendrun.core.jobrecord import load_job
-        with self._writing() as db:
+        with self.writing() as db:
             known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
             if known:
                 return load_job(json.loads(known[0]))
@@ -150,21 +196,21 @@ class Store:
 
     def save(self, job: "Job", events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
         """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
-        with self._writing() as db:
+        with self.writing() as db:
             self._write(db, job, events, now_s)
 
-    @staticmethod
-    def _write(db: sqlite3.Connection, job: "Job", events: Sequence[Tuple[str, str]], now_s: float) -> None:
+    def _write(self, db: sqlite3.Connection, job: "Job", events: Sequence[Tuple[str, str]], now_s: float) -> None:
         from ascendrun.core.jobrecord import dump_job
         db.execute("UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
                    (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id))
-        seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job.id,)).fetchone()[0])
-        rows = [(job.id, seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1)]
-        db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+        lines = add_lines(db, job.id, events, now_s)
+        for notice_id, target, body in self.outbox(job, lines) if self.outbox is not None and lines else ():
+            db.execute("INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
+                       " VALUES (?, ?, ?, ?, ?, 'waiting', ?)", (notice_id, target, job.id, body, now_s, now_s))
 
     def mark_drained(self, job_id: str) -> None:
         """Every byte that the job's nodes had to say is in the spool."""
-        with self._writing() as db:
+        with self.writing() as db:
             db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
 
     def live_jobs(self) -> Tuple[StoredJob, ...]:
@@ -200,10 +246,50 @@ class Store:
         rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
         return tuple(StoredEvent(*row) for row in rows)
 
+    def stream(self, *, after: int = 0, job: Optional[str] = None, since_s: Optional[float] = None,
+               kinds: Optional[Collection[str]] = None, limit: int = 10_000) -> Tuple[StreamedEvent, ...]:
+        """Lines of all jobs' stories with numbers greater than `after`, in order; `kinds`: these only."""
+        where, values = ["number > ?"], [after]  # type: Tuple[List[str], List[Any]]
+        for condition, value in (("job = ?", job), ("at_s >= ?", since_s)):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if kinds is not None:
+            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += sorted(kinds)
+        rows = self._db.execute(f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
+                                f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?", [*values, limit])
+        return tuple(StreamedEvent(*row) for row in rows)
+
+    def last_number(self) -> int:
+        """The number of the newest line of any story; 0: there is none."""
+        return int(self._db.execute(f"SELECT COALESCE(MAX(number), 0) FROM {self._numbered()}").fetchone()[0])
+
+    def _numbered(self) -> str:
+        """A store that no controller of this version has opened yet has no numbers: made from the times then."""
+        if _version(self._db) >= 2:
+            return "events"
+        return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
+
+    def job_hosts(self) -> Mapping[str, Tuple[str, ...]]:
+        """The names of every job's hosts, by id."""
+        rows = self._db.execute("SELECT id, hosts FROM jobs WHERE id IS NOT NULL")
+        return {row[0]: tuple(str(host["name"]) for host in json.loads(row[1])) for row in rows}
+
     def states(self) -> Mapping[str, "State"]:
         """The state of every job, by id."""
         from ascendrun.core.job import State
         return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
+
+
+def add_lines(db: sqlite3.Connection, job_id: str, events: Sequence[Tuple[str, str]], now_s: float
+              ) -> Tuple[StoredEvent, ...]:
+    """Appends (kind, text) lines to a job's story, within a transaction of the caller."""
+    seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job_id,)).fetchone()[0])
+    lines = tuple(StoredEvent(seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1))
+    db.executemany("INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
+                   [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines])
+    return lines
 
 
 class JobMaker(Protocol):

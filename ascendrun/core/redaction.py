@@ -1,0 +1,280 @@
+"""Finds credentials in texts and puts marks in their place: the same secret gets the same mark."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from typing import Callable, Dict, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Set, Tuple
+from urllib.parse import quote, quote_plus
+
+SHORTEST_KNOWN = 4
+"""A shorter "secret" would blot out half of every text, and protects nothing."""
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
+                         r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z", re.IGNORECASE)
+"""Names of variables whose values are taken for secrets."""
+
+_MARK = re.compile(r"\[redacted \d+: [a-z -]+\]|\(secret[^)]*\)")
+_WORDS = frozenset({"none", "null", "true", "false", "default", "undefined", "missing", "required", "redacted", "auto"})
+
+Hide = Callable[[str, str], str]
+"""(value, kind) -> what stands in its place."""
+
+
+def _tail(kind: str, pattern: str, *needles: str, flags: int = 0) -> "_Rule":
+    return _Rule(kind, re.compile(pattern, flags), needles)
+
+
+class _Rule:
+    """A pattern whose group `s` (or `bare`) is the secret. `needles`: without one of these, in lower case, no match.
+    `is_anchored`: every match begins with a needle; finding those first is 30 times as fast as trying everywhere."""
+
+    def __init__(self, kind: str, pattern: Pattern[str], needles: Sequence[str], *, is_anchored: bool = False) -> None:
+        self.kind, self.pattern, self.needles, self.is_anchored = kind, pattern, needles, is_anchored
+
+    def apply(self, text: str, low: str, hide: Hide) -> str:
+        """`low`: the text in lower case, as long as the text."""
+        if not any(needle in low for needle in self.needles):
+            return text
+        replace = _replacer(self.kind, hide)
+        if not self.is_anchored:
+            return self.pattern.sub(replace, text)
+        pieces, end = [], 0
+        for start in sorted({at for needle in self.needles for at in _places(low, needle)}):
+            found = self.pattern.match(text, start) if start >= end else None
+            if found is not None:
+                pieces += [text[end:start], replace(found)]
+                end = found.end()
+        return "".join([*pieces, text[end:]]) if pieces else text
+
+
+_QUOTED_OR_BARE = r"""(?:(?P<q>\\*["'])(?P<s>[^\n]{1,4096}?)(?P=q)|(?P<bare>[^\s"'<>\\]{4,4096}))"""
+_NAMES = (r"token|secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key(?:[_-]?id)?|credentials?|"
+          r"cookie|_auth|_pwd|_sk|_key")
+_ANCHORS = ("token", "secret", "passw", "passphrase", "apikey", "accesskey", "privatekey", "credential", "cookie",
+            "api-key", "access-key", "private-key", "_auth", "_pwd", "_sk", "_key")
+_SPECIAL_TOKENS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "max", "image")
+_NOT_TOKENS = "".join(f"(?<!{name}_)" for name in _SPECIAL_TOKENS)
+
+_RULES: Tuple[_Rule, ...] = (
+    _tail("private-key", r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:(?!-----)[\s\S]){1,32768}?)"
+          r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
+    _tail("private-key", r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>[A-Za-z0-9+/=\s\\,:-]{1,32768})",
+          "private key"),
+    _tail("private-key", r"(?P<s>[A-Za-z0-9+/=\s\\]{16,32768})-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
+    _tail("webhook", r"(?:/open-apis/bot/(?:v2/)?hook/|hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
+          r"discord(?:app)?\.com/api/webhooks/|hc-ping\.com/)(?P<s>[A-Za-z0-9_/.-]{6,300})", "hook", "hc-ping"),
+    _tail("authorization", r"authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?"
+          r"(?:(?:bearer|basic|digest|token|negotiate)\s+)?(?P<s>[^\s\"'\\,;]{4,8192})", "authorization", flags=re.I),
+    _tail("authorization", r"\b(?:bearer|basic)\s+(?P<s>[A-Za-z0-9._~+/=-]{12,8192})", "bearer", "basic", flags=re.I),
+    _tail("cookie", r"\b(?:set-)?cookie\\*[\"']?\s{0,3}[:=]\s{0,3}(?P<s>[^\r\n\"']{4,8192})", "cookie", flags=re.I),
+    _tail("url-login", r"[a-z][a-z0-9+.-]{1,20}://(?P<s>[^\s/@\"'<>:]{0,256}:[^\s/@\"'<>]{1,1024})@", "://",
+          flags=re.I),
+    _tail("url-login", r"https?://(?P<s>[^\s/@\"'<>:]{8,1024})@", "://", flags=re.I),
+    _tail("url-parameter", r"[?&](?:access_token|token|key|api_?key|sign|sig|signature|secret|password|passwd|auth|"
+          r"code|x-amz-(?:signature|credential|security-token)|x-goog-signature|ossaccesskeyid)="
+          r"(?P<s>[^\s&\"'<>#\\]{4,4096})", "=", flags=re.I),
+    _tail("aws-key", r"\b(?P<s>(?:AKIA|ASIA|AROA)[0-9A-Z]{16})\b", "akia", "asia", "aroa"),
+    _tail("hugging-face-token", r"\b(?P<s>(?:hf|api_org)_[A-Za-z0-9]{16,200})", "hf_", "api_org_"),
+    _tail("github-token", r"\b(?P<s>(?:gh[pousr]_[A-Za-z0-9]{16,255}|github_pat_[A-Za-z0-9_]{20,255}))", "gh"),
+    _tail("gitlab-token", r"\b(?P<s>gl(?:pat|dt|rt|cbt|ptt|agent)-[A-Za-z0-9_.-]{16,255})", "gl"),
+    _tail("slack-token", r"\b(?P<s>xox[abeoprs]-[A-Za-z0-9-]{10,255})", "xox"),
+    _tail("model-api-key", r"\b(?P<s>sk-[A-Za-z0-9_-]{16,255})", "sk-"),
+    _tail("google-key", r"\b(?P<s>AIza[0-9A-Za-z_-]{30,60})", "aiza"),
+    _tail("aliyun-key", r"\b(?P<s>LTAI[0-9A-Za-z]{12,30})\b", "ltai"),
+    _tail("package-index-token", r"\b(?P<s>(?:npm_[A-Za-z0-9]{30,60}|pypi-[A-Za-z0-9_-]{40,400}))", "npm_", "pypi-"),
+    _tail("dingtalk-secret", r"\b(?P<s>SEC[0-9a-f]{48,80})\b", "sec"),
+    _tail("web-token", r"\b(?P<s>eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{4,8192}\.[A-Za-z0-9_-]{0,2048})", "eyj"),
+    _tail("password", r"\bsshpass\b[^\n]{0,20}?-p\s*(?P<s>\S{1,512})", "sshpass"),
+    _tail("argument", rf"--?[a-z0-9-]{{0,40}}(?:token|passw(?:or)?d|passphrase|secret|api-?key|access-?key)"
+          rf"(?:\\*[\"'])?(?:=|\s*,\s*|\s+)(?!-){_QUOTED_OR_BARE}", "-", flags=re.I),
+    _Rule("named", re.compile(rf"{_NOT_TOKENS}(?:{_NAMES})(?:_[a-z0-9]{{1,20}})?\\*[\"']?\]?\s{{0,3}}(?:=>|[=:])"
+                              rf"\s{{0,3}}{_QUOTED_OR_BARE}", re.I), _ANCHORS, is_anchored=True),
+)
+_DENSE = re.compile(r"(?<![A-Za-z0-9+=_/.\\-])[A-Za-z0-9+_=-]{32,512}(?![A-Za-z0-9+=_/.\\-])")
+
+
+class Redactor:
+    """Takes credentials out of texts. `known`: values that must not appear, with the kind that their mark names.
+
+    Remembers what it found: a token that stood once behind its name is then found bare as well. To find it in what was
+    read before, `scan` everything first and `redact` then. Marks are numbered in the order of their first use, so that
+    the same texts in the same order give the same result.
+    """
+
+    def __init__(self, known: Optional[Mapping[str, str]] = None) -> None:
+        self._known: Dict[str, str] = {}
+        self._numbers: Dict[str, int] = {}
+        self._roots: Dict[str, str] = {}
+        self._finder: Optional[Pattern[str]] = None
+        self.count = 0
+        for value, kind in (known or {}).items():
+            self.learn(value, kind)
+
+    def learn(self, value: str, kind: str) -> None:
+        """From now on the value, and its usual encodings, is hidden wherever it stands."""
+        if len(value) < SHORTEST_KNOWN:
+            return
+        for variant in _variants(value):
+            if variant not in self._known:
+                self._known[variant] = kind
+                self._roots[variant] = _latin(value)
+                self._finder = None
+
+    def scan(self, data: bytes) -> None:
+        """Learns the secrets of a text without changing it."""
+        found: List[Tuple[str, str]] = []
+
+        def note(value: str, kind: str) -> str:
+            if _is_telling(value):
+                found.append((value, kind))
+            return value
+        _apply_rules(data.decode("latin-1"), note)
+        for value, kind in found:
+            self.learn(value.encode("latin-1").decode("utf-8", "surrogateescape"), kind)
+
+    def redact(self, data: bytes) -> bytes:
+        """The text with marks in place of secrets, all other bytes unchanged. `count` tells how many there were."""
+        return self._redact(data.decode("latin-1")).encode("latin-1")
+
+    def redact_text(self, text: str) -> str:
+        return self.redact(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def _redact(self, text: str) -> str:
+        text = self._hide_known(text)
+        return self._hide_known(_apply_rules(text, self._mark))
+
+    def _hide_known(self, text: str) -> str:
+        if not self._known:
+            return text
+        if self._finder is None:
+            longest_first = sorted(self._known, key=lambda value: (-len(value), value))
+            self._finder = re.compile("|".join(re.escape(value) for value in longest_first))
+        return self._finder.sub(lambda found: self._mark(found.group(), self._known[found.group()]), text)
+
+    def _mark(self, value: str, kind: str) -> str:
+        self.count += 1
+        number = self._numbers.setdefault(self._roots.get(value, value), len(self._numbers) + 1)
+        return f"[redacted {number}: {kind}]"
+
+
+def redact_text(text: str) -> str:
+    """One short text without the credentials that show by their form."""
+    return Redactor().redact_text(text)
+
+
+def hide_values(text: str, values: Sequence[Optional[str]]) -> str:
+    """`text` without these values, and without what shows as a credential by its form: for messages of errors."""
+    return Redactor({value: "credential" for value in values if value}).redact_text(text)
+
+
+def redact_tree(value: object, redactor: Redactor) -> object:
+    """JSON values with every secret hidden; the value of a name that says "secret" is hidden whatever it looks like."""
+    if isinstance(value, str):
+        return redactor.redact_text(value)
+    if isinstance(value, Mapping):
+        return {redactor.redact_text(str(name)): _redact_named(str(name), entry, redactor)
+                for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_tree(entry, redactor) for entry in value]
+    return value
+
+
+def secrets_in_tree(value: object) -> Dict[str, str]:
+    """Values of names that say "secret", anywhere in JSON values, each with the kind for its mark."""
+    found: Dict[str, str] = {}
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            if isinstance(entry, str) and SECRET_NAME.search(str(name)):
+                found[entry] = "named"
+            found.update(secrets_in_tree(entry))
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            found.update(secrets_in_tree(entry))
+    return found
+
+
+def _redact_named(name: str, entry: object, redactor: Redactor) -> object:
+    if isinstance(entry, str) and entry and SECRET_NAME.search(name) and not _MARK.fullmatch(entry):
+        hidden = redactor.redact_text(entry)
+        return hidden if hidden != entry else redactor._mark(_latin(entry), "named")
+    return redact_tree(entry, redactor)
+
+
+def _apply_rules(text: str, hide: Hide) -> str:
+    low = _lower(text)
+    for rule in _RULES:
+        changed = rule.apply(text, low, hide)
+        if changed is not text:
+            text, low = changed, _lower(changed)
+    return _DENSE.sub(lambda found: hide(found.group(), "dense") if _is_dense(found.group()) else found.group(), text)
+
+
+def _lower(text: str) -> str:
+    """ASCII only: a letter that grows when it becomes small would move all places."""
+    return text.translate(_SMALL)
+
+
+_SMALL = {number: number + 32 for number in range(65, 91)}
+
+
+def _places(text: str, needle: str) -> Iterator[int]:
+    at = text.find(needle)
+    while at >= 0:
+        yield at
+        at = text.find(needle, at + 1)
+
+
+def _replacer(kind: str, hide: Hide) -> Callable[[Match[str]], str]:
+    def replace(found: Match[str]) -> str:
+        group = "s" if found.group("s") is not None else "bare"
+        value = found.group(group)
+        if _is_plain(value):
+            return found.group()
+        start, end = found.start(group) - found.start(), found.end(group) - found.start()
+        whole = found.group()
+        return whole[:start] + hide(value, kind) + whole[end:]
+    return replace
+
+
+def _is_plain(value: str) -> bool:
+    """A number, a word that stands for no value, or a mark of ours."""
+    if _MARK.search(value) or "[redacted" in value or value.lower().strip(".") in _WORDS:
+        return True
+    try:
+        float(re.split("[,;)&]", value, maxsplit=1)[0].rstrip("%"))
+    except ValueError:
+        return not value.strip()
+    return True
+
+
+def _is_telling(value: str) -> bool:
+    """Worth looking for everywhere: no ordinary word, which would blot out half of the texts."""
+    kinds = sum(bool(re.search(pattern, value)) for pattern in ("[a-z]", "[A-Z]", "[0-9]", r"[^A-Za-z0-9\s]"))
+    return len(value) >= 8 and kinds >= 2 and "\n" not in value and not _is_plain(value)
+
+
+def _is_dense(value: str) -> bool:
+    """Looks random: three kinds of characters, many different ones; no C++ symbol, no hash (hex), no identifier."""
+    if value.startswith("_Z") or value.count("_") > 4 or re.fullmatch("[0-9a-fA-F-]+", value):
+        return False
+    if not (re.search("[a-z]", value) and re.search("[A-Z]", value) and len(re.findall("[0-9]", value)) >= 3):
+        return False
+    shares = [value.count(character) / len(value) for character in set(value)]
+    return -sum(share * math.log2(share) for share in shares) >= 4.0
+
+
+def _variants(value: str) -> Set[str]:
+    """The value as it may stand in a file: plain, in JSON, in a URL, in base64; as Latin-1 texts of its bytes."""
+    raw = value.encode("utf-8", "surrogateescape")
+    safe = raw.decode("utf-8", "replace")
+    texts = {value, json.dumps(safe)[1:-1], json.dumps(safe, ensure_ascii=False)[1:-1], repr(safe)[1:-1]}
+    found = {_latin(text) for text in texts} | {quote(raw), quote(raw, safe=""), quote_plus(raw)}
+    if len(raw) >= 8:
+        found |= {base64.b64encode(raw).decode().rstrip("="), base64.urlsafe_b64encode(raw).decode().rstrip("=")}
+    return {text for text in found if len(text) >= SHORTEST_KNOWN}
+
+
+def _latin(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("latin-1")
