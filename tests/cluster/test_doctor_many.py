@@ -1,4 +1,7 @@
-"""doctor over 64 real hosts of which four do not answer as they should: an answer for each, in time, on one screen."""
+"""doctor over many real hosts of which four do not answer as they should: an answer for each, in time, on one screen.
+
+With --long 64 hosts, and the screen as well.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
 
-HOSTS = 64
-FROZEN, TRICKLING, HANGING, SOUND_NPU, THIN = "node7", "node23", "node41", "node42", "node50"
+MANY, FEWER = 64, 20
+FROZEN, TRICKLING, HANGING, SOUND_NPU, THIN = "node3", "node7", "node11", "node12", "node17"
 # Connecting, the survey and the touching each with its own time and what we wait beyond it; a start of the command.
 DEADLINE_S = CONNECT_S + LIGHT_S + SPARE_S + TOUCH_LIGHT_S + SPARE_S + 10.0
 MOST_LINES = 60
 
 
-def test_of_64_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each_has_its_answer_in_time(
-    ascendrun, cluster_of
+def test_of_many_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each_has_its_answer_in_time(
+    request, ascendrun, cluster_of
 ):
-    cluster = cluster_of(HOSTS)
+    count = MANY if request.config.getoption("--long") else FEWER
+    cluster = cluster_of(count)
     on = ascendrun.on(cluster)
     hosts = on.folder / "many.hosts"
     hosts.write_text(cluster.hostfile(slots=2))
@@ -37,7 +41,7 @@ def test_of_64_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each_h
     report = json.loads(examine(on, hosts, "-o", "json").stdout)
     first_s = time.monotonic() - began
     assert first_s < DEADLINE_S
-    assert len(report["hosts"]) == HOSTS and sorted(report["unreached"]) == [THIN, FROZEN]
+    assert len(report["hosts"]) == count and sorted(report["unreached"]) == [THIN, FROZEN]
     told = {}
     for finding in report["findings"]:
         for host in finding["hosts"]:
@@ -47,8 +51,10 @@ def test_of_64_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each_h
     assert {"npu-smi-hangs", "hccn-hangs", "answer-late"} & told.pop(TRICKLING), report["findings"]
     assert not [host for host, codes in told.items() if "answer-late" in codes], told
     kernel = next(row for row in report["facts"] if row["name"] == "kernel")
-    assert [len(group["hosts"]) for group in kernel["groups"]] == [HOSTS - 2]
-    require_a_sane_screen(examine(on, hosts))
+    assert [len(group["hosts"]) for group in kernel["groups"]] == [count - 2]
+    if count == MANY:
+        require_a_sane_screen(examine(on, hosts), count)
+    cluster.crash(THIN)  # its sshd would wait for minutes for bytes that the cable swallowed
 
 
 def examine(on, hosts, *more) -> "subprocess.CompletedProcess[str]":
@@ -57,10 +63,10 @@ def examine(on, hosts, *more) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-def require_a_sane_screen(done) -> None:
+def require_a_sane_screen(done, count: int) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) <= MOST_LINES, done.stdout
-    assert "not known  node[1-6,8-41,43-" in done.stdout, done.stdout
+    assert "not known  node[1-2,4-6,8-" in done.stdout, done.stdout
     # every host that is named is named in folded form: nowhere a row of names
     assert not re.search(r"node\d+, ?node\d+, ?node\d+", done.stdout), done.stdout
-    assert lines[-1].startswith(f"{HOSTS} hosts, 2 not reached"), lines[-1]
+    assert lines[-1].startswith(f"{count} hosts, 2 not reached"), lines[-1]
