@@ -25,6 +25,7 @@ VERBS = (
     Verb("submit", "submit", "Check a job file, start it on all its nodes, follow its output."),
     Verb("ps", "ps", "List jobs."),
     Verb("show", "show", "Show one job: nodes, ranks, story."),
+    Verb("top", "top", "Show every NPU live: load, health, whose rank, what is slow."),
     Verb("logs", "logs", "Print or follow the output of a job's ranks."),
     Verb("stop", "stop", "Stop jobs, giving them time to save."),
     Verb("wait", "wait", "Wait until a job has ended; exit as it did."),

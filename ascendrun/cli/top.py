@@ -1,0 +1,151 @@
+"""top: every NPU of every host, whose rank is on it, and what is slow; once, or again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Optional
+
+import click
+
+from ascendrun.cli.options import Duration, hostfile_option, output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+    from ascendrun.core.hosts import Host
+    from ascendrun.health.toprows import Choice
+    from ascendrun.health.topview import TopView
+    from ascendrun.insight import TopSource
+
+SORT_NAMES = ("host", "util", "mem", "power", "temp", "step", "job", "age")
+EVERY_S = 2.0
+ANSWER_S = 20.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """`by`: one of SORT_NAMES."""
+
+    by: str = "host"
+    is_reversed: bool = False
+    by_host: bool = False
+
+
+@verb("top", examples="""
+    ascendrun top                                  # live; q ends, ? shows the keys
+    ascendrun top --once -H cluster.hosts          # one print, hosts without a job are asked too
+    ascendrun top --job qwen32b --sort step        # the slowest rank first
+    ascendrun top --once --bad 'npu0*'             # only what is not well
+    ascendrun top --once -o json | jq '.rows[] | select(.health != "OK")'
+""")
+@click.argument("names", nargs=-1, metavar="[HOSTS]...")
+@hostfile_option
+@click.option("--once", is_flag=True, help="Print once and end; so it is too where stdout is no terminal.")
+@click.option("--job", metavar="JOB", help="Only the devices and ranks of this job.")
+@click.option("--bad", is_flag=True, help="Only what is not well: health, link, slow, foreign processes, silent hosts.")
+@click.option("--sort", "by", type=click.Choice(SORT_NAMES), default="host", help="Order of the rows.  [default: host]")
+@click.option("--by-host", is_flag=True, help="A line a host, with the load of each of its devices.")
+@click.option("--every", type=Duration(), metavar="TIME", help="How often the live view looks.  [default: 2s]")
+@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the words.  [default: the locale's]")
+@output_option
+@click.pass_obj
+def command(
+    face: Face, names: tuple[str, ...], hostfile: Optional[str], once: bool, job: Optional[str], bad: bool, by: str,
+    by_host: bool, every: Optional[float], lang: Optional[str], output: Optional[str],
+) -> int:
+    """Show every device of every host: load, memory, power, health, whose rank is on it, its step time beside others'.
+
+    What is not known shows as "-". HOSTS: names (npu[01-04], @group of the hostfile) or globs. Hosts that are named or
+    stand in the hostfile, and hold no job, are asked anew. Exits 6 when some of those gave no answer.
+    """
+    from ascendrun.health.texts import language_of
+    from ascendrun.health.toprows import Choice
+    from ascendrun.insight import TopSource
+
+    lang = lang or language_of(face.environ)
+    hosts, globs = choose_hosts(face, hostfile, names)
+    chosen = face.cluster.job(job).job.id if job is not None else None
+    choice = Choice(job=chosen, hosts=globs, only_bad=bad)
+    order = Order(by, by_host=by_host)
+    source = TopSource(face.cluster, hosts)
+    if once or output is not None or not sys.stdout.isatty():
+        return print_once(face, source, choice, order, lang=lang, output=output)
+    return run_live(face, source, choice, order, lang=lang, every_s=every or EVERY_S)
+
+
+def choose_hosts(
+    face: Face, hostfile: Optional[str], names: tuple[str, ...]
+) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+    """The hosts that may be asked, and the names or globs of those to show (none: all)."""
+    from ascendrun.cli.options import hosts_of, parse_host_words
+
+    globs = tuple(name for name in names if "*" in name or "?" in name)
+    plain = [name for name in names if name not in globs]
+    has_file = hostfile is not None or face.settings.hostfile is not None
+    if not has_file:
+        hosts = parse_host_words(plain) if plain else ()
+        return hosts, (*globs, *(host.name for host in hosts))
+    if not names:
+        return hosts_of(face, hostfile=hostfile), ()
+    from ascendrun.health.toprows import matches_host
+
+    hosts = hosts_of(face, hostfile=hostfile, names=",".join(plain)) if plain else ()
+    every = hosts_of(face, hostfile=hostfile) if globs else ()
+    hosts = (*hosts, *(host for host in every if host not in hosts and matches_host(host.name, globs)))
+    return hosts, (*globs, *(host.name for host in hosts))
+
+
+def print_once(
+    face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, output: Optional[str]
+) -> int:
+    from ascendrun.cli.output import terminal_width
+    from ascendrun.cli.toptext import top_lines
+
+    screen = face.screen()
+    if source.must_ask(now_s=time.time()):
+        screen.progress("asking hosts without a job")
+    try:
+        view = arrange(source.look(now_s=time.time(), answer_s=ANSWER_S), choice, order)
+    finally:
+        screen.close()
+    if output in (None, "table", "wide"):
+        width = terminal_width(output)
+        lines = top_lines(view, lang=lang, width=width, color=face.has_color(sys.stdout), is_wide=output == "wide",
+                          by_host=order.by_host)
+        sys.stdout.write("\n".join(lines) + "\n")
+    else:
+        assert output is not None
+        _write_records(view, output)
+    return 6 if any(host.why == "no-answer" for host in view.hosts) else 0
+
+
+def arrange(view: TopView, choice: Choice, order: Order) -> TopView:
+    """The chosen rows in the wished order."""
+    from ascendrun.health.toprows import choose_view, sort_rows
+
+    chosen = choose_view(view, choice)
+    return replace(chosen, rows=sort_rows(chosen.rows, order.by, reverse=order.is_reversed))
+
+
+def _write_records(view: TopView, output: str) -> None:
+    """json and yaml: everything; jsonl and csv: a device or rank a line."""
+    from ascendrun.cli.output import format_many, format_one
+    from ascendrun.health.topview import TopRow
+
+    text = format_one(view, output) if output in ("json", "yaml") else format_many(
+        view.rows, output, name="rows", kind=TopRow)
+    sys.stdout.write(text)
+
+
+def run_live(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
+    """The face with keys where textual is installed, else a plain view that is drawn anew."""
+    from importlib.util import find_spec
+
+    if find_spec("textual") is None or face.environ.get("TERM") == "dumb":
+        from ascendrun.cli.topplain import run_plain
+
+        return run_plain(face, source, choice, order, lang=lang, every_s=every_s)
+    from ascendrun.cli.topapp import run_app
+
+    return run_app(face, source, choice, order, lang=lang, every_s=every_s)

@@ -1,0 +1,174 @@
+"""Which rows of `top` are shown and in which order: choosing, sorting, folding what is alike into one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from ascendrun.health.topjoin import natural_key, place_key
+from ascendrun.health.topview import HostRow, TopRow, TopView
+
+IDLE_PERCENT = 5.0
+FOLD_FROM = 3
+"""So many hosts that idle alike become one line."""
+
+SORTS: Mapping[str, Callable[[TopRow], Any]] = {
+    "host": lambda row: None,
+    "util": lambda row: row.utilisation,
+    "mem": lambda row: row.memory_used_bytes,
+    "power": lambda row: row.power_w,
+    "temp": lambda row: row.temperature_c,
+    "step": lambda row: row.slower_by if row.slower_by is not None else row.step_s,
+    "job": lambda row: None if row.job is None else (natural_key(row.job), row.rank or 0),
+    "age": lambda row: row.age_s,
+}
+"""What rows can be sorted by; figures the greatest first, places and names the smallest, unknown always last."""
+UPWARD = ("host", "job")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows: of this job, on these hosts (names or globs), not well only, with a job only, with this text."""
+
+    job: Optional[str] = None
+    hosts: Tuple[str, ...] = ()
+    only_bad: bool = False
+    only_busy: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class IdleHosts:
+    """Hosts whose devices all idle, are well, and are of one kind and number. Ranges are (least, greatest)."""
+
+    hosts: Tuple[str, ...]
+    devices: Tuple[int, ...]
+    family: Optional[str]
+    chip: Optional[str]
+    utilisation: Optional[Tuple[float, float]]
+    memory_used_bytes: Optional[Tuple[int, int]]
+    memory_total_bytes: Optional[int]
+    power_w: Optional[Tuple[float, float]]
+    temperature_c: Optional[Tuple[float, float]]
+    link_up: Optional[bool]
+    age_s: Optional[float]
+    problems: Tuple[str, ...] = ()
+
+
+def choose_rows(rows: Sequence[TopRow], choice: Choice) -> Tuple[TopRow, ...]:
+    return tuple(row for row in rows if _is_chosen(row, choice))
+
+
+def _is_chosen(row: TopRow, choice: Choice) -> bool:
+    if choice.job is not None and choice.job not in (row.job, row.job_name):
+        return False
+    if choice.only_bad and not row.problems:
+        return False
+    if choice.only_busy and row.job is None:
+        return False
+    return matches_host(row.host, choice.hosts) and (not choice.text or matches_text(row, choice.text))
+
+
+def matches_host(host: str, wanted: Collection[str]) -> bool:
+    """Whether one of the names or globs is the host's; nothing wanted: every host is."""
+    return not wanted or any(fnmatchcase(host, one) for one in wanted)
+
+
+def matches_text(row: TopRow, text: str) -> bool:
+    """A piece of, or a glob for, what names a row: host, job, its name, chip, health, a problem."""
+    words = [word for word in (row.host, row.job, row.job_name, row.chip, row.health, *row.problems) if word]
+    if row.rank is not None:
+        words.append(f"rank{row.rank}")
+    wanted = text.lower()
+    has_glob = any(character in wanted for character in "*?[")
+    return any(fnmatchcase(word.lower(), wanted) if has_glob else wanted in word.lower() for word in words)
+
+
+def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> Tuple[TopRow, ...]:
+    """By one of SORTS. Rows that do not tell the figure come last either way."""
+    if by == "host":
+        return tuple(sorted(rows, key=place_key, reverse=reverse))
+    value = SORTS[by]
+    placed = sorted(rows, key=place_key)
+    told = [row for row in placed if value(row) is not None]
+    told.sort(key=value, reverse=(by in UPWARD) == reverse)
+    return (*told, *(row for row in placed if value(row) is None))
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """A host with all its rows."""
+
+    host: str
+    rows: Tuple[TopRow, ...]
+
+
+def rows_by_host(rows: Sequence[TopRow]) -> Tuple[HostLine, ...]:
+    """Hosts in the order in which the rows name them first."""
+    found: Dict[str, List[TopRow]] = {}
+    for row in rows:
+        found.setdefault(row.host, []).append(row)
+    return tuple(HostLine(host, tuple(here)) for host, here in found.items())
+
+
+def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
+    """The rows with each FOLD_FROM or more hosts that idle alike made into one, which stands last."""
+    alike: Dict[Tuple[Any, ...], List[HostLine]] = {}
+    for line in rows_by_host(rows):
+        if all(_is_idle(row) for row in line.rows):
+            first = line.rows[0]
+            key = (first.family, first.chip, first.memory_total_bytes, first.link_up, first.problems,
+                   tuple(row.device for row in line.rows))
+            alike.setdefault(key, []).append(line)
+    folded = {line.host: key for key, group in alike.items() if len(group) >= FOLD_FROM for line in group}
+    kept: List[Union[TopRow, IdleHosts]] = [row for row in rows if row.host not in folded]
+    for key in dict.fromkeys(folded.values()):
+        kept.append(_fold(alike[key]))
+    return tuple(kept)
+
+
+def _is_idle(row: TopRow) -> bool:
+    return (row.job is None and row.device is not None and set(row.problems) <= {"stale"}
+            and row.health is not None and row.utilisation is not None and row.utilisation <= IDLE_PERCENT)
+
+
+def _fold(group: Sequence[HostLine]) -> IdleHosts:
+    rows = [row for line in group for row in line.rows]
+    first = rows[0]
+    ages = [row.age_s for row in rows if row.age_s is not None]
+    return IdleHosts(
+        hosts=tuple(line.host for line in group),
+        devices=tuple(row.device for row in group[0].rows if row.device is not None),
+        family=first.family, chip=first.chip, utilisation=_range(rows, "utilisation"),
+        memory_used_bytes=_range(rows, "memory_used_bytes"), memory_total_bytes=first.memory_total_bytes,
+        power_w=_range(rows, "power_w"), temperature_c=_range(rows, "temperature_c"), link_up=first.link_up,
+        age_s=max(ages) if ages else None, problems=first.problems,
+    )
+
+
+def _range(rows: Sequence[TopRow], name: str) -> Any:
+    """(least, greatest) of those that tell it; None: none does."""
+    values = [getattr(row, name) for row in rows if getattr(row, name) is not None]
+    return (min(values), max(values)) if values else None
+
+
+def choose_view(view: TopView, choice: Choice) -> TopView:
+    """The view with only what is chosen: rows, and the hosts and jobs that stand for themselves."""
+    rows = choose_rows(view.rows, choice)
+    shown = {row.host for row in rows}
+    jobs = tuple(job for job in view.jobs if choice.job is None or choice.job in (job.id, job.name))
+    wanted = {job.id for job in jobs}
+    hosts = tuple(host for host in view.hosts if host.host in shown or _stands_alone(host, choice, wanted))
+    return replace(view, rows=rows, hosts=hosts, jobs=jobs)
+
+
+def _stands_alone(host: HostRow, choice: Choice, jobs: Collection[str]) -> bool:
+    """Whether a host without a row that is shown is shown all the same: because there are no figures of it."""
+    if host.why is None or not matches_host(host.host, choice.hosts):
+        return False
+    if (choice.job is not None or choice.only_busy) and not set(jobs) & set(host.jobs):
+        return False
+    if choice.only_bad and host.why not in ("unreachable", "no-answer"):
+        return False
+    return choice.text.lower() in host.host.lower()

@@ -1,0 +1,180 @@
+"""The words of `top`: what it is made from, and every host, device, rank and job that it shows at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank of a live job runs. `device`: what it was given, None: none. `is_over`: it has ended."""
+
+    rank: int
+    host: str
+    device: Optional[int] = None
+    pid: Optional[int] = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest that one rank's program said. `step_s`: the median of its newest steps; `own_s`: the same without
+    the time in which it waited for other ranks, where the program tells that apart. `at_s`: by the node's clock."""
+
+    at_s: Optional[float] = None
+    step: Optional[int] = None
+    total_steps: Optional[int] = None
+    epoch: Optional[float] = None
+    loss: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None
+    step_s: Optional[float] = None
+    own_s: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A straggler: its steps take `slower_by` times as long as the others' (1.18: 18 % longer), with the likeliest
+    sign: frequency, temperature, link, data, cpu; None: none seen."""
+
+    slower_by: float
+    sign: Optional[str] = None
+    since_s: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A live job as top needs it. `places`: () before it has a plan. `liveness`: by host, of those that are known."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    attempt: int
+    hosts: Tuple[str, ...]
+    world_size: int
+    started_at_s: Optional[float] = None
+    places: Tuple[RankPlace, ...] = ()
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+    slow: Mapping[int, Slow] = field(default_factory=dict)
+    liveness: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TopRow:
+    """One rank on one device; a device without a rank; or a rank without a device. None: not known, never 0.
+
+    `foreign_pids`: processes on the device that belong to no rank of ours, None: cannot be told. `slower_by`: the own
+    step time by the median of the job's other ranks. Ages in seconds: of the device's, the rank's, the program's
+    figures. `problems`: health, link, foreign, slow, silent, stale.
+    """
+
+    host: str
+    device: Optional[int] = None
+    family: Optional[str] = None
+    chip: Optional[str] = None
+    utilisation: Optional[float] = None
+    memory_used_bytes: Optional[int] = None
+    memory_total_bytes: Optional[int] = None
+    power_w: Optional[float] = None
+    temperature_c: Optional[float] = None
+    frequency_mhz: Optional[float] = None
+    health: Optional[str] = None
+    link_up: Optional[bool] = None
+    link_downs: Optional[int] = None
+    link_tx_bytes_s: Optional[float] = None
+    link_rx_bytes_s: Optional[float] = None
+    ecc_errors: Optional[int] = None
+    foreign_pids: Optional[Tuple[int, ...]] = None
+    age_s: Optional[float] = None
+    job: Optional[str] = None
+    job_name: Optional[str] = None
+    rank: Optional[int] = None
+    pid: Optional[int] = None
+    cpu: Optional[float] = None
+    rss_bytes: Optional[int] = None
+    rank_age_s: Optional[float] = None
+    step: Optional[int] = None
+    loss: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None
+    step_s: Optional[float] = None
+    slower_by: Optional[float] = None
+    slow_sign: Optional[str] = None
+    metrics_age_s: Optional[float] = None
+    problems: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """One host. `devices`: how many it has, None: not known. `why`: why there are no figures of it now (a word of
+    WHY), None: there are; `detail`: what was said of that."""
+
+    host: str
+    devices: Optional[int]
+    jobs: Tuple[str, ...]
+    liveness: Optional[str] = None
+    cpu: Optional[float] = None
+    load1: Optional[float] = None
+    memory_used_bytes: Optional[int] = None
+    memory_total_bytes: Optional[int] = None
+    disk_free_bytes: Optional[int] = None
+    net_rx_bytes_s: Optional[float] = None
+    net_tx_bytes_s: Optional[float] = None
+    age_s: Optional[float] = None
+    why: Optional[str] = None
+    detail: Optional[str] = None
+
+
+WHY = ("unreachable", "no-answer", "starting", "no-samples", "not-asked")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One live job; its figures are those of its lowest rank that says them, its step time the median of all ranks.
+    `slowest`: the rank whose steps take longest beside the others', `slower_by` times as long."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    attempt: int
+    hosts: Tuple[str, ...]
+    world_size: int
+    started_at_s: Optional[float]
+    step: Optional[int] = None
+    total_steps: Optional[int] = None
+    epoch: Optional[float] = None
+    loss: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None
+    step_s: Optional[float] = None
+    slowest: Optional[int] = None
+    slower_by: Optional[float] = None
+    stragglers: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counted over devices. `busy`: with a rank or other processes; `bad`: not well; `unknown`: health not known.
+    `power_w`: of those that tell it, None: none does."""
+
+    hosts: int
+    hosts_without: int
+    devices: int
+    busy: int
+    bad: int
+    unknown: int
+    power_w: Optional[float]
+    memory_used_bytes: Optional[int]
+    memory_total_bytes: Optional[int]
+
+
+@dataclass(frozen=True)
+class TopView:
+    at_s: float
+    totals: Totals
+    jobs: Tuple[JobRow, ...]
+    hosts: Tuple[HostRow, ...]
+    rows: Tuple[TopRow, ...]
