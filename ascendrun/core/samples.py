@@ -15,6 +15,7 @@ class DeviceSample:
 
     `utilisation`: percent of the compute cores (AICore on an NPU). `health`: the tool's word, "OK", "Warning", "Alarm",
     "Critical". `link_up`: its own network port. `link_downs`: how often that port went down since the driver started.
+    `ecc_errors`: memory errors that could not be corrected, since the driver started.
     `pids`: processes on it as the tool lists them, () : looked, none. `source`: the tool that said so, "npu-smi",
     "nvidia-smi".
     """

@@ -39,6 +39,13 @@ done
 printf '\n@@= 0\n'
 """
 
+# The table alone, as the tool prints it.
+INFO = _SAY + r"""
+t=$(find_tool npu-smi)
+[ -n "$t" ] || exit 127
+exec "$t" info
+"""
+
 # A call that hangs is ended after $seconds, where there is `timeout`; where two hung, the others would.
 _LIMITED = r"""
 k=$(command -v timeout) && k="$k -s KILL $seconds"

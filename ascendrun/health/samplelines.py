@@ -1,0 +1,100 @@
+"""From the lines that a node's sampler writes (`node/sample.py`) to samples."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type
+
+from ascendrun.core.samplerollup import IDENTITY
+from ascendrun.core.samples import HostSample, RankSample, RawText, Sample
+from ascendrun.health.sampling import EVERY_S, DeviceReader, Said
+
+TEXT_BYTES = 4 << 20
+"""No tool that is asked says more; a text that claims to unpack to more is no text of ours."""
+_HOST = tuple(field.name for field in fields(HostSample) if field.name not in ("at_s", *IDENTITY[HostSample]))
+_RANK = tuple(field.name for field in fields(RankSample) if field.name not in ("at_s", *IDENTITY[RankSample]))
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a line gave; both empty for a line that is none of the sampler's."""
+
+    samples: Tuple[Sample, ...] = ()
+    raw: Tuple[RawText, ...] = ()
+
+
+class LineReader:
+    """The lines of one host, in order. The file lies where the job itself can write: nothing in a line is believed."""
+
+    def __init__(self, host: str, *, job: Optional[str] = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
+        """`job` None: lines of a host without one, which has no ranks."""
+        self._host, self._job, self._attempt = host, job, attempt
+        self._devices = DeviceReader(host, every_s=every_s)
+
+    def read(self, line: Mapping[str, Any], *, ahead_s: float = 0.0) -> Read:
+        """`ahead_s`: so much the host's clock is ahead of the head's."""
+        at_ns = line.get("at_ns")
+        if not isinstance(at_ns, int) or not 0 < at_ns < 2**63:
+            return Read()
+        at_s = round(at_ns / 1e9 - ahead_s, 3)
+        if isinstance(line.get("tool"), str):
+            return Read(*self._devices.take(_said(line, at_s)))
+        samples: List[Sample] = []
+        if isinstance(line.get("host"), dict):
+            samples.append(HostSample(at_s=at_s, host=self._host, **_figures(HostSample, _HOST, line["host"])))
+        for rank in _list(line.get("ranks")) if self._job is not None else ():
+            number = rank.get("rank") if isinstance(rank, dict) else None
+            if isinstance(number, int) and 0 <= number < 10**7:
+                samples.append(RankSample(at_s=at_s, host=self._host, job=self._job or "", attempt=self._attempt,
+                                          rank=number, **_figures(RankSample, _RANK, rank)))
+        return Read(tuple(samples))
+
+
+def _said(line: Mapping[str, Any], at_s: float) -> Said:
+    code = line.get("code")
+    return Said(str(line["tool"]), at_s, _text(line), code if isinstance(code, int) else None,
+                timed_out=line.get("timed_out") is True)
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    packed = line.get("z")
+    if not isinstance(packed, str):
+        return str(line.get("text", ""))
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(packed), TEXT_BYTES).decode("utf-8", "replace")
+    except (binascii.Error, zlib.error, ValueError):
+        return ""
+
+
+def _figures(kind: Type[Any], names: Tuple[str, ...], values: Mapping[str, Any]) -> Dict[str, Any]:
+    figures: Dict[str, Any] = {}
+    for name in names:
+        figures[name] = _READERS[_KINDS_OF_FIELDS[kind][name]](values.get(name))
+    return figures
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: Any) -> Optional[int]:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**63
+    return int(value) if is_number else None
+
+
+def _decimal(value: Any) -> Optional[float]:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return float(value) if is_number else None
+
+
+def _word(value: Any) -> Optional[str]:
+    return value[:20] if isinstance(value, str) else None
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {"Optional[int]": _whole, "Optional[float]": _decimal,
+                                                "Optional[str]": _word}
+_KINDS_OF_FIELDS: Mapping[Type[Any], Mapping[str, str]] = {
+    kind: {field.name: str(field.type) for field in fields(kind)} for kind in (HostSample, RankSample)}
