@@ -1,0 +1,223 @@
+"""What the figures of devices and hosts say of why a rank is slow: each compared with the same figure elsewhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+from typing import Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
+
+FREQUENCY = 0.92
+"""Of the others' clock, or of its own before: below that it is no rounding."""
+HOTTER_C = 10.0
+HOT_C = 75.0
+TOO_HOT_C = 95.0
+BUSY = 30.0
+"""Percent. A device that does little lowers its clock, and that is as it should be."""
+LINK = 0.5
+STARVED_CPU = 92.0
+APART = 20.0
+FULL_MEMORY = 0.97
+ENOUGH = 3
+"""So many samples of a device that nothing else speaks against."""
+
+
+class Sign(str, Enum):
+    """What most likely makes a rank slow. SHARED: another process computes on its device. HEALTH: the device's own
+    complaint. CPU: the host's cores or memory are used up, or the rank hardly gets any."""
+
+    FREQUENCY = "frequency"
+    TEMPERATURE = "temperature"
+    LINK = "link"
+    DATA = "data"
+    CPU = "cpu"
+    SHARED = "shared"
+    HEALTH = "health"
+
+
+ORDER = (Sign.TEMPERATURE, Sign.FREQUENCY, Sign.SHARED, Sign.CPU, Sign.DATA, Sign.LINK, Sign.HEALTH)
+"""The likeliest first: a device that is hot and slow is slow because it is hot."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One figure that stands out. `figure`: the name of a field of a sample or of StepTimes; `here` and `others`: its
+    value here and what it usually is elsewhere (None: not compared; of "frequency_drop" and "link_downs" what it was
+    before)."""
+
+    sign: Sign
+    figure: str
+    here: float
+    others: Optional[float]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which device belongs to which rank, as far as samples or their number tell."""
+
+    rank_of: Mapping[Tuple[str, int], int]
+    hosts: Collection[str]
+
+    @classmethod
+    def of(cls, samples: Newest, hosts_of_ranks: Mapping[int, str]) -> "Places":
+        """Where no sample names a rank's device, the n-th rank of a host has the n-th of as many devices."""
+        found = {(one.host, one.device): one.rank for one in samples.ranks
+                 if one.device is not None and hosts_of_ranks.get(one.rank) == one.host}
+        ranks: Dict[str, List[int]] = defaultdict(list)
+        for rank, host in sorted(hosts_of_ranks.items()):
+            ranks[host].append(rank)
+        devices: Dict[str, List[int]] = defaultdict(list)
+        for host, device in sorted({(one.host, one.device) for one in samples.devices}):
+            devices[host].append(device)
+        named = {host for host, _ in found}
+        for host, here in ranks.items():
+            if host not in named and len(devices[host]) == len(here):
+                found.update({(host, device): rank for device, rank in zip(devices[host], here)})
+        return cls(found, frozenset(ranks))
+
+
+def likeliest(marks: Iterable[Mark]) -> Optional[Sign]:
+    found = {mark.sign for mark in marks}
+    if Sign.DATA in found:  # no device makes data come late; a host whose cores are used up does
+        return Sign.CPU if Sign.CPU in found else Sign.DATA
+    if Sign.TEMPERATURE in found and Sign.FREQUENCY not in found and len(found) > 1:
+        found.discard(Sign.TEMPERATURE)  # hot, but at full clock: that alone slows nothing
+    return next((sign for sign in ORDER if sign in found), None)
+
+
+def find_marks(
+    host: str, ranks: Sequence[int], samples: Newest, places: Places, *, lame: Collection[int], since_s: float
+) -> Tuple[Mark, ...]:
+    """Every figure that stands out for these ranks of one host; they are compared with ranks that are not `lame`."""
+    recent = [one for one in samples.devices if one.at_s >= since_s]
+    mine = [one for one in recent if one.host == host and places.rank_of.get((host, one.device)) in ranks]
+    slow = {-1, *lame}
+    fine = [one for one in recent if places.rank_of.get((one.host, one.device), -1) not in slow]
+    hosts = [one for one in samples.hosts if one.at_s >= since_s]
+    marks = [*_clock(mine, fine), *_heat(mine, fine), *_others_pids(mine, fine, samples.ranks), *_link(mine, fine),
+             *_complaints(mine),
+             *_host([one for one in hosts if one.host == host],
+                    [one for one in hosts if one.host != host and one.host in places.hosts]),
+             *_share(ranks, [one for one in samples.ranks if one.at_s >= since_s], lame)]
+    return tuple(marks)
+
+
+def slow_by_figures(
+    samples: Newest, places: Places, *, without: Collection[int], judged: Collection[int], since_s: float
+) -> List[Tuple[str, int, Mark]]:
+    """Devices whose figures alone make them slow, where no times of steps say otherwise (`judged`).
+
+    A link that is down while the other hosts' are up slows all ranks alike, so times of steps cannot tell of it.
+    """
+    recent = [one for one in samples.devices if one.at_s >= since_s]
+    by_rank: Dict[Tuple[str, int], List[DeviceSample]] = defaultdict(list)
+    for one in recent:
+        rank = places.rank_of.get((one.host, one.device))
+        if rank is not None and rank not in without:
+            by_rank[one.host, rank].append(one)
+    found: List[Tuple[str, int, Mark]] = []
+    for (host, rank), mine in by_rank.items():
+        others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
+        marks = [mark for mark in _link(mine, others) if mark.figure == "link_up"] if len(places.hosts) > 1 else []
+        if rank not in judged and len(mine) >= ENOUGH:
+            marks += [mark for mark in _clock(mine, others) if mark.others is not None]
+        found += [(host, rank, mark) for mark in marks[:1]]
+    return found
+
+
+def _middle(values: Iterable[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+    busy = [one for one in mine if one.frequency_mhz and (one.utilisation is None or one.utilisation >= BUSY)]
+    here = _middle(one.frequency_mhz for one in busy)
+    others = _middle(one.frequency_mhz for one in fine if one.utilisation is None or one.utilisation >= BUSY)
+    if here is None:
+        return []
+    if others is not None and here < FREQUENCY * others:
+        return [Mark(Sign.FREQUENCY, "frequency_mhz", here, others)]
+    third = len(busy) // 3
+    if third >= ENOUGH:
+        before, now = (_middle(one.frequency_mhz for one in part) for part in (busy[:third], busy[-third:]))
+        if before is not None and now is not None and now < FREQUENCY * before:
+            return [Mark(Sign.FREQUENCY, "frequency_drop", now, before)]
+    return []
+
+
+def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+    here, others = _middle(one.temperature_c for one in mine), _middle(one.temperature_c for one in fine)
+    if here is None:
+        return []
+    is_hotter = others is not None and here >= others + HOTTER_C and here >= HOT_C
+    return [Mark(Sign.TEMPERATURE, "temperature_c", here, others)] if is_hotter or here >= TOO_HOT_C else []
+
+
+def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+    newest = [one.link_up for one in mine[-ENOUGH:] if one.link_up is not None]
+    elsewhere = [one.link_up for one in fine if one.link_up is not None]
+    if newest and not any(newest) and elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
+        return [Mark(Sign.LINK, "link_up", 0.0, 1.0)]
+    marks: List[Mark] = []
+    for device in sorted({one.device for one in mine}):
+        downs = [one.link_downs for one in mine if one.device == device and one.link_downs is not None]
+        if downs and downs[-1] > downs[0]:
+            marks.append(Mark(Sign.LINK, "link_downs", downs[-1], downs[0]))
+    here = _middle(one.link_tx_bytes_s for one in mine)
+    others = _middle(one.link_tx_bytes_s for one in fine)
+    if here is not None and others is not None and others > 1e6 and here < LINK * others:
+        marks.append(Mark(Sign.LINK, "link_tx_bytes_s", here, others))
+    return marks[:1]
+
+
+def _others_pids(
+    mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ranks: Sequence[RankSample]
+) -> List[Mark]:
+    """More processes on the device than on the others', one of them none of the job's own."""
+    ours = {(one.host, one.pid) for one in ranks}
+    newest = [one for one in mine if one.pids is not None][-1:]
+    usual = _middle(float(len(one.pids)) for one in fine if one.pids is not None)
+    for one in newest:
+        strangers = [pid for pid in one.pids or () if (one.host, pid) not in ours]
+        if strangers and len(one.pids or ()) > (usual or 1.0):
+            return [Mark(Sign.SHARED, "pids", float(len(one.pids or ())), usual)]
+    return []
+
+
+def _complaints(mine: Sequence[DeviceSample]) -> List[Mark]:
+    words = {one.device: one.health for one in mine if one.health is not None}
+    sick = [word for word in words.values() if word.upper() != "OK"]
+    return [Mark(Sign.HEALTH, "health", float(len(sick)), 0.0)] if sick else []
+
+
+def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> List[Mark]:
+    marks: List[Mark] = []
+    here, elsewhere = _middle(one.cpu for one in mine), _middle(one.cpu for one in others)
+    if here is not None and here >= STARVED_CPU and (elsewhere is None or here >= elsewhere + APART):
+        marks.append(Mark(Sign.CPU, "cpu", here, elsewhere))
+    full = _middle(_fullness(one) for one in mine)
+    if full is not None and full >= FULL_MEMORY:
+        marks.append(Mark(Sign.CPU, "memory", full, _middle(_fullness(one) for one in others)))
+    return marks
+
+
+def _fullness(sample: HostSample) -> Optional[float]:
+    if sample.memory_used_bytes is None or not sample.memory_total_bytes:
+        return None
+    return sample.memory_used_bytes / sample.memory_total_bytes
+
+
+def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection[int]) -> List[Mark]:
+    """A rank that gets less than half of the processor time that the others have, or is held (state T)."""
+    here = _middle(one.cpu for one in samples if one.rank in ranks)
+    others = _middle(one.cpu for one in samples if one.rank not in lame)
+    states = [one.state for one in samples if one.rank in ranks and one.state][-ENOUGH:]
+    if states and all(state.upper().startswith("T") for state in states):
+        return [Mark(Sign.CPU, "stopped", 1.0, 0.0)]
+    if here is not None and others is not None and others >= 50.0 and here < others / 2:
+        return [Mark(Sign.CPU, "rank_cpu", here, others)]
+    return []

@@ -1,0 +1,47 @@
+"""What a rank's metrics lines say of the time that each step took, in words that ranks can be compared by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Iterable, List, Optional, Tuple
+
+from ascendrun.core.metrics import MetricsLine
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step of one rank. `at_s`: when it was over, by the head's clock, known to `error_s` (None: it was never
+    measured, so not to be compared between hosts). `step_s`: all of the step, which in synchronous training is equal
+    on all ranks; `own_s`: without the waiting for other ranks; `data_s`: waiting for input. None: not told."""
+
+    step: int
+    at_s: Optional[float] = None
+    step_s: Optional[float] = None
+    own_s: Optional[float] = None
+    data_s: Optional[float] = None
+    error_s: Optional[float] = None
+
+
+def make_step_times(
+    lines: Iterable[MetricsLine], *, to_head_s: Callable[[float], float] = lambda at_s: at_s,
+    error_s: Optional[float] = None,
+) -> Tuple[StepTimes, ...]:
+    """The steps of one rank in order. `to_head_s` and `error_s`: its host's clock, as HostClock has them.
+
+    Where a line does not tell its step's time, it is what has passed since the line before, for each step between.
+    """
+    found: List[StepTimes] = []
+    for line in lines:
+        if line.event is not None or line.step is None or (line.evals and line.loss is None):
+            continue
+        at_s = None if line.at_s is None else to_head_s(line.at_s)
+        step_s = line.step_s if line.step_s else _since(found[-1] if found else None, line.step, at_s)
+        own_s = None if step_s is None or line.comm_s is None else max(0.0, step_s - line.comm_s)
+        found.append(StepTimes(line.step, at_s, step_s, own_s, line.data_s, error_s))
+    return tuple(found)
+
+
+def _since(before: Optional[StepTimes], step: int, at_s: Optional[float]) -> Optional[float]:
+    if before is None or before.at_s is None or at_s is None or step <= before.step or at_s <= before.at_s:
+        return None
+    return (at_s - before.at_s) / (step - before.step)

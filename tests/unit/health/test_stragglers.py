@@ -1,0 +1,244 @@
+"""Who keeps the others waiting: found where there is one, and nobody blamed where there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Callable, Optional, Tuple
+
+import pytest
+
+from ascendrun.core.metrics import MetricsLine
+from ascendrun.core.samples import Newest
+from ascendrun.health.signs import Sign
+from ascendrun.health.steptimes import StepTimes, make_step_times
+from ascendrun.health.straggler_text import tell_straggler
+from ascendrun.health.stragglers import Straggler, find_stragglers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from training_world import World
+
+OWN = ("step_s", "data_s", "comm_s", "at_s")
+NO_COMM = ("step_s", "at_s")
+
+
+def look(world: World, samples: Optional[Newest] = None, *, error_s: Optional[float] = 0.001
+         ) -> Tuple[Straggler, ...]:
+    return find_stragglers(world.step_times(error_s=error_s), samples or world.samples(),
+                           hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
+
+
+SHAPES = ((2, 8), (1, 2), (2, 1), (1, 8), (8, 8))
+
+
+def healthy(seed: int) -> World:
+    shape, noise = SHAPES[seed % len(SHAPES)], (0.02, 0.05, 0.1, 0.2)[seed % 4]
+    return World(nodes=shape[0], per_node=shape[1], steps=40 + 3 * seed % 150, seed=seed, noise=noise)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_has_no_straggler_whatever_its_pauses(seed: int) -> None:
+    assert look(healthy(seed).run(), Newest()) == ()
+
+
+@pytest.mark.slow
+def test_of_very_many_healthy_runs_none_has_a_straggler() -> None:
+    assert [seed for seed in range(20, 120) if look(healthy(seed).run(), Newest())] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("tells", [NO_COMM, ("at_s",), ("step_s",)], ids="+".join)
+def test_a_healthy_run_whose_program_tells_less_has_none_either(seed: int, tells: Tuple[str, ...]) -> None:
+    assert look(World(seed=seed, noise=0.1, tells=tells, skew_s={"npu01": 40.0}).run(), Newest()) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_slow_rank_is_named_though_all_steps_take_equally_long(seed: int) -> None:
+    world = World(seed=seed, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
+    step_s = {line.step_s for lines in world.lines.values() for line in lines if line.step == 50}
+    assert len(step_s) == 1
+    [found] = look(world)
+    assert (found.rank, found.host, found.ranks) == (5, "npu00", (5,))
+    assert found.slower_by == pytest.approx(1.3, abs=0.08)
+    assert found.costs == pytest.approx(0.3 / 1.5, abs=0.06)
+
+
+def test_a_little_slower_among_steps_that_differ_much_shows_over_many_steps() -> None:
+    world = World(steps=240, noise=0.2, slower=lambda rank, step: 1.25 if rank == 5 else 1.0).run()
+    assert [found.rank for found in look(world)] == [5]
+
+
+def test_one_slow_step_or_a_few_are_no_straggler() -> None:
+    for slow in ({40}, {40, 41, 42, 43}, set(range(40, 54))):
+        assert look(World(slower=lambda rank, step, slow=slow: 3.0 if rank == 5 and step in slow else 1.0).run()) == ()
+
+
+def test_a_rank_that_is_as_fast_as_the_others_again_is_none_any_more() -> None:
+    world = World(steps=120, slower=lambda rank, step: 1.5 if rank == 5 and step < 90 else 1.0).run()
+    assert look(world) == ()
+
+
+def test_since_when_is_told_to_the_window() -> None:
+    world = World(steps=200, slower=lambda rank, step: 1.5 if rank == 5 and step > 100 else 1.0).run()
+    [found] = look(world)
+    began_s = next(line.at_s for line in world.lines[5] if line.step == 100)
+    assert began_s is not None and found.since_s is not None
+    assert abs(found.since_s - began_s) < 20 * 1.7
+
+
+def test_a_slow_node_is_told_as_the_node() -> None:
+    world = World(nodes=4, slower=lambda rank, step: 1.4 if rank // 8 == 2 else 1.0).run()
+    [found] = look(world)
+    assert (found.rank, found.host, found.ranks) == (None, "npu02", tuple(range(16, 24)))
+
+
+def test_of_two_nodes_the_slow_one_is_named_though_half_of_all_ranks_are_slow() -> None:
+    world = World(nodes=2, slower=lambda rank, step: 1.4 if rank >= 8 else 1.0).run()
+    [found] = look(world)
+    assert (found.rank, found.host) == (None, "npu01")
+
+
+def test_two_slow_ranks_of_different_nodes_are_both_named_the_slowest_first() -> None:
+    world = World(slower=lambda rank, step: {3: 1.3, 12: 1.6}.get(rank, 1.0)).run()
+    assert [found.rank for found in look(world)] == [12, 3]
+
+
+def test_when_most_ranks_are_slower_than_a_few_nobody_is_a_straggler() -> None:
+    assert look(World(slower=lambda rank, step: 1.5 if rank >= 4 else 1.0).run()) == ()
+
+
+def test_who_is_slower_by_what_nobody_notices_is_left_in_peace() -> None:
+    assert look(World(compute_s=0.1, shared_s=5.0, slower=lambda rank, step: 1.4 if rank == 5 else 1.0).run()) == ()
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_steps() -> None:
+    steps = {rank: make_step_times(MetricsLine(step=step, step_s=1.6 if rank == 2 else 1.0)
+                                   for step in range(1, 50 if rank == 2 else 80)) for rank in range(4)}
+    [found] = find_stragglers(steps, Newest(), hosts_of_ranks=dict.fromkeys(range(4), "a"), now_s=0.0)
+    assert (found.rank, found.slower_by) == (2, 1.6)
+
+
+def late(rank: int, *, error_s: Optional[float]) -> Tuple[StepTimes, ...]:
+    return tuple(StepTimes(step, at_s=1000.0 + step + (0.3 if rank == 2 else 0.0), step_s=1.0, error_s=error_s)
+                 for step in range(1, 60))
+
+
+def test_where_nothing_else_is_told_who_is_always_last_is_named_once_clocks_are_known() -> None:
+    hosts = {rank: f"h{rank}" for rank in range(4)}
+    [found] = find_stragglers({rank: late(rank, error_s=0.002) for rank in range(4)}, Newest(), hosts_of_ranks=hosts,
+                              now_s=1060.0)
+    assert (found.rank, found.host) == (2, "h2")
+    for error_s in (None, 0.5):
+        unsure = {rank: late(rank, error_s=error_s) for rank in range(4)}
+        assert find_stragglers(unsure, Newest(), hosts_of_ranks=hosts, now_s=1060.0) == ()
+
+
+def test_a_program_that_logs_every_tenth_step_is_judged_as_well() -> None:
+    world = World(steps=400, log_every=10, pauses=False, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
+    assert [found.rank for found in look(world)] == [5]
+
+
+@pytest.mark.parametrize("few", [0, 1, 10])
+def test_too_little_told_is_no_verdict(few: int) -> None:
+    world = World(steps=few, slower=lambda rank, step: 3.0 if rank == 5 else 1.0).run()
+    assert look(world) == ()
+
+
+def test_one_rank_that_writes_alone_is_compared_with_nobody() -> None:
+    world = World(slower=lambda rank, step: 3.0 if rank == 0 else 1.0).run()
+    world.lines = {0: world.lines[0], **{rank: [] for rank in world.ranks if rank}}
+    assert look(world) == ()
+
+
+Change = Callable[[int, float], object]
+
+
+def at_rank_5(value: object) -> Change:
+    return lambda rank, part: value if rank == 5 else None
+
+
+@pytest.mark.parametrize("sign, changes", [
+    (Sign.FREQUENCY, {"frequency_mhz": at_rank_5(1200.0)}),
+    (Sign.FREQUENCY, {"frequency_mhz": lambda rank, part: 1800.0 - 900.0 * part if rank == 5 else None}),
+    (Sign.TEMPERATURE, {"frequency_mhz": at_rank_5(1200.0), "temperature_c": at_rank_5(98.0)}),
+    (Sign.TEMPERATURE, {"temperature_c": at_rank_5(98.0)}),
+    (Sign.LINK, {"link_downs": lambda rank, part: 2 + int(10 * part) if rank == 5 else None}),
+    (Sign.LINK, {"link_up": at_rank_5(False)}),
+    (Sign.LINK, {"link_tx_bytes_s": at_rank_5(1e9)}),
+    (Sign.CPU, {"cpu": lambda rank, part: 99.0 if rank == 0 else None}),
+    (Sign.CPU, {"memory_used_bytes": lambda rank, part: 1020 * 2**30 if rank == 0 else None}),
+    (Sign.CPU, {"rank_cpu": at_rank_5(20.0)}),
+    (Sign.SHARED, {"pids": at_rank_5((1005, 77777))}),
+    (Sign.HEALTH, {"health": at_rank_5("Warning")}),
+    (None, {}),
+], ids=lambda value: value.value if isinstance(value, Sign) else "-".join(value) if isinstance(value, dict) else None)
+def test_the_likeliest_sign_is_found(sign: Optional[Sign], changes: dict[str, Change]) -> None:
+    world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
+    [found] = look(world, world.samples(**changes))
+    assert (found.rank, found.sign) == (5, sign)
+    assert bool(found.evidence) == (sign is not None)
+    for lang in ("en", "zh"):
+        assert "5" in tell_straggler(found, lang) and "{" not in tell_straggler(found, lang)
+
+
+def test_a_rank_that_waits_for_its_data_is_told_so_unless_the_hosts_cores_are_used_up() -> None:
+    world = World(data_more_s=lambda rank, step: 0.5 if rank == 5 else 0.0).run()
+    [found] = look(world)
+    assert (found.rank, found.sign) == (5, Sign.DATA)
+    starved = world.samples(cpu=lambda rank, part: 99.0 if rank == 0 else None)
+    [found] = look(world, starved)
+    assert (found.rank, found.sign) == (5, Sign.CPU)
+
+
+def test_waiting_for_data_is_seen_where_nothing_tells_of_the_collectives() -> None:
+    world = World(tells=("step_s", "data_s"), data_more_s=lambda rank, step: 0.5 if rank == 5 else 0.0).run()
+    [found] = look(world)
+    assert (found.rank, found.sign) == (5, Sign.DATA)
+
+
+def test_a_node_that_is_slow_and_hot_is_told_with_its_sign() -> None:
+    world = World(nodes=4, slower=lambda rank, step: 1.4 if rank // 8 == 2 else 1.0).run()
+    hot = world.samples(temperature_c=lambda rank, part: 99.0 if rank // 8 == 2 else None,
+                        frequency_mhz=lambda rank, part: 1300.0 if rank // 8 == 2 else None)
+    [found] = look(world, hot)
+    assert (found.rank, found.host, found.sign) == (None, "npu02", Sign.TEMPERATURE)
+
+
+def test_figures_alone_tell_of_a_low_clock_only_where_no_times_of_steps_say_otherwise() -> None:
+    world = World().run()
+    low = world.samples(frequency_mhz=at_rank_5(1000.0))
+    assert look(world, low) == ()
+    [found] = find_stragglers({}, low, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
+    assert (found.rank, found.host, found.slower_by, found.sign) == (5, "npu00", None, Sign.FREQUENCY)
+
+
+def test_a_device_that_idles_may_lower_its_clock() -> None:
+    world = World().run()
+    idle = world.samples(frequency_mhz=at_rank_5(1000.0), utilisation=at_rank_5(0.0))
+    assert find_stragglers({}, idle, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s) == ()
+
+
+def test_a_link_that_is_down_slows_all_alike_and_is_named_for_itself() -> None:
+    world = World().run()
+    [found] = look(world, world.samples(link_up=at_rank_5(False)))
+    assert (found.rank, found.slower_by, found.sign) == (5, None, Sign.LINK)
+    assert look(world, world.samples(link_up=lambda rank, part: False)) == ()  # no such network here
+    alone = World(nodes=1).run()
+    assert look(alone, alone.samples(link_up=at_rank_5(False))) == ()  # nobody outside to talk to
+
+
+def test_old_figures_do_not_count() -> None:
+    world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0, steps=60, pauses=False).run()
+    old = world.samples(frequency_mhz=at_rank_5(1000.0))
+    [found] = find_stragglers(world.step_times(), old, hosts_of_ranks=world.hosts_of_ranks,
+                              now_s=world.ended_s + 10_000.0)
+    assert found.sign is Sign.FREQUENCY  # the steps are as old as they
+    assert find_stragglers({}, old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0) == ()
+
+
+def test_what_it_costs_and_the_likeliest_sign_are_one_sentence() -> None:
+    world = World(seed=3, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
+    [found] = look(world, world.samples(frequency_mhz=at_rank_5(1200.0)))
+    assert tell_straggler(found).startswith("rank 5 on npu00 is slow: ")
+    assert tell_straggler(found).endswith("; likeliest sign: its device's clock is low · 1200 MHz, others 1800")
+    assert "主频偏低" in tell_straggler(found, "zh")
