@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.head.boot import AgentImage
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ascendrun.core.schedule import Claim
     from ascendrun.head.gathering import Gatherer
     from ascendrun.head.jobrunner import JobRunner
+    from ascendrun.head.straggling import Straggling
     from ascendrun.head.submission import Submission
 
 # What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
@@ -70,6 +71,7 @@ class Controller:
         self._links = Links(backend, image, listener)
         self._errands = Errands(self._links, self.post)
         self._gatherer: Optional["Gatherer"] = None
+        self._straggling: Optional["Straggling"] = None
         self._runners: Dict[str, "JobRunner"] = {}
         self._claims: Dict[str, Tuple["Claim", ...]] = {}
         self._server = ControlServer(state_dir, self._on_request)
@@ -181,6 +183,20 @@ class Controller:
                 self._settle(job_id, Step(look_again(runner.job, now_s=time.time())))
             self.feed(job_id, Tick(reachable))
         self._schedule()
+        self._guard(self._watch_pace)
+
+    def _watch_pace(self) -> None:
+        from ascendrun.head.straggling import Straggling
+        if self._straggling is None:
+            self._straggling = Straggling(
+                self._state_dir, post=self.post, tell=self._tell,
+                story=lambda job_id: [(event.kind, event.text) for event in self._store.events(job_id)])
+        self._straggling.tick(runner.job for runner in self._runners.values())
+
+    def _tell(self, job_id: str, lines: Sequence[Tuple[str, str]]) -> None:
+        """Lines for a job's story that change nothing else."""
+        if job_id in self._runners:
+            self._store.save(self._runners[job_id].job, lines, now_s=time.time())
 
     def _was_away(self) -> bool:
         """What was not heard meanwhile says nothing about the nodes."""

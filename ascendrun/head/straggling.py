@@ -1,0 +1,191 @@
+"""Looks for stragglers of running jobs once a minute, beside the controller's loop, and tells their story."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.job import Job, State
+from ascendrun.core.samples import Newest
+from ascendrun.head.settings import spool_dir
+
+if TYPE_CHECKING:
+    from ascendrun.health.stragglers import Straggler
+
+# What a look needs is imported by the first one, in its thread: the controller has jobs to start.
+
+LOOK_EVERY_S = 60.0
+SAMPLES_S = 600.0
+READ_BYTES = 16 * 1024 * 1024
+"""What one look reads of all ranks' metrics together, so that a thousand ranks cost a second of a core a minute;"""
+LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
+"""of one rank so much: enough for some windows of steps."""
+FEW_DEVICES = 256
+"""Of more devices than these the means of minutes are looked at."""
+GONE_AFTER = 2
+"""Looks in a row without it, before a straggler is told to keep up again."""
+APPEARED, GONE = "straggler", "straggler-over"
+"""Kinds of lines in a job's story."""
+
+Key = Tuple[str, Optional[int]]
+"""(host, rank); rank None: the whole node."""
+
+
+def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> Tuple[Straggler, ...]:
+    """Those of the job's present attempt, from what is on the head. Samples that cannot be read count as none."""
+    from ascendrun.head.clocks import HostClock, read_clocks
+    from ascendrun.head.metricsreader import find_metrics, iter_lines
+    from ascendrun.health.steptimes import make_step_times
+    from ascendrun.health.stragglers import find_stragglers
+
+    hosts_of_ranks = {rank: node.host for node in job.nodes for rank in node.ranks}
+    attempt_dir = spool_dir(state_dir, job.id, job.attempt)
+    files = find_metrics(attempt_dir, ranks=hosts_of_ranks)
+    last_bytes = min(MOST_BYTES, max(LEAST_BYTES, READ_BYTES // max(1, len(files))))
+    clocks = read_clocks(attempt_dir)
+    steps = {}
+    for rank, paths in files.items():
+        clock = clocks.get(hosts_of_ranks[rank], HostClock())
+        lines = iter_lines(paths, last_bytes=last_bytes)
+        steps[rank] = make_step_times(lines, to_head_s=clock.to_head_s, error_s=clock.error_s)
+    samples = _read_samples(state_dir, job.id, frozenset(job.hosts), now_s=now_s,
+                            few=len(hosts_of_ranks) <= FEW_DEVICES)
+    return find_stragglers(steps, samples, hosts_of_ranks=hosts_of_ranks, now_s=now_s)
+
+
+def _read_samples(
+    state_dir: Path, job_id: str, hosts: "frozenset[str]", *, now_s: float, few: bool
+) -> Newest:
+    from ascendrun.head.samplestore import SampleStore
+
+    try:
+        store = SampleStore.open_for_reading(state_dir)
+        if store is None:
+            return Newest()
+        try:
+            since_s, until_s, every_s = now_s - SAMPLES_S, now_s + 1.0, 0.0 if few else 60.0
+            devices = store.device_series(since_s=since_s, until_s=until_s, every_s=every_s)
+            of_hosts = store.host_series(since_s=since_s, until_s=until_s, every_s=every_s)
+            ranks = store.rank_series(since_s=since_s, until_s=until_s, job=job_id, every_s=every_s)
+            return Newest(tuple(one for one in devices if one.host in hosts),
+                          tuple(one for one in of_hosts if one.host in hosts), ranks)
+        finally:
+            store.close()
+    except AscendrunError:
+        return Newest()
+
+
+@dataclass(frozen=True)
+class Known:
+    """The stragglers that a job's story tells of. `missing`: for how many looks in a row each was not seen."""
+
+    attempt: int
+    missing: Mapping[Key, int] = field(default_factory=dict)
+
+
+def take_look(known: Known, found: Iterable[Straggler]) -> Tuple[Known, Tuple[Tuple[str, str], ...]]:
+    """What is known after a look, and the lines (kind, text) that the story gets: who appeared, who is gone.
+
+    A rank that becomes part of a slow node is told once more, as the node; it has not become faster.
+    """
+    from ascendrun.health.straggler_text import tell_straggler
+
+    seen: Dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
+    lines: List[Tuple[str, str]] = []
+    missing: Dict[Key, int] = {}
+    for key in sorted(known.missing, key=str):
+        if key in seen:
+            missing[key] = 0
+        elif (key[0], None) in seen:
+            continue
+        elif known.missing[key] + 1 < GONE_AFTER:
+            missing[key] = known.missing[key] + 1
+        else:
+            lines.append((GONE, f"{_name(key)} keeps up again"))
+    for key, one in seen.items():
+        if key not in missing:
+            lines.append((APPEARED, tell_straggler(one)))
+            missing[key] = 0
+    return Known(known.attempt, missing), tuple(lines)
+
+
+def _name(key: Key) -> str:
+    return key[0] if key[1] is None else f"rank {key[1]} on {key[0]}"
+
+
+_SUBJECT = re.compile(r"^(?:rank (?P<rank>\d+) on )?(?P<host>\S+)")
+
+
+def known_from_story(attempt: int, story: Iterable[Tuple[str, str]]) -> Known:
+    """What an earlier controller has told of the present attempt; `story`: (kind, text), oldest first."""
+    missing: Dict[Key, int] = {}
+    for kind, text in story:
+        if kind == "state" and text.startswith("STARTING"):
+            missing = {}
+        match = _SUBJECT.match(text) if kind in (APPEARED, GONE) else None
+        if match:
+            key = (match["host"], int(match["rank"]) if match["rank"] else None)
+            missing.pop(key, None)
+            if kind == APPEARED:
+                missing[key] = 0
+    return Known(attempt, missing)
+
+
+class Straggling:
+    """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
+
+    `post`: runs a call in the controller's thread. `tell`: writes lines into a job's story, may raise.
+    `story`: (kind, text) of a job, oldest first.
+    """
+
+    def __init__(
+        self, state_dir: Path, *, post: Callable[[Callable[[], None]], None],
+        tell: Callable[[str, Sequence[Tuple[str, str]]], None], story: Callable[[str], Iterable[Tuple[str, str]]],
+    ) -> None:
+        self._state_dir = state_dir
+        self._post, self._tell, self._story = post, tell, story
+        self._known: Dict[str, Known] = {}
+        self._due = time.monotonic() + LOOK_EVERY_S
+        self._is_looking = False
+
+    def tick(self, jobs: Iterable[Job]) -> None:
+        """To be called now and then with all jobs of the controller."""
+        if self._is_looking or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + LOOK_EVERY_S
+        self.look(jobs)
+
+    def look(self, jobs: Iterable[Job]) -> None:
+        """Begins a look at those of the jobs that run; what it finds is told by a posted call."""
+        running = [job for job in jobs if job.state is State.RUNNING and job.world_size > 1]
+        self._known = {job.id: known for job in running for known in (self._known.get(job.id),) if known is not None}
+        if not running:
+            return
+        self._is_looking = True
+        threading.Thread(target=self._look, args=(running,), name="stragglers", daemon=True).start()
+
+    def _look(self, jobs: Sequence[Job]) -> None:
+        found: Dict[str, Tuple[Straggler, ...]] = {}
+        try:
+            for job in jobs:
+                found[job.id] = look_for_stragglers(self._state_dir, job, now_s=time.time())
+        finally:
+            self._post(lambda: self._looked(jobs, found))
+
+    def _looked(self, jobs: Sequence[Job], found: Mapping[str, Tuple[Straggler, ...]]) -> None:
+        self._is_looking = False
+        for job in jobs:
+            if job.id not in found:
+                continue
+            known = self._known.get(job.id)
+            if known is None or known.attempt != job.attempt:
+                known = known_from_story(job.attempt, self._story(job.id))
+            known, lines = take_look(known, found[job.id])
+            if lines:
+                self._tell(job.id, lines)
+            self._known[job.id] = known
