@@ -43,7 +43,8 @@ def test_a_rank_whose_whole_node_becomes_slow_has_not_become_faster() -> None:
 
 def test_what_an_earlier_controller_told_is_not_told_again() -> None:
     story = [("state", "STARTING: x"), (APPEARED, "rank 1 on b is slow: 30 % more"),
-             (APPEARED, "c (ranks 0-7) is slow"), (APPEARED, "rank 5 on a is slow"), (GONE, "rank 1 on b keeps up again"), ("note", "rank 9 on z: odd")]
+             (APPEARED, "c (ranks 0-7) is slow"), (APPEARED, "rank 5 on a is slow"),
+             (GONE, "rank 1 on b keeps up again"), ("note", "rank 9 on z: odd")]
     known = known_from_story(1, story)
     assert dict(known.missing) == {("c", None): 0, ("a", 5): 0}
     assert take_look(known, [slow(5), slow(None, "c")])[1] == ()
