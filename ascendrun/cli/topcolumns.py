@@ -14,7 +14,7 @@ from ascendrun.health.topview import JobRow, TopRow
 
 GIB = 1024.0**3
 GAP = 2
-NOTE_WIDTH = 10
+NOTE_WIDTH = 8
 USUAL_WEIGHT = 25
 """In a pipe, where there is no width, columns of less weight stand only in the wide form."""
 Line = Union[TopRow, IdleHosts]
@@ -171,7 +171,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("util", _util, 97, of_device=True),
     TopColumn("mem", _mem, 80, of_device=True),
     TopColumn("power", _power, 55, of_device=True),
-    TopColumn("temp", _temp, 60, of_device=True),
+    TopColumn("temp", _temp, 66, of_device=True),
     TopColumn("freq", _of_row(lambda row: figure(row.frequency_mhz)), 20, of_device=True),
     TopColumn("health", _health, 75, is_right=False, of_device=True),
     TopColumn("link", _link, 50, is_right=False, of_device=True),
@@ -179,7 +179,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("name", _of_row(lambda row: row.job_name or "-"), 15, is_right=False),
     TopColumn("rank", _of_row(lambda row: "-" if row.rank is None else str(row.rank)), 90),
     TopColumn("step", _of_row(lambda row: "-" if row.step is None else str(row.step)), 58),
-    TopColumn("step_s", _of_row(lambda row: seconds(row.step_s)), 65),
+    TopColumn("step_s", _of_row(lambda row: seconds(row.step_s)), 64),
     TopColumn("others", _of_row(lambda row: beside(row.slower_by)), 70),
     TopColumn("loss", _of_row(lambda row: short(row.loss)), 30),
     TopColumn("tokens", _of_row(lambda row: short(row.tokens_per_s)), 25),

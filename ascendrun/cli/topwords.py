@@ -25,7 +25,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens": ("TOK/S", "TOK/S"),
     "mfu": ("MFU", "MFU"),
     "step_s": ("S/STEP", "秒/步"),
-    "others": ("OTHERS", "比其他"),
+    "others": ("VS", "快慢"),
     "traffic": ("TX/RX MB/s", "发/收MB/s"),
     "pid": ("PID", "PID"),
     "age": ("AGE", "多久前"),
@@ -70,6 +70,37 @@ WORDS: Mapping[str, tuple[str, str]] = {
                "简易视图;交互界面请安装:pip install 'ascendrun[tui]'。^C 退出"),
     "more-rows": ("… {n} more rows (narrow with --job, HOSTS, --bad, or enlarge the terminal)",
                   "… 还有 {n} 行(可用 --job、HOSTS、--bad 缩小范围,或放大终端)"),
+    "late": ("looking for {n} s", "正在读取,已 {n} 秒"),
+    "reading": ("reading …", "读取中…"),
+    "no-lines": ("no output yet", "尚无输出"),
+    "no-rank-here": ("no rank on this row", "该行没有 rank"),
+    "ask-filter": ("host, job, chip, health … or a glob", "主机、作业、型号、健康…或通配符"),
+    "ask-command": ("sort NAME · job JOB · host GLOB · all · q", "sort 名称 · job 作业 · host 通配符 · all · q"),
+    "bad-command": ("no such command: {text}", "没有这个命令:{text}"),
+    "shorter": ("Shorter", "缩短"),
+    "longer": ("Longer", "延长"),
+    "device": ("device", "卡"),
+    "of-rank": ("rank", "rank"),
+    "of-host": ("host", "主机"),
+    "last": ("last {span}", "最近 {span}"),
+    "age": ("measured before", "测量于(前)"),
+    "port": ("port", "端口"),
+    "downs": (" (down {n} times)", "(断过 {n} 次)"),
+    "of-util": ("utilisation", "利用率"),
+    "of-mem": ("memory GiB", "显存 GiB"),
+    "of-power": ("power", "功耗"),
+    "of-temp": ("temperature", "温度"),
+    "of-freq": ("clock MHz", "频率 MHz"),
+    "of-traffic": ("tx/rx MB/s", "发/收 MB/s"),
+    "of-cpu": ("cpu", "CPU"),
+    "of-rss": ("memory", "内存"),
+    "of-step": ("step", "步数"),
+    "of-loss": ("loss", "loss"),
+    "of-tokens": ("tokens/s", "tokens/s"),
+    "of-step_s": ("s/step", "秒/步"),
+    "of-load": ("load", "负载"),
+    "of-memory": ("memory GiB", "内存 GiB"),
+    "of-disk": ("disk free", "磁盘剩余"),
     "failed": ("could not look: {why}", "无法读取:{why}"),
 }
 
@@ -82,9 +113,9 @@ KEYS: Mapping[str, tuple[str, str]] = {
     "detail": ("Detail", "详情"),
     "logs": ("Logs", "日志"),
     "events": ("Events", "事件"),
-    "all": ("Mine/all", "本作业/全部"),
-    "bad": ("Unhealthy", "仅异常"),
-    "hosts": ("By host", "按主机"),
+    "all": ("Busy", "有作业"),
+    "bad": ("Bad", "异常"),
+    "hosts": ("Hosts", "主机"),
     "back": ("Back", "返回"),
     "command": ("Command", "命令"),
     "pause": ("Pause", "暂停"),
@@ -101,3 +132,48 @@ def title(lang: str, column: str) -> str:
 
 def key_word(lang: str, key: str) -> str:
     return KEYS[key][lang == "zh"]
+
+
+HELP = ("""\
+q              quit                       ?        this page
+up down j k    row                        g G      first and last row
+PgUp PgDn      page                       enter    figures of the row and how they went
+/              filter: host, job, chip, health, problem, rank3, or a glob; escape clears
+s              next order: host, util, mem, power, temp, step, job, age
+r              the other way round        p        pause
+a              only what a job is on      u        only what is not well
+h              a line a host              l        last lines of the rank
+e              story of the job           :        a command
+
+:sort NAME     that order                 :job JOB   only that job
+:host GLOB     only these hosts           :all       everything again
+
+"-"            not known, never 0
+VS             the rank's own time a step beside the median of the job's other ranks
+MEM GiB        used / total of the device
+AGE            how old the row's figures are
+red            health, network port, silent host
+yellow         slow rank, foreign process
+dim            no job, or old figures
+""", """\
+q              退出                       ?        本页
+上 下 j k      移动一行                   g G      第一行和最后一行
+PgUp PgDn      翻页                       enter    该行的全部数据及其变化
+/              过滤:主机、作业、型号、健康、问题、rank3 或通配符;Esc 清除
+s              换排序:host, util, mem, power, temp, step, job, age
+r              倒序                       p        暂停
+a              仅有作业的                 u        仅异常的
+h              每台主机一行               l        该 rank 的最后输出
+e              作业的经过                 :        命令
+
+:sort 名称     按该项排序                 :job 作业  仅该作业
+:host 通配符   仅这些主机                 :all       恢复全部
+
+"-"            未知,绝不表示 0
+快慢           该 rank 自身的每步时间与同作业其他 rank 的中位数之比
+显存GiB        已用 / 总量
+多久前         数据有多旧
+红色           健康、网口、主机失联
+黄色           偏慢的 rank、外来进程
+暗色           没有作业,或数据过旧
+""")

@@ -99,6 +99,20 @@ class TopWorld:
         finally:
             store.close()
 
+    def add_history(self, host: str, device: int, *, minutes: int = 60) -> None:
+        """A device that was busy, and is again after a pause."""
+        store = SampleStore.open(self.state_dir)
+        try:
+            store.add(
+                DeviceSample(self.now_s - 10 - 30 * i, host, device, "npu", name="910B3",
+                             utilisation=0.0 if 40 < i < 60 else 80.0 + i % 15, power_w=90.0 if 40 < i < 60 else 310.0,
+                             memory_used_bytes=(3 if 40 < i < 60 else 55) * GIB, memory_total_bytes=64 * GIB,
+                             temperature_c=50.0 + i % 7, frequency_mhz=1800.0, health="OK", source="npu-smi")
+                for i in range(2 * minutes)
+            )
+        finally:
+            store.close()
+
 
 @contextmanager
 def controller_lock(state_dir: Path) -> Iterator[None]:
@@ -129,5 +143,6 @@ def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: Op
         (hosts[3], 5): {"pids": (1000 + 3 * PER_NODE + 5, 77123)},
     })
     world.add_samples([f"npu{number:02d}" for number in range(busy + 1, busy + idle + 1)])
+    world.add_history(hosts[1], 3)
     world.add_job("waits", ["npu90"], state=State.QUEUED, steps=0)
     return world
