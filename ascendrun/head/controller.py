@@ -20,6 +20,8 @@ from ascendrun.head.control import Answer, ControlServer, error_answer
 from ascendrun.head.errands import Errands
 from ascendrun.head.gathered import wishes_dir
 from ascendrun.head.links import Links
+from ascendrun.head.listening import Listening
+from ascendrun.head.notifier import Notifier, NotifierMaker
 from ascendrun.head.remote import Link, LinkListener
 from ascendrun.head.statedir import StoreUnusable
 from ascendrun.head.store import LostLease, Store, StoredJob
@@ -52,7 +54,8 @@ IDLE_S = 600.0
 class Controller:
     """One per state folder; the caller holds its lock. Everything but the marked methods runs in `run`'s thread."""
 
-    def __init__(self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
+                 ) -> None:
         """Opens the store and takes its lease. Raises StoreUnusable."""
         self._state_dir = state_dir
         self._idle_s = idle_s
@@ -64,6 +67,8 @@ class Controller:
         self._ticked = (time.monotonic(), time.time())
         self._busy_mono = time.monotonic()
         self._store = Store.open(state_dir)
+        self._notifier = notifier(self._store)
+        self._store.outbox = self._notifier.outbox
         image = AgentImage.make()
         listener = LinkListener(on_up=lambda link: self.post(lambda: self._on_up(link)),
                                 on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
@@ -74,6 +79,7 @@ class Controller:
         self._straggling: Optional["Straggling"] = None
         self._runners: Dict[str, "JobRunner"] = {}
         self._claims: Dict[str, Tuple["Claim", ...]] = {}
+        self._listening = Listening(story=self._story, tell=self._tell)
         self._server = ControlServer(state_dir, self._on_request)
 
     # From any thread
@@ -109,6 +115,7 @@ class Controller:
             self._guard(partial(self._adopt, stored))
         if wishes_dir(self._state_dir).is_dir():
             self._guard(self._gathering().resume)
+        self._guard(self._notifier.start)
         self._server.start()
         next_tick = time.monotonic()
         try:
@@ -126,6 +133,7 @@ class Controller:
             print(f"controller: {error.message}", flush=True)
         finally:
             self._server.close()
+            self._guard(self._notifier.close)
             self._links.close()
             self._store.close()
 
@@ -165,6 +173,8 @@ class Controller:
         self._links.tick()
         if self._runners:
             self._tick_jobs(was_away=was_away)
+        self._notifier.beat([(runner.job.name, job_id) for job_id, runner in self._runners.items()
+                             if not runner.job.is_over])
         if self._is_busy():
             self._busy_mono = time.monotonic()
         elif time.monotonic() - self._busy_mono > self._idle_s:
@@ -183,15 +193,17 @@ class Controller:
                 self._settle(job_id, Step(look_again(runner.job, now_s=time.time())))
             self.feed(job_id, Tick(reachable))
         self._schedule()
+        self._guard(lambda: self._listening.tick(self._runners.values()))
         self._guard(self._watch_pace)
 
     def _watch_pace(self) -> None:
         from ascendrun.head.straggling import Straggling
         if self._straggling is None:
-            self._straggling = Straggling(
-                self._state_dir, post=self.post, tell=self._tell,
-                story=lambda job_id: [(event.kind, event.text) for event in self._store.events(job_id)])
+            self._straggling = Straggling(self._state_dir, post=self.post, tell=self._tell, story=self._story)
         self._straggling.tick(runner.job for runner in self._runners.values())
+
+    def _story(self, job_id: str) -> List[Tuple[str, str]]:
+        return [(event.kind, event.text) for event in self._store.events(job_id)]
 
     def _tell(self, job_id: str, lines: Sequence[Tuple[str, str]]) -> None:
         """Lines for a job's story that change nothing else."""
@@ -206,8 +218,9 @@ class Controller:
     def _is_busy(self) -> bool:
         """Something is under way. A job that is over is, for as long as its last bytes may still be coming."""
         now_s = time.time()
-        return self._errands.is_busy or any(runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S
-                                            for runner in self._runners.values())
+        return self._errands.is_busy or self._notifier.is_waiting or any(
+            runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S
+            for runner in self._runners.values())
 
     def _schedule(self) -> None:
         from ascendrun.core.schedule import judge_queue

@@ -9,12 +9,15 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import TYPE_CHECKING, Iterator, Optional
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 from ascendrun.head.settings import STATE_VARIABLE
 from ascendrun.head.statedir import make_state_dir
 from ascendrun.head.transport import Backend
+
+if TYPE_CHECKING:
+    from ascendrun.head.notifier import NotifierMaker
 
 LOCK_NAME = "controller.lock"
 LOG_NAME = "controller.log"
@@ -76,14 +79,15 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def run_controller(state_dir: Path, backend: Backend) -> bool:
+def run_controller(state_dir: Path, backend: Backend, *, notifier: "Optional[NotifierMaker]" = None) -> bool:
     """Is the controller until it ends; False at once when another process already is."""
     from ascendrun.head.controller import IDLE_S, Controller
+    from ascendrun.head.notifier import Notifier
     make_state_dir(state_dir)
     with _locked(state_dir) as is_ours:
         if is_ours:
             idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
-            Controller(state_dir, backend, idle_s=idle_s).run()
+            Controller(state_dir, backend, idle_s=idle_s, notifier=notifier or Notifier).run()
         return is_ours
 
 

@@ -174,6 +174,14 @@ class Store:
         except sqlite3.OperationalError as error:
             raise _unwritable(self._path, error) from error
 
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for questions. Raises StoreUnusable when another program holds the file for too long."""
+        try:
+            yield self._db
+        except sqlite3.OperationalError as error:
+            raise _unwritable(self._path, error) from error
+
     def add_job(self, *, key: str, make_job: "JobMaker", spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]],
                 trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> "Job":
         """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
@@ -260,6 +268,18 @@ class Store:
         rows = self._db.execute(f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
                                 f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?", [*values, limit])
         return tuple(StreamedEvent(*row) for row in rows)
+
+    def notices(self, *, limit: int = 200) -> Tuple[Mapping[str, Any], ...]:
+        """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
+        if _version(self._db) < 2:
+            return ()
+        names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
+        return tuple(dict(zip(names, row)) for row in rows)
+
+    def has_waiting_notices(self) -> bool:
+        row = self._db.execute("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1").fetchone()
+        return row is not None
 
     def last_number(self) -> int:
         """The number of the newest line of any story; 0: there is none."""

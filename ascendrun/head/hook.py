@@ -1,0 +1,148 @@
+"""Runs the operator's command for a notice: bounded in time and output, and nothing of its session outlives it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Mapping, Optional, Sequence, Set
+
+OUTPUT_BYTES = 4096
+ASK_TO_END_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class HookEnd:
+    """`code`: its exit code, negative for a signal, None: it was killed because its time was over.
+    `output`: the beginning and the end of what it said, to both its outputs."""
+
+    code: Optional[int]
+    output: bytes
+
+    @property
+    def is_fine(self) -> bool:
+        return self.code == 0
+
+
+def run_hook(argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float,
+             stop: Optional[threading.Event] = None) -> HookEnd:
+    """Runs the command in a session of its own and ends the whole session with it. `stop`: its time is over at once.
+
+    Raises OSError when there is no such command.
+    """
+    process = subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env=dict(env), cwd="/", start_new_session=True)
+    talk = _Talk(process, stdin)
+    try:
+        is_over = talk.go_on(time.monotonic() + timeout_s, stop)
+        if not is_over:
+            _signal_session(process.pid, signal.SIGTERM)
+            talk.go_on(time.monotonic() + ASK_TO_END_S, None)
+    finally:
+        # Before the child is reaped: while it is a zombie, nobody else can get the number of its session.
+        while _signal_session(process.pid, signal.SIGKILL):
+            time.sleep(_POLL_S / 5)
+        talk.close()
+        code = process.wait()
+    return HookEnd(code if is_over else None, talk.output())
+
+
+class _Talk:
+    """The two pipes of the child."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", stdin: bytes) -> None:
+        assert process.stdin and process.stdout
+        self._process, self._in, self._out = process, process.stdin, process.stdout
+        self._rest = memoryview(stdin)
+        self._head, self._tail, self._seen = bytearray(), bytearray(), 0
+        self._selector = selectors.DefaultSelector()
+        for pipe, events in ((self._in, selectors.EVENT_WRITE), (self._out, selectors.EVENT_READ)):
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, events)
+
+    def go_on(self, until_mono: float, stop: Optional[threading.Event]) -> bool:
+        """True when the child has ended by then."""
+        while True:
+            has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            left_s = until_mono - time.monotonic()
+            if has_ended or left_s <= 0 or (stop is not None and stop.is_set()):
+                self._read_all()
+                return has_ended
+            if not self._selector.get_map():
+                time.sleep(min(_POLL_S, left_s))
+            for key, _ in self._selector.select(min(_POLL_S, left_s)) if self._selector.get_map() else ():
+                (self._write if key.fileobj is self._in else self._read)()
+
+    def _write(self) -> None:
+        try:
+            sent = os.write(self._in.fileno(), self._rest) if self._rest else 0
+        except BlockingIOError:
+            return
+        except OSError:  # it does not care for its input
+            sent = len(self._rest)
+        self._rest = self._rest[sent:]
+        if not self._rest:
+            self._selector.unregister(self._in)
+            with suppress(OSError):
+                self._in.close()
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._out.fileno(), 65536)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(self._out)
+            return False
+        self._seen += len(data)
+        room = OUTPUT_BYTES // 2 - len(self._head)
+        self._head += data[:max(0, room)]
+        self._tail = (self._tail + data[max(0, room):])[-OUTPUT_BYTES // 2:]
+        return True
+
+    def _read_all(self) -> None:
+        for _ in range(64):  # somebody else may hold the pipe and write for ever
+            if self._out not in self._selector.get_map() or not self._read():
+                return
+
+    def output(self) -> bytes:
+        missing = self._seen - len(self._head) - len(self._tail)
+        return bytes(self._head) + (b"\n... %d bytes ...\n" % missing if missing > 0 else b"") + bytes(self._tail)
+
+    def close(self) -> None:
+        self._selector.close()
+        for pipe in (self._in, self._out):
+            with suppress(OSError):
+                pipe.close()
+
+
+def _signal_session(session: int, number: int) -> List[int]:
+    """Signals every living process of the session; returns their pids."""
+    found = []
+    for pid in _members(session):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            found.append(pid)
+    return found
+
+
+def _members(session: int) -> Set[int]:
+    """Living processes (no zombies) of the session; of other users too, which cannot happen without their doing."""
+    members = set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
+            members.add(int(folder.name))
+    return members

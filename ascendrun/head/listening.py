@@ -1,0 +1,41 @@
+"""Watches which hosts of running jobs answer, and tells their story when that changes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Mapping, Sequence, Tuple
+
+from ascendrun.core.silence import SilenceWatch, silent_hosts
+
+if TYPE_CHECKING:
+    from ascendrun.head.jobrunner import JobRunner
+
+Lines = Sequence[Tuple[str, str]]
+
+
+class Listening:
+    """Of one controller, in its thread. `story(job id)`: the lines so far; `tell(job id, lines)`: adds some."""
+
+    def __init__(self, *, story: Callable[[str], Lines], tell: Callable[[str, Lines], None]) -> None:
+        self._story, self._tell = story, tell
+        self._watches: Dict[str, SilenceWatch] = {}
+
+    def tick(self, runners: Iterable["JobRunner"]) -> None:
+        started = {runner.job.id: runner for runner in runners
+                   if runner.job.told_at_s is not None and not runner.job.is_over}
+        for job_id in tuple(self._watches):
+            if job_id not in started:
+                del self._watches[job_id]
+        for job_id, runner in started.items():
+            watch = self._watches.get(job_id)
+            if watch is None:
+                watch = self._watches[job_id] = SilenceWatch(silent_hosts(self._story(job_id)))
+            lines = watch.look(_liveness(runner), now_s=time.monotonic())
+            if lines:
+                self._tell(job_id, lines)
+
+
+def _liveness(runner: "JobRunner") -> Mapping[str, str]:
+    """By host. A new link counts as alive before it was ever up: of that host nothing is said."""
+    links = [(host, runner.link(host)) for host in runner.job.hosts]
+    return {host: link.liveness() for host, link in links if link.is_up or link.liveness() != "ALIVE"}

@@ -1,0 +1,115 @@
+"""One question to a web server: a deadline for all of it, the environment's proxies, verified TLS, no redirects."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any, Callable, List, Mapping, Optional
+
+ANSWER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class WebAnswer:
+    """`body`: at most ANSWER_BYTES of it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class NoAnswer(Exception):
+    """The server could not be asked, or did not answer in time. The message never holds the URL."""
+
+
+class Cut:
+    """Ends a question from another thread: its connection is shut, whatever it waits for."""
+
+    def __init__(self) -> None:
+        self._connections: List[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+        self.is_cut = False
+
+    def add(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        with self._lock:
+            self._connections.append(connection)
+        return connection
+
+    def cut(self) -> None:
+        with self._lock:
+            self.is_cut = True
+            sockets = [connection.sock for connection in self._connections if connection.sock is not None]
+        for one in sockets:
+            try:
+                one.shutdown(2)
+            except OSError:
+                pass  # it is closed already
+
+
+def ask_web(url: str, *, headers: Mapping[str, str], body: Optional[bytes], deadline_s: float,
+            cut: Optional[Cut] = None) -> WebAnswer:
+    """POST when there is a body, else GET. An answer of any status is an answer. Raises NoAnswer."""
+    cut = cut or Cut()
+    request = urllib.request.Request(url, data=body, headers={"User-Agent": "ascendrun", **headers})
+    opener = urllib.request.build_opener(_Http(cut), _Https(cut), _NoRedirect())
+    timer = threading.Timer(deadline_s, cut.cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            response = opener.open(request, timeout=deadline_s)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
+            data = response.read(ANSWER_BYTES)
+        if cut.is_cut:
+            raise NoAnswer(f"no whole answer within {deadline_s:g} s")
+        return WebAnswer(int(response.status or 0), dict(response.headers.items()), data)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if cut.is_cut:
+            raise NoAnswer(f"no answer within {deadline_s:g} s") from None
+        raise NoAnswer(_describe(error)) from None  # the cause may hold the URL
+    finally:
+        timer.cancel()
+
+
+def _describe(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    inner = reason if isinstance(reason, Exception) else error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if isinstance(inner, OSError):
+        return str(inner.strerror or inner)[:200]
+    return type(inner).__name__ if isinstance(inner, ValueError) else f"{type(inner).__name__}: {inner}"[:200]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A notice, with its credential, goes where the settings say and nowhere else."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self._cut = cut
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_maker(http.client.HTTPConnection, self._cut), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self._cut = cut
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_maker(http.client.HTTPSConnection, self._cut), req)
+
+
+def _maker(kind: Callable[..., http.client.HTTPConnection], cut: Cut) -> Any:
+    return lambda host, **options: cut.add(kind(host, **options))
