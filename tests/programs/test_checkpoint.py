@@ -27,7 +27,7 @@ def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
 def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
     old = checkpoint.save(tmp_path, "step", 1, STATE)
     new = checkpoint.save(tmp_path, "step", 2, STATE)
-    state, manifest = new / checkpoint.STATE, new / checkpoint.MANIFEST
+    state, manifest = new / checkpoint.COMMON, new / checkpoint.MANIFEST
     if damage == "truncate":
         os.truncate(state, state.stat().st_size - 1)
     elif damage == "flip":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trajectory.batches import augment, epoch_batches, share_of
+from ascendrun.programs.trajectory.batches import augment
 from ascendrun.programs.trajectory.evaluate import majority, merge, score
 from ascendrun.programs.trajectory.model import make_model, pad
 from ascendrun.programs.trajectory.tokens import Encoded
@@ -39,26 +39,6 @@ def test_a_sample_lost_or_counted_twice_is_noticed():
     for numbers in ([0, 0], [0, 2], [0]):
         with pytest.raises(AssertionError):
             merge([(numbers, [row] * len(numbers))], 2, 2)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_every_sample_is_in_one_batch_of_one_rank_a_epoch(world_size):
-    batches = epoch_batches([10 + i % 7 for i in range(53)], batch_size=5, window=3, seed=1, epoch=4)
-    dealt = [number for batch in batches for rank in range(world_size) for number in share_of(batch, rank, world_size)]
-    assert sorted(dealt) == list(range(53))
-
-
-def test_batches_hold_rows_of_like_length_and_change_with_the_epoch():
-    lengths = np.random.default_rng(0).integers(10, 200, 400).tolist()
-
-    def padding(batches):
-        return sum(max(lengths[i] for i in batch) * len(batch) for batch in batches) / sum(lengths)
-
-    bucketed = epoch_batches(lengths, batch_size=8, window=25, seed=1, epoch=0)
-    plain = epoch_batches(lengths, batch_size=8, window=1, seed=1, epoch=0)
-    assert padding(bucketed) < 1.1 < 1.5 < padding(plain)
-    assert bucketed == epoch_batches(lengths, batch_size=8, window=25, seed=1, epoch=0)
-    assert bucketed != epoch_batches(lengths, batch_size=8, window=25, seed=1, epoch=1)
 
 
 def test_augmentation_follows_from_its_key_and_keeps_the_head():

@@ -86,7 +86,7 @@ def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start
 def test_metrics_lines_carry_what_the_launcher_shows(start):
     lines = start("--epochs=1", ranks=2).succeed().metrics()
     step = next(line for line in lines if "loss" in line)
-    assert {"step", "steps", "epoch", "loss", "lr", "tokens_per_s", "samples_per_s"} <= set(step)
+    assert {"step", "total_steps", "epoch", "loss", "lr", "tokens_per_s", "samples_per_s"} <= set(step)
     assert any("eval_macro_f1" in line and "eval_accuracy" in line for line in lines)
 
 
@@ -140,7 +140,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
     first.succeed()
     newest = checkpoint.newest_complete(first.folder / "ckpt")
     assert newest is not None
-    state = newest / checkpoint.STATE
+    state = newest / checkpoint.COMMON
     os.truncate(state, state.stat().st_size // 2)
     second = start(*options, ranks=2, name="torn").succeed()
     assert f"{newest} is skipped" in second.text()

@@ -1,1 +1,48 @@
-"""placeholder"""
+'''What every bundled program trains with. A program brings its options, a model and a Task; the rest is here:
+
+    options      the table of options, read before torch is imported     start        one rank: run(body), the ending
+    accelerator  npu, cuda or cpu behind one set of words                distributed  peers: sum, gather, share
+    data         which samples make which step; loader; packing          parallel     wrap(model, how=…) -> Engine
+    task         Task, Settings, Ending, the errors                      loop         Loop: resume(), run(), load_best()
+    saver        checkpoints in the background (format: checkpoint)      metrics      time of a step, FLOPs, MFU
+    schedule     the learning rate of a step                             profiling    a trace of a few steps
+    memory       what a training needs on a card, before one is taken    dry_run      batch arithmetic, with a way out
+
+A whole program, `train.py`:
+
+    class Lines(Task):
+        """Next-token prediction over rows of token ids."""
+        def __init__(self, rows, here): self.rows, self.here = rows, here
+
+        def collate(self, units, step):                   # on the CPU, beside the training; no global generators
+            rows = [self.rows[number] for unit in units for number in unit]
+            ids, labels = data.pad(rows, value=0), data.pad(rows, value=-100)
+            return Batch({"ids": ids, "labels": labels}, weight=float((labels[:, 1:] >= 0).sum()),
+                         tokens=sum(map(len, rows)), samples=len(rows))
+
+        def loss(self, model, tensors):                   # summed: the loop divides by the weight of all ranks
+            logits = model(input_ids=tensors["ids"]).logits[:, :-1].float()
+            return functional.cross_entropy(logits.flatten(0, 1), tensors["labels"][:, 1:].flatten(), reduction="sum")
+
+    def train(options, here):                               # `here`: start.Runtime, this rank
+        rows = read_rows(options["data"])
+        plan = data.Buckets([len(row) for row in rows], batch_size=options["batch_size"], seed=options["seed"])
+        precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+        here.say(precision.reason)
+        engine = parallel.wrap(make_model(), here, how="ddp", adam=parallel.Adam(lr=options["lr"]), precision=precision)
+        steps = options["epochs"] * plan.steps_per_epoch
+        settings = Settings.of(options, steps=steps, warmup_steps=schedule.warmup_of(options["warmup"], steps))
+        loop = Loop(here, engine, plan, Lines(rows, here), settings, folder=start.checkpoint_folder(options["output"]),
+                    identity={"seed": options["seed"], "lr": options["lr"], "batch_size": options["batch_size"]})
+        if options["resume"] == "auto":
+            loop.resume()                                   # False: from the start
+        if not loop.run().is_complete:                      # stopped by a signal: saved, and the same command goes on
+            return
+        loop.load_best()                                    # into engine.module, when Settings.best names a score
+
+    start.run(lambda here: train(options, here), expected=task.EXPECTED)     # ends the process
+
+Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): a resumed run equals
+one never stopped to the last bit on a CPU. `batch_size` is that of all ranks together, so a replicated training may go
+on with another number of ranks (equal but for rounding); a sharded one (fsdp2, zero3) may not, and says so.
+'''

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside, synced, renamed, listed in a manifest with their hashes."""
+"""Checkpoints that are whole or not there: parts written beside, synced, listed in a manifest with hashes, renamed."""
 
 from __future__ import annotations
 
@@ -9,55 +9,75 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 MANIFEST = "manifest.json"
-STATE = "state.pt"
+COMMON = "common.pt"
 NAME = re.compile(r"^(?P<kind>step|best)-(?P<step>\d{8})$")
 CHUNK_BYTES = 1 << 20
+
+Fingerprint = Dict[str, Any]
+"""{bytes, sha256} of one part."""
 
 
 def folder_name(kind: str, step: int) -> str:
     return f"{kind}-{step:08d}"
 
 
-def save(parent: Path, kind: str, step: int, state: Dict[str, Any], *, facts: Optional[Dict[str, Any]] = None) -> Path:
-    """Writes `state` as one checkpoint and returns its folder. When this returns it survives a power cut.
+def own_part(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
+
+
+def save(parent: Path, kind: str, step: int, state: Mapping[str, Any], *, facts: Optional[Mapping[str, Any]] = None
+         ) -> Path:
+    """Writes `state` as a checkpoint of one part and returns its folder. When this returns it survives a power cut.
 
     A complete checkpoint of that name is replaced. Raises OSError (disk full, read-only) and leaves the
     older checkpoints as they were. `facts`: small JSON values kept readable in the manifest.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    final = parent / folder_name(kind, step)
-    fresh = parent / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+    fresh = open_fresh(parent, kind, step, str(os.getpid()))
     try:
-        with open(fresh / STATE, "wb") as file:
-            torch.save(state, file)
-            sync(file.fileno())
-        manifest = {"step": step, "kind": kind, "facts": facts or {}, "files": {STATE: fingerprint(fresh / STATE)}}
-        with open(fresh / MANIFEST, "w", encoding="utf-8") as text:
-            json.dump(manifest, text, indent=1)
-            text.flush()
-            sync(text.fileno())
-        sync_folder(fresh)
-        old = parent / f".{final.name}.{os.getpid()}.old.tmp"
-        if final.exists():
-            os.rename(final, old)
-        os.rename(fresh, final)
-        shutil.rmtree(old, ignore_errors=True)
-        sync_folder(parent)
+        return commit(fresh, kind, step, {COMMON: write_part(fresh, COMMON, state)}, facts=facts or {})
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def open_fresh(parent: Path, kind: str, step: int, token: str) -> Path:
+    """The hidden folder in which a checkpoint grows. Every rank that writes to it calls this with the same token."""
+    fresh = parent / f".{folder_name(kind, step)}.{token}.tmp"
+    fresh.mkdir(parents=True, exist_ok=True)
+    return fresh
+
+
+def write_part(fresh: Path, name: str, state: Mapping[str, Any]) -> Fingerprint:
+    with open(fresh / name, "wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return fingerprint(fresh / name)
+
+
+def commit(fresh: Path, kind: str, step: int, parts: Mapping[str, Fingerprint], *, facts: Mapping[str, Any],
+           here: Optional[Sequence[str]] = None) -> Path:
+    """Turns a grown folder into a checkpoint. `parts`: all of them; `here`: those in this folder, None: all."""
+    manifest = {"step": step, "kind": kind, "facts": dict(facts), "parts": dict(parts),
+                "here": sorted(parts if here is None else here)}
+    with open(fresh / MANIFEST, "w", encoding="utf-8") as text:
+        json.dump(manifest, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    sync_folder(fresh)
+    final = fresh.parent / folder_name(kind, step)
+    old = fresh.with_name(fresh.name.replace(".tmp", ".old.tmp"))
+    if final.exists():
+        os.rename(final, old)
+    os.rename(fresh, final)
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(fresh.parent)
     return final
-
-
-def sync(descriptor: int) -> None:
-    os.fsync(descriptor)
 
 
 def sync_folder(path: Path) -> None:
@@ -68,7 +88,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def fingerprint(path: Path) -> Dict[str, Any]:
+def fingerprint(path: Path) -> Fingerprint:
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while True:
@@ -79,24 +99,41 @@ def fingerprint(path: Path) -> Dict[str, Any]:
             size += len(chunk)
 
 
-def fault(folder: Path) -> Optional[str]:
-    """Why this checkpoint cannot be trusted, or None when it is whole."""
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    """Raises OSError and ValueError."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
+        raise ValueError("it lacks what a manifest holds")
+    return manifest
+
+
+def fault(folder: Path, *, hashed: Optional[Collection[str]] = None) -> Optional[str]:
+    """Why this checkpoint cannot be trusted, or None when it is whole. `hashed`: the parts whose content is read;
+    None: all. The size of every part is looked at."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        expected = dict(manifest["files"])
+        manifest = read_manifest(folder)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be read ({error})"
-    for name, wanted in expected.items():
-        try:
-            found = fingerprint(folder / name)
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-        if found["bytes"] != wanted["bytes"]:
-            return f"{name} has {found['bytes']} bytes instead of {wanted['bytes']}"
-        if found["sha256"] != wanted["sha256"]:
-            return f"{name} differs from its hash"
+    for name in manifest["here"]:
+        problem = part_fault(folder / name, manifest["parts"].get(name), is_read=hashed is None or name in hashed)
+        if problem is not None:
+            return problem
+    return None
+
+
+def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Optional[str]:
+    try:
+        found = fingerprint(path) if is_read else {"bytes": path.stat().st_size}
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror})"
+    if not isinstance(wanted, dict) or "bytes" not in wanted or "sha256" not in wanted:
+        return f"{path.name} has no fingerprint in {MANIFEST}"
+    if found["bytes"] != wanted["bytes"]:
+        return f"{path.name} has {found['bytes']} bytes instead of {wanted['bytes']}"
+    if is_read and found["sha256"] != wanted["sha256"]:
+        return f"{path.name} differs from its hash"
     return None
 
 
@@ -109,23 +146,27 @@ def listed(parent: Path, kind: str) -> List[Tuple[int, Path]]:
     return sorted(ours, reverse=True)
 
 
-def newest_complete(parent: Path) -> Optional[Path]:
+def newest_complete(parent: Path, *, hashed: Optional[Collection[str]] = None) -> Optional[Path]:
     """The newest whole checkpoint, None: there is none. Torn ones are skipped, and stderr says why."""
     for _, folder in listed(parent, "step"):
-        problem = fault(folder)
+        problem = fault(folder, hashed=hashed)
         if problem is None:
             return folder
-        print(f"checkpoint {folder} is skipped: {problem}", file=sys.stderr, flush=True)
+        tell_skipped(folder, problem)
     return None
 
 
+def tell_skipped(folder: Path, problem: str) -> None:
+    print(f"checkpoint {folder} is skipped: {problem}", file=sys.stderr, flush=True)
+
+
 def facts_of(folder: Path) -> Dict[str, Any]:
-    return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["facts"])
+    return dict(read_manifest(folder)["facts"])
 
 
-def load(folder: Path) -> Dict[str, Any]:
-    """The state of one checkpoint, on the CPU. Only tensors and plain values are read, never code."""
-    return dict(torch.load(folder / STATE, map_location="cpu", weights_only=True))
+def load(folder: Path, name: str = COMMON) -> Dict[str, Any]:
+    """The state of one part, on the CPU. Only tensors and plain values are read, never code."""
+    return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
 
 
 def prune(parent: Path, *, keep: int, best_steps: Collection[int]) -> None:
@@ -145,11 +186,14 @@ def prune(parent: Path, *, keep: int, best_steps: Collection[int]) -> None:
 def fault_free_facts(folder: Path) -> Dict[str, Any]:
     try:
         return facts_of(folder)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, TypeError):
         return {}  # a torn checkpoint names nothing; newest_complete reports it when it matters
 
 
 def clear_leftovers(parent: Path) -> None:
     """Removes what a killed writer left half done. Only for the one process that writes here."""
     for path in parent.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()

@@ -63,19 +63,21 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def share(self, value: T) -> T:
-        """Rank 0's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""
+    def share(self, value: T, *, source: int = 0) -> T:
+        """That rank's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""
         if self.control is None:
             return value
         tensors: List[torch.Tensor] = []
-        outline = [take_tensors(value, tensors) if self.is_first else None]
-        dist.broadcast_object_list(outline, src=0, group=self.control)
-        return put_tensors(outline[0], lambda like: self._share_tensor(like, tensors))  # type: ignore[no-any-return]
+        outline = [take_tensors(value, tensors) if self.rank == source else None]
+        dist.broadcast_object_list(outline, src=source, group=self.control)
 
-    def _share_tensor(self, like: "TensorPlace", tensors: List[torch.Tensor]) -> torch.Tensor:
-        tensor = tensors[like.index] if self.is_first else torch.empty(like.shape, dtype=like.dtype)
-        dist.broadcast(tensor, src=0, group=self.control)
-        return tensor
+        def share_tensor(like: TensorPlace) -> torch.Tensor:
+            is_here = self.rank == source
+            tensor = tensors[like.index] if is_here else torch.empty(like.shape, dtype=like.dtype)
+            dist.broadcast(tensor, src=source, group=self.control)
+            return tensor
+
+        return put_tensors(outline[0], share_tensor)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

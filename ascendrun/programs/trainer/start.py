@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, TextIO, Tuple, Type
 
 import torch
@@ -130,3 +131,8 @@ def write_error_file(error: BaseException) -> None:
             json.dump({"message": message}, file)
     except OSError as problem:
         print(f"cannot write {path}: {problem}", file=sys.stderr)
+
+
+def checkpoint_folder(output: str) -> Path:
+    """Where the launcher wants checkpoints, else beside the program's output."""
+    return Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or Path(output).absolute() / "checkpoints")

@@ -1,39 +1,12 @@
-"""Which samples make which step: shuffled, gathered by length, dealt to ranks; a function of seed and epoch only."""
+"""What training sees of a track: a random stretch of it, with some words hidden; decided by a key alone."""
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
 from ascendrun.programs.trajectory.tokens import Encoded, Ids
-
-
-def epoch_batches(lengths: Sequence[int], *, batch_size: int, window: int, seed: int, epoch: int) -> List[List[int]]:
-    """Global batches of sample numbers; each sample once.
-
-    `window` batches at a time are sorted by length before they are cut: rows of like length need little padding
-    (4.5 times the tokens a second of padding to the longest), and the order stays random enough.
-    """
-    rng = np.random.default_rng([seed, 1, epoch])
-    order = rng.permutation(len(lengths))
-    sizes = np.asarray(lengths)
-    batches: List[List[int]] = []
-    for start in range(0, len(order), batch_size * window):
-        part = order[start:start + batch_size * window]
-        part = part[np.argsort(sizes[part], kind="stable")]
-        batches += [part[i:i + batch_size].tolist() for i in range(0, len(part), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))]
-
-
-def share_of(batch: Sequence[int], rank: int, world_size: int) -> List[int]:
-    """This rank's samples of a global batch; empty when there are fewer samples than ranks."""
-    return list(batch[rank::world_size])
-
-
-def locate(step: int, batches_per_epoch: int) -> Tuple[int, int]:
-    """(epoch, place in it) of the step with this number, both counted from 0."""
-    return step // batches_per_epoch, step % batches_per_epoch
 
 
 def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unknown: int,

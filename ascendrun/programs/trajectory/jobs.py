@@ -10,16 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict
 
+from ascendrun.programs.trainer import task
 from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import Progress
 from ascendrun.programs.trajectory.data import Options, Samples, load_tracks, make_samples
 from ascendrun.programs.trajectory.evaluate import Scores, as_confusion, as_table, majority, predict, score
 from ascendrun.programs.trajectory.model import Classifier, make_model
 from ascendrun.programs.trajectory.predict import Trained, load_trained, save_trained, write_predictions
 from ascendrun.programs.trajectory.tokens import as_texts, encode
 from ascendrun.programs.trajectory.tracks import BadData
-from ascendrun.programs.trajectory.train import CannotResume, Trainer
+from ascendrun.programs.trajectory.train import make_loop
 
-EXPECTED = (BadData, CannotResume)
+EXPECTED = (BadData, *task.EXPECTED)
 """Faults of what was given, not of this program: their message is the whole story."""
 
 
@@ -32,19 +34,17 @@ def train(options: Options, runtime: Runtime) -> None:
     sizes = model_sizes(options, samples)
     model = make_model(sizes, seed=options["seed"])
     output = Path(options["output"]).absolute()
-    folder = Path(os.environ.get("ASCENDRUN_CHECKPOINT_DIR") or output / "checkpoints")
-    trainer = Trainer(options, samples, model, runtime, folder)
+    loop = make_loop(options, samples, model, runtime)
     if options["resume"] == "auto":
-        trainer.resume()
-    if not trainer.run():
-        runtime.say(f"stopped after step {trainer.progress.step}/{trainer.steps}; the same command goes on from there, "
-                    f"with the checkpoint in {folder}")
+        loop.resume()
+    if not loop.run().is_complete:
+        runtime.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+                    f"there, with the checkpoint in {loop.saver.parent}")
         return
-    assert trainer.best_weights is not None
-    model.load_state_dict(trainer.best_weights)
+    loop.load_best()
     trained = Trained(model, sizes, samples.vocabulary, samples.names,
                       {"grammar": options["grammar"], "resolution": options["h3_resolution"]})
-    finish(options, samples, trained, trainer, runtime, output, time.monotonic() - started_s)
+    finish(options, samples, trained, loop.progress, runtime, output, time.monotonic() - started_s)
 
 
 def check_same(digest: str, runtime: Runtime) -> None:
@@ -77,7 +77,7 @@ def model_sizes(options: Options, samples: Samples) -> Dict[str, Any]:
             "pooling": options["pooling"], "max_length": -(-samples.longest() // multiple) * multiple}
 
 
-def finish(options: Options, samples: Samples, trained: Trained, trainer: Trainer, runtime: Runtime, output: Path,
+def finish(options: Options, samples: Samples, trained: Trained, progress: Progress, runtime: Runtime, output: Path,
            seconds: float) -> None:
     """The test split's report, predictions and model, in `output` on rank 0's node."""
     probabilities = predict(trained.model, samples.encoded["test"], runtime, batch_size=options["batch_size"],
@@ -85,24 +85,24 @@ def finish(options: Options, samples: Samples, trained: Trained, trainer: Traine
     truth = samples.labels("test")
     scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
     baseline = majority(samples.labels("train"), truth, samples.names)
-    runtime.record(step=trainer.progress.step, test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy,
+    runtime.record(step=progress.step, test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy,
                    baseline_macro_f1=baseline.macro_f1, baseline_accuracy=baseline.accuracy)
     if runtime.is_first:
         save_trained(trained, output / "best")
         write_predictions(output / "predictions.jsonl", samples.tracks["test"], probabilities, samples.names)
-        write_report(output, options, samples, trainer, scores, baseline, runtime, seconds)
-    runtime.say(f"\ntest split, best model of step {trainer.progress.best_step}:\n\n{as_table(scores, baseline)}\n\n"
+        write_report(output, options, samples, progress, scores, baseline, runtime, seconds)
+    runtime.say(f"\ntest split, best model of step {progress.best_step}:\n\n{as_table(scores, baseline)}\n\n"
                 f"report, model and predictions: {output}")
     runtime.record(done=True)
 
 
-def write_report(output: Path, options: Options, samples: Samples, trainer: Trainer, scores: Scores, baseline: Scores,
+def write_report(output: Path, options: Options, samples: Samples, progress: Progress, scores: Scores, baseline: Scores,
                  runtime: Runtime, seconds: float) -> None:
     report = {
         "test": scores.as_json(), "majority_baseline": baseline.as_json(),
-        "training": {"steps": trainer.progress.step, "best_step": trainer.progress.best_step,
+        "training": {"steps": progress.step, "best_step": progress.best_step,
                      "seconds": round(seconds, 1), "world_size": runtime.world_size, "device": runtime.family,
-                     "validation": trainer.progress.history},
+                     "validation": progress.history},
         "data": {"tracks": {name: len(part) for name, part in samples.tracks.items()}, "digest": samples.digest,
                  "cleaning": None if samples.cleaning is None else asdict(samples.cleaning)},
         "options": dict(options),

@@ -1,0 +1,206 @@
+"""Which samples make which step, and who gets them: functions of the step alone, so a checkpoint needs no sampler."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
+from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+import numpy as np
+import torch
+
+Unit = Tuple[int, ...]
+"""The numbers of the samples that share one row: one, or several that are packed."""
+
+
+@dataclass
+class Batch:
+    """What one forward pass takes, on the CPU. `weight`: what the summed loss is divided by once all pieces of all
+    ranks are added up (labelled tokens, or samples by their class weight). `tokens`: real ones, no padding.
+    `groups`: how many samples of each named group, for metrics."""
+
+    tensors: Dict[str, torch.Tensor]
+    weight: float
+    tokens: int
+    samples: int
+    groups: Dict[str, float] = field(default_factory=dict)
+
+
+class Plan(Protocol):
+    """The order of a training. `units(step)` is the same on every rank and for any number of ranks and workers."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def units(self, step: int) -> Sequence[Unit]: ...
+
+
+class Buckets:
+    """Rows of like length together. Every epoch each sample once, in a new order.
+
+    `window` batches at a time are sorted by length before they are cut: rows of like length need little padding
+    (4.5 times the tokens a second of padding to the longest), and the order stays random enough.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int, window: int = 8) -> None:
+        self.lengths = np.asarray(lengths)
+        self.batch_size, self.seed, self.window = batch_size, seed, window
+        self.steps_per_epoch = math.ceil(len(lengths) / batch_size)
+        self._epoch = -1
+        self._batches: List[List[Unit]] = []
+
+    def units(self, step: int) -> Sequence[Unit]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self.batches(epoch)
+        return self._batches[place]
+
+    def batches(self, epoch: int) -> List[List[Unit]]:
+        rng = np.random.default_rng([self.seed, 1, epoch])
+        order, size = rng.permutation(len(self.lengths)), self.batch_size
+        batches: List[List[Unit]] = []
+        for start in range(0, len(order), size * self.window):
+            part = order[start:start + size * self.window]
+            part = part[np.argsort(self.lengths[part], kind="stable")]
+            batches += [[(int(number),) for number in part[i:i + size]] for i in range(0, len(part), size)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+class Packed:
+    """Rows of at most `row_tokens` tokens, each of several samples; about `batch_size` rows a step.
+
+    Within a shuffled window of samples the longest go first into the first row with room. How many rows that gives
+    differs a little by epoch; the steps of an epoch are as many as the first one's rows make, and share its rows.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, row_tokens: int, batch_size: int, seed: int,
+                 window: int = 512) -> None:
+        longest = max(lengths, default=0)
+        if longest > row_tokens:
+            raise ValueError(f"a sample of {longest} tokens does not fit in rows of {row_tokens}; cut it before")
+        self.lengths, self.row_tokens, self.batch_size = list(lengths), row_tokens, batch_size
+        self.seed, self.window = seed, window
+        self.steps_per_epoch = math.ceil(len(self.rows(0)) / batch_size)
+        self._epoch = -1
+        self._rows: List[Unit] = []
+
+    def units(self, step: int) -> Sequence[Unit]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._rows = epoch, self.rows(epoch)
+        bounds = [len(self._rows) * i // self.steps_per_epoch for i in (place, place + 1)]
+        return self._rows[bounds[0]:bounds[1]] or self._rows[-1:]
+
+    def rows(self, epoch: int) -> List[Unit]:
+        rng = np.random.default_rng([self.seed, 2, epoch])
+        order, rows = rng.permutation(len(self.lengths)).tolist(), []
+        for start in range(0, len(order), self.window):
+            rows += pack(order[start:start + self.window], self.lengths, self.row_tokens)
+        return [rows[i] for i in rng.permutation(len(rows))]
+
+
+def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> List[Unit]:
+    """First fit, longest first."""
+    rows: List[List[int]] = []
+    room: List[int] = []
+    for number in sorted(numbers, key=lambda each: (-lengths[each], each)):
+        at = next((i for i, left in enumerate(room) if left >= lengths[number]), None)
+        if at is None:
+            rows.append([])
+            room.append(row_tokens)
+            at = len(rows) - 1
+        rows[at].append(number)
+        room[at] -= lengths[number]
+    return [tuple(row) for row in rows]
+
+
+def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int = 0) -> List[List[Unit]]:
+    """This rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
+
+    Every rank gets the same number of pieces, the last ones perhaps empty: sharded models talk to each other in
+    every pass, so a rank with one pass less would leave its peers waiting.
+    """
+    mine = list(units[rank::world_size])
+    most = math.ceil(len(units) / world_size)
+    size = micro_batch or max(1, most)
+    return [mine[i:i + size] for i in range(0, max(1, most), size)]
+
+
+def seed_of(*key: int) -> int:
+    """A seed for torch from a key such as (seed, step, rank): unlike keys give unrelated seeds."""
+    return int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+Collate = Callable[[Sequence[Unit], int], Batch]
+
+
+@dataclass
+class Share:
+    """This rank's part of one step: its rows, batched in pieces, and what those add up to."""
+
+    step: int
+    units: List[Unit]
+    pieces: List[Batch]
+    weight: float
+    tokens: int
+    samples: int
+    groups: Dict[str, float]
+
+
+def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int) -> Share:
+    """Batches of every piece. An empty piece becomes one row that weighs nothing: its rank must still take part."""
+    batches = [collate(piece or [stand_in], step) for piece in pieces]
+    for piece, batch in zip(pieces, batches):
+        if not piece:
+            batch.weight, batch.tokens, batch.samples, batch.groups = 0.0, 0, 0, {}
+    groups: Dict[str, float] = {}
+    for batch in batches:
+        for name, count in batch.groups.items():
+            groups[name] = groups.get(name, 0.0) + count
+    return Share(step, [unit for piece in pieces for unit in piece], batches, sum(batch.weight for batch in batches),
+                 sum(batch.tokens for batch in batches), sum(batch.samples for batch in batches), groups)
+
+
+class Loader:
+    """Makes the shares of the coming steps while the device works on this one.
+
+    `workers` 0: a thread; else as many processes. `collate` must draw from a generator of its own that follows
+    from the step and the samples, so that the order of work decides nothing; processes need it to be picklable.
+    """
+
+    def __init__(self, plan: Plan, collate: Collate, *, rank: int, world_size: int, micro_batch: int, steps: int,
+                 workers: int = 0, context: Optional[BaseContext] = None) -> None:
+        self.plan, self.collate, self.steps = plan, collate, steps
+        self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
+        self.ahead = max(1, workers)
+        self.pool: Executor = (ProcessPoolExecutor(workers, mp_context=context) if workers
+                               else ThreadPoolExecutor(1, thread_name_prefix="loader"))
+        self.coming: Dict[int, "Future[Share]"] = {}
+
+    def share(self, step: int) -> Share:
+        """Waits for the share of this step, after ordering those that follow it."""
+        for later in range(step, min(step + self.ahead + 1, self.steps)):
+            if later not in self.coming:
+                self.coming[later] = self._order(later)
+        wanted = self.coming.pop(step) if step in self.coming else self._order(step)
+        self.coming = {later: future for later, future in self.coming.items() if later > step}
+        return wanted.result()
+
+    def _order(self, step: int) -> "Future[Share]":
+        units = self.plan.units(step)
+        pieces = deal(units, self.rank, self.world_size, micro_batch=self.micro_batch)
+        return self.pool.submit(make_share, self.collate, pieces, units[0], step)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def pad(rows: Sequence[Sequence[int]], *, value: int, multiple: int = 1) -> torch.Tensor:
+    """One int64 tensor, padded on the right to the longest row rounded up to `multiple`: few shapes suit an NPU."""
+    width = -(-max(len(row) for row in rows) // multiple) * multiple
+    padded = np.full((len(rows), width), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        padded[i, :len(row)] = row
+    return torch.from_numpy(padded)

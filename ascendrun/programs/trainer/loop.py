@@ -1,0 +1,336 @@
+"""The training loop: a step is the same on one rank or many, and a resumed run is the same as one never stopped."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import torch
+
+from ascendrun.programs.trainer import randomness
+from ascendrun.programs.trainer.accelerator import worker_context
+from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, seed_of
+from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, peak_flops
+from ascendrun.programs.trainer.parallel import Engine
+from ascendrun.programs.trainer.profiling import open_profiler
+from ascendrun.programs.trainer.saver import Saved, Saver
+from ascendrun.programs.trainer.schedule import share_of_peak
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Progress, SaveFailed, Settings, Task
+
+
+class Loop:
+    """One rank's share of one training. `identity`: what must be equal in a checkpoint to go on from it."""
+
+    def __init__(self, here: Runtime, engine: Engine, plan: Plan, task: Task, settings: Settings, *, folder: Path,
+                 identity: Optional[Mapping[str, Any]] = None) -> None:
+        self.here, self.engine, self.plan, self.task, self.settings = here, engine, plan, task, settings
+        self.identity = dict(identity or {})
+        self.progress = Progress()
+        self.best_weights: Optional[Dict[str, torch.Tensor]] = None
+        self.best_is_saved = True
+        self.saver = Saver(here, folder, is_sharded=engine.is_sharded, keep_last=settings.keep_checkpoints,
+                           in_background=settings.save_in_background, on_saved=self._tell_saved)
+        self.saved_step: Optional[int] = None
+        self.save_problem: Optional[str] = None
+        self.clock = StepClock(here.accelerator)
+        self.meter = Meter()
+        self.peak = peak_flops(here.accelerator, settings.peak_tflops)
+        self.loader = Loader(plan, task.collate, rank=here.rank, world_size=here.world_size, workers=settings.workers,
+                             micro_batch=settings.micro_batch, steps=settings.steps,
+                             context=worker_context(here.family))
+        self._share: Optional[Share] = None
+        self._weight = 0.0
+
+    # --- the run ---
+
+    def run(self) -> Ending:
+        """Trains to the end, from wherever `resume` put it. STOPPED or OUT_OF_TIME: a checkpoint was saved.
+
+        Raises NonFinite before a step with numbers that are none, SaveFailed where the end could not be saved.
+        """
+        began_s = time.monotonic()
+        settings, progress = self.settings, self.progress
+        with open_profiler(settings.profile, self.here, steps=settings.profile_steps) as profiler:
+            if not progress.ended and progress.step < settings.steps:
+                self._prepare()
+            self.meter = Meter()
+            interrupted: Optional[Ending] = None
+            while not progress.ended and interrupted is None:
+                if progress.step < settings.steps:
+                    is_late = 0 < settings.max_s < time.monotonic() - began_s
+                    interrupted = self._step(is_late=is_late)
+                    profiler.step()
+                self._after_step()
+                self.saver.poll()
+        self.loader.close()
+        if progress.ended:
+            interrupted = None
+        self.saver.wait()
+        self._save_last()
+        if interrupted is not None:
+            return interrupted
+        self.here.record(event="end", step=progress.step)
+        return Ending.FINISHED if progress.step >= settings.steps else Ending.EARLY
+
+    def _prepare(self) -> None:
+        """The first share and its weight over all ranks; under DDP also a pass whose gradients are thrown away.
+
+        DDP lays its buckets anew after its first pass, sums round differently then, and a resumed run would
+        differ from one never stopped.
+        """
+        share = self.loader.share(self.progress.step)
+        self._share, self._weight = share, self.here.sum([share.weight])[0]
+        self._tell_start(self.here.sum([float(share.tokens)])[0])
+        if self.engine.how != "ddp":
+            return
+        buffers = {name: tensor.clone() for name, tensor in self.engine.module.named_buffers()}
+        self._pass(share.pieces[0], last=True)
+        self.engine.drop_gradients()
+        for name, tensor in self.engine.module.named_buffers():
+            tensor.copy_(buffers[name])
+
+    def _step(self, *, is_late: bool) -> Optional[Ending]:
+        """One optimizer step over all ranks. Not None: a rank was asked to stop, or time is up."""
+        step, share, clock = self.progress.step, self._share, self.clock
+        assert share is not None and share.step == step
+        self.engine.set_lr(self.rate(step))
+        # Random numbers follow from step and rank, so that a resumed run, on other ranks even, draws the same.
+        self.here.accelerator.seed(seed_of(self.settings.seed, 3, step, self.here.rank))
+        clock.begin()
+        passes = [self._pass(piece, last=i + 1 == len(share.pieces)) for i, piece in enumerate(share.pieces)]
+        following = self.loader.share(step + 1) if step + 1 < self.settings.steps else None
+        clock.mark("data_s")
+        loss = float(torch.stack([total for total, _ in passes]).sum())  # waits for the device
+        is_bad = not math.isfinite(loss)
+        told = self.here.sum([
+            float(self.here.stop_asked), float(is_late), float(is_bad), float(self.save_problem is not None),
+            0.0 if is_bad else loss, share.tokens, share.samples, following.weight if following else 0.0,
+            *self._parts_of(share, [parts for _, parts in passes])])
+        clock.mark("comm_s")
+        if told[2]:
+            self._refuse(share, f"the loss is {loss}" if is_bad else None)
+        norm = self.engine.finish(self.settings.clip)
+        clock.mark("optimizer_s")
+        clock.end()
+        if not math.isfinite(norm) and not self.engine.precision.scales:
+            self._refuse(share, f"the gradients' norm is {norm}")
+        self._count(told, share, norm)
+        self._share, self._weight = following, told[7]
+        self.progress.step += 1
+        if told[3] and self.settings.on_save_failure == "stop":
+            raise SaveFailed(self.save_problem or "a checkpoint could not be written on another rank")
+        return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        settings = self.settings
+        return settings.lr * share_of_peak(step, settings.steps, shape=settings.schedule,
+                                           warmup_steps=settings.warmup_steps, floor=settings.lr_floor)
+
+    def _pass(self, batch: Batch, *, last: bool) -> Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]:
+        """Forward and backward of one piece: its summed loss, and the loss's parts.
+
+        The sum is divided by the weight of all pieces of all ranks, so that their gradients add up to those of one
+        rank with the whole batch.
+        """
+        here, clock = self.here, self.clock
+        tensors = {name: tensor.to(here.device, non_blocking=True) for name, tensor in batch.tensors.items()}
+        clock.mark("data_s")
+        with self.engine.accumulate(last=last):
+            with self.engine.autocast():
+                answer = self.task.loss(self.engine.model, tensors)
+            total, parts = answer if isinstance(answer, tuple) else (answer, {})
+            if batch.weight == 0:
+                total, parts = total * 0.0, {}
+            clock.mark("forward_s")
+            self.engine.backward(total * (here.world_size / self._weight))
+        if last and self.engine.gradients_ready is not None:
+            clock.mark("backward_s", self.engine.gradients_ready)
+            clock.mark("comm_s")
+        else:
+            clock.mark("backward_s")
+        return total.detach(), {name: (part.detach(), weight) for name, (part, weight) in parts.items()}
+
+    def _parts_of(self, share: Share, passes: List[Mapping[str, Tuple[torch.Tensor, float]]]) -> List[float]:
+        """Three numbers for each of the task's parts: summed loss, weight, samples."""
+        numbers: List[float] = []
+        for name in self.task.parts:
+            mine = [parts[name] for parts in passes if name in parts]
+            numbers += [sum(float(part) for part, _ in mine), sum(weight for _, weight in mine),
+                        share.groups.get(name, 0.0)]
+        return numbers
+
+    def _refuse(self, share: Share, mine: Optional[str]) -> None:
+        """Raises NonFinite on every rank, with the ranks that have something to tell."""
+        numbers = [number for unit in share.units for number in unit]
+        shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+        told = self.here.gather(mine and f"{mine} on rank {self.here.rank} (samples {shown})")
+        raise NonFinite(f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
+                        "older checkpoints are sound. Lower --lr, or look at these samples")
+
+    def _count(self, told: List[float], share: Share, norm: float) -> None:
+        meter = self.meter
+        meter.loss += told[4]
+        meter.weight += self._weight
+        meter.tokens += told[5]
+        meter.samples += told[6]
+        meter.steps += 1
+        meter.grad_norm = norm
+        for i, name in enumerate(self.task.parts):
+            so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
+            meter.parts[name] = [old + new for old, new in zip(so_far, told[8 + 3 * i:11 + 3 * i])]
+
+    # --- after a step: report, evaluate, keep ---
+
+    def _after_step(self) -> None:
+        step, settings = self.progress.step, self.settings
+        last = step >= settings.steps
+        if self.meter.steps and (step % settings.log_every == 0 or last):
+            self._report()
+        if settings.eval_every and (step % settings.eval_every == 0 or last):
+            self._evaluate()
+        self.progress.ended = self.progress.ended or last
+        every = settings.checkpoint_every
+        if every and step % every == 0 and not self.progress.ended:
+            self.save()
+
+    def _report(self) -> None:
+        """One line of metrics from every rank, one printed line from rank 0."""
+        self.here.accelerator.synchronize()
+        meter, self.meter = self.meter, Meter()
+        times = self.clock.mean()
+        step, steps = self.progress.step, self.settings.steps
+        if not self.here.is_first:
+            self.here.record(step=step, **times, memory_bytes=self.here.accelerator.memory_bytes())
+            return
+        loss, rate, epoch = meter.loss / meter.weight, self.rate(step - 1), step / self.plan.steps_per_epoch
+        tokens_per_s = meter.per_second(meter.tokens)
+        used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
+        self.here.record(
+            step=step, total_steps=steps, epoch=round(epoch, 3), loss=loss, lr=rate, grad_norm=meter.grad_norm,
+            tokens_per_s=tokens_per_s, samples_per_s=meter.per_second(meter.samples),
+            memory_bytes=self.here.accelerator.memory_bytes(), **({} if used is None else {"mfu": used}), **times,
+            **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
+            **{f"samples_{name}": part[2] for name, part in meter.parts.items()})
+        print(f"step {step}/{steps} epoch {epoch:.1f} loss {loss:.4f} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
+              + (f" MFU {used:.1%}" if used is not None else ""), flush=True)
+
+    def _tell_start(self, tokens: float) -> None:
+        """`tokens`: those of the first step, standing for all."""
+        trained = sum(weight.numel() for weight in self.engine.module.parameters() if weight.requires_grad)
+        self.here.record(event="start", step=self.progress.step, total_steps=self.settings.steps, parameters=trained,
+                         world_size=self.here.world_size, tokens_per_step=tokens,
+                         flops_per_step=tokens * self.settings.flops_per_token or None, peak_flops=self.peak)
+
+    def _evaluate(self) -> None:
+        """Scores the model; keeps its weights when they are the best so far."""
+        began_s, progress, settings = time.monotonic(), self.progress, self.settings
+        self.engine.module.eval()
+        with torch.no_grad():
+            scores = self.task.evaluate(progress.step)
+        self.engine.module.train()
+        if not scores:
+            return
+        progress.history.append({"step": progress.step, **scores})
+        note = self._judge(scores) if settings.best else ""
+        self.here.record(step=progress.step, eval_seconds=time.monotonic() - began_s,
+                         **{f"eval_{name}": value for name, value in scores.items()})
+        shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
+        self.here.say(f"step {progress.step}/{settings.steps} evaluation: {shown}{note}")
+        self.meter.since_s += time.monotonic() - began_s
+
+    def _judge(self, scores: Mapping[str, float]) -> str:
+        progress, settings = self.progress, self.settings
+        score, best = scores[settings.best], progress.best_score
+        is_better = best is None or (score < best if settings.best_is_low else score > best)
+        if is_better:
+            progress.best_step, progress.best_score, progress.evaluations_since_best = progress.step, score, 0
+            self.best_weights, self.best_is_saved = self.engine.full_weights(), False
+            return " (best so far)"
+        progress.evaluations_since_best += 1
+        progress.ended = 0 < settings.patience <= progress.evaluations_since_best
+        return ""
+
+    # --- checkpoints ---
+
+    def save(self) -> None:
+        """All ranks call it together; the writing goes on beside the training."""
+        progress = self.progress
+        self.saved_step = progress.step
+        common = {**self.engine.common_state(), "progress": asdict(progress),
+                  "random": self.here.gather(randomness.take(self.here.accelerator))}
+        facts = {"identity": self.identity, "best_step": progress.best_step, "how": self.engine.how,
+                 "world_size": self.here.world_size}
+        best = None
+        if not self.best_is_saved and progress.best_step is not None and self.best_weights is not None:
+            best = (progress.best_step, {"model": self.best_weights})
+        self.best_is_saved = True
+        self.saver.save(progress.step, common, self.engine.own_state(), facts=facts, best=best)
+
+    def _save_last(self) -> None:
+        """The state at the end of this run; complete when this returns. Raises SaveFailed, on every rank, when it is
+        not and somebody counts on it."""
+        if self.saved_step != self.progress.step or any(self.here.gather(self.save_problem)):
+            self.save()
+        self.saver.wait()
+        problems = [problem for problem in self.here.gather(self.save_problem) if problem]
+        if problems and (not self.progress.ended or self.settings.on_save_failure == "stop"):
+            raise SaveFailed(problems[0])
+
+    def _tell_saved(self, saved: Saved) -> None:
+        self.save_problem = None
+        if saved.problem is None:
+            self.here.record(event="checkpoint", step=saved.step, seconds=round(saved.seconds, 3), bytes=saved.bytes,
+                             path=str(saved.path))
+            return
+        self.best_is_saved = False
+        self.save_problem = (f"the checkpoint of step {saved.step} could not be written to {saved.path.parent}: "
+                             f"{saved.problem}; older ones are as they were")
+        self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
+        print(self.save_problem, file=sys.stderr, flush=True)
+
+    def resume(self) -> bool:
+        """Goes on from the newest complete checkpoint; False: there is none. Raises CannotResume."""
+        found = self.saver.find()
+        if found is None:
+            return False
+        self._check_identity(found.facts, found.folder)
+        self.engine.load_state(found.common, found.own)
+        self.progress = Progress(**found.common["progress"])
+        if self.here.rank < len(found.common["random"]):
+            randomness.put(found.common["random"][self.here.rank], self.here.accelerator)
+        if self.progress.best_step is not None:
+            best = self.saver.read_best(self.progress.best_step)
+            if best is None:
+                raise CannotResume(f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
+                                   "not whole anywhere; remove that checkpoint, or use --resume=never")
+            self.best_weights = best["model"] if self.here.is_first else {}
+        self.saved_step = self.progress.step
+        self.here.say(f"resumed at step {self.progress.step}/{self.settings.steps}")
+        self.here.record(event="resume", step=self.progress.step, checkpoint=str(found.folder))
+        return True
+
+    def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
+        theirs = facts.get("identity", {})
+        differs = [f"{name} was {theirs.get(name)}, is {value}" for name, value in self.identity.items()
+                   if theirs.get(name) != value]
+        how, ranks = facts.get("how"), facts.get("world_size")
+        sharded_ways = {how, self.engine.how} - {"none", "ddp"}
+        if sharded_ways and (how, ranks) != (self.engine.how, self.here.world_size):
+            differs.append(f"the model lay over {ranks} rank(s) as {how}, now over {self.here.world_size} as "
+                           f"{self.engine.how}")
+        if differs:
+            raise CannotResume(f"{folder} is of another training: {', '.join(differs)}; "
+                               "use another checkpoint folder, the old options, or --resume=never")
+
+    def load_best(self) -> Optional[int]:
+        """Puts the best model's weights into the model; its step, None: no evaluation chose one. For all ranks."""
+        if self.progress.best_step is None:
+            return None
+        self.engine.load_weights(self.here.share(self.best_weights or {}))
+        return self.progress.best_step

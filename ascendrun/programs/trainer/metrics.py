@@ -1,0 +1,94 @@
+"""What a training says of itself: where the time of a step went, how much of the device's peak it used, its lines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+from ascendrun.programs.trainer.accelerator import Accelerator, Stamp
+
+PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
+
+
+class StepClock:
+    """Seconds of each phase of a step, by the device's own queue where it has one (no waiting in between).
+
+    data_s       waiting for the loader and copying to the device
+    forward_s    forward passes; under FSDP2 and ZeRO-3 with the gathering of weights that they could not hide
+    backward_s   backward passes, up to where this rank's own gradients are done
+    comm_s       from there until the sums over all ranks are here: transfers that nothing hid, and waiting for slower
+                 ranks. DDP marks its last bucket; for sharded models only the exchange of the loss at the
+                 end of the step is seen. A rank that is slow itself has a long backward_s and a short comm_s
+    optimizer_s  clipping and the step
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.marks: List[Tuple[str, Stamp]] = []
+        self.steps: List[Tuple[float, List[Tuple[str, Stamp]]]] = []
+
+    def begin(self) -> None:
+        self.marks = [("", self.accelerator.stamp())]
+
+    def mark(self, phase: str, stamp: Optional[Stamp] = None) -> None:
+        """What happened since the last mark belongs to `phase`, up to now, or to `stamp`, an earlier moment."""
+        self.marks.append((phase, stamp or self.accelerator.stamp()))
+
+    def end(self) -> None:
+        self.steps.append((time.perf_counter() - self.marks[0][1].host_s, self.marks))
+        self.marks = []
+
+    def mean(self) -> Dict[str, float]:
+        """Mean seconds by phase, and step_s, of the steps since the last call. The device must be synchronized."""
+        steps, self.steps = self.steps, []
+        seconds = dict.fromkeys(("step_s", *PHASES), 0.0)
+        for whole_s, marks in steps:
+            seconds["step_s"] += whole_s
+            for (_, before), (phase, after) in zip(marks, marks[1:]):
+                seconds[phase] += max(0.0, before.seconds_until(after))
+        return {name: round(value / max(1, len(steps)), 6) for name, value in seconds.items()}
+
+
+@dataclass
+class Meter:
+    """What happened since the last line, over all ranks. `parts`: by name summed loss, weight and samples."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    tokens: float = 0.0
+    samples: float = 0.0
+    steps: int = 0
+    grad_norm: Optional[float] = None
+    parts: Dict[str, List[float]] = field(default_factory=dict)
+    since_s: float = field(default_factory=time.monotonic)
+
+    def per_second(self, count: float) -> float:
+        return count / max(time.monotonic() - self.since_s, 1e-9)
+
+
+def flops_per_token(*, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float,
+                    embedding: int = 0) -> float:
+    """Of forward and backward, without recomputation: the work that counts for MFU.
+
+    2 a weight forward, 2 for the gradient of the activations, 2 for that of the weight where it is trained;
+    attention adds 12 x layers x hidden x length, halved since a causal one sees half of it on average.
+    `embedding`: weights that are only looked up, so without arithmetic.
+    """
+    dense = parameters - embedding
+    return 4.0 * dense + 2.0 * max(0, trainable - embedding) + 6.0 * layers * hidden * mean_length
+
+
+def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> Optional[float]:
+    """Of one device: the override, else the chip table; None: not known, so no MFU is said."""
+    if override_tflops:
+        return override_tflops * 1e12
+    chip = accelerator.chip
+    return None if chip is None or chip.peak_tflops is None else chip.peak_tflops * 1e12
+
+
+def mfu(tokens_per_s: float, flops_a_token: float, peak: Optional[float], world_size: int) -> Optional[float]:
+    """Share of the peak of all devices together, None: peak or work not known."""
+    if not peak or not flops_a_token:
+        return None
+    return tokens_per_s * flops_a_token / (peak * world_size)

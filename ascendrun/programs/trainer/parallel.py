@@ -1,0 +1,168 @@
+"""One model over all ranks, replicated or sharded, behind one call surface: backward, finish a step, state, weights."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ascendrun.programs.trainer.accelerator import Precision, Stamp, make_adamw, make_scaler
+from ascendrun.programs.trainer.start import Runtime
+
+WAYS = ("none", "ddp", "fsdp2", "zero3")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """AdamW's settings. Matrices decay, biases and norms do not."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: Tuple[float, float] = (0.9, 0.98)
+
+
+class Engine:
+    """A model on one rank, or whole on each of them (DDP). The sharded ones are its children.
+
+    A step is: for each piece `with accumulate(last=…): loss = model(…); backward(loss)`, then `finish(clip)`.
+    Gradients of all ranks are averaged.
+    """
+
+    how = "none"
+    is_sharded = False
+    """Sharded: each rank holds its own part of the state, and every rank must save it."""
+
+    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
+        self.here, self.precision = here, precision
+        self.module = module.to(device=here.device, dtype=precision.weights)
+        self.model: nn.Module = self.module
+        self.gradients_ready: Optional[Stamp] = None
+        """When this rank's own gradients of the last pass were done, None: cannot tell."""
+        self.scaler = make_scaler(here.accelerator, precision)
+        self.optimizer = self.make_optimizer(adam)
+
+    def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
+        return make_adamw(parameter_groups(self.module, adam), self.here.accelerator, lr=adam.lr, betas=adam.betas,
+                          is_sharded=self.is_sharded)
+
+    # --- a step ---
+
+    def accumulate(self, *, last: bool) -> ContextManager[Any]:
+        """Around one piece's forward and backward pass; `last`: gradients are summed over ranks at its end."""
+        return contextlib.nullcontext()
+
+    def autocast(self) -> ContextManager[Any]:
+        return self.here.accelerator.autocast(self.precision.compute)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.gradients_ready = None
+        self.scaler.scale(loss).backward()
+
+    def set_lr(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def finish(self, clip: float) -> float:
+        """Clips to the norm `clip` (0: no limit), takes the optimizer's step, empties the gradients; the norm before.
+
+        Not finite: no step was taken. Under float16 that is the scaler's ordinary search for a scale.
+        """
+        self.scaler.unscale_(self.optimizer)
+        norm = float(self.clip(clip or float("inf")))
+        finite = norm == norm and norm != float("inf")
+        if finite or self.precision.scales:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.drop_gradients()
+        return norm
+
+    def clip(self, limit: float) -> torch.Tensor:
+        trained = [weight for weight in self.module.parameters() if weight.requires_grad]
+        return nn.utils.clip_grad_norm_(trained, limit)
+
+    def drop_gradients(self) -> None:
+        self.optimizer.zero_grad()
+
+    # --- state ---
+
+    def common_state(self) -> Dict[str, Any]:
+        """What is the same on every rank, so that one may save it for all; the tensors are the live ones."""
+        return {"model": self.trained_state(), "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict()}
+
+    def own_state(self) -> Dict[str, Any]:
+        """This rank's part; empty where nothing is sharded."""
+        return {}
+
+    def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.load_weights(common["model"])
+        self.optimizer.load_state_dict(common["optimizer"])
+        if common["scaler"]:
+            self.scaler.load_state_dict(common["scaler"])
+
+    def trained_state(self) -> Dict[str, torch.Tensor]:
+        """Weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
+        frozen = {name for name, weight in self.module.named_parameters() if not weight.requires_grad}
+        return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
+
+    def full_weights(self) -> Dict[str, torch.Tensor]:
+        """The trained weights, whole, on the CPU, as copies: on rank 0, {} elsewhere. All ranks call it together."""
+        if not self.here.is_first:
+            return {}
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.trained_state().items()}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Whole weights, the same on every rank. Raises RuntimeError when names or shapes differ."""
+        answer = self.module.load_state_dict(dict(weights), strict=False)
+        missing = [name for name in answer.missing_keys if name in self.trained_state()]
+        if missing or answer.unexpected_keys:
+            raise RuntimeError(f"weights do not fit: missing {missing[:3]}, unknown {answer.unexpected_keys[:3]}")
+
+
+class Replicated(Engine):
+    """DDP: every rank holds everything, gradients are summed while the backward pass runs."""
+
+    how = "ddp"
+
+    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
+        super().__init__(module, here, adam=adam, precision=precision)
+        ids = [here.device.index] if here.device.index is not None else None
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids)
+        # torch reads the annotations of a hook, and wants none that are text.
+        self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
+        self.model = self.ddp
+
+    def accumulate(self, *, last: bool) -> ContextManager[Any]:
+        return contextlib.nullcontext() if last else self.ddp.no_sync()
+
+    def _sum_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """What DDP does by itself, and a note of when this rank had its last gradients ready."""
+        if bucket.is_last():
+            self.gradients_ready = self.here.accelerator.stamp()
+        tensor = bucket.buffer().div_(self.here.world_size)
+        work = dist.all_reduce(tensor, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+def parameter_groups(module: nn.Module, adam: Adam) -> List[Dict[str, Any]]:
+    """Trained weights only: matrices, which decay, then vectors."""
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    matrices = [weight for weight in trained if weight.ndim >= 2]
+    vectors = [weight for weight in trained if weight.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": adam.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision) -> Engine:
+    """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there."""
+    assert how in WAYS, how
+    if how == "none" or (how == "ddp" and here.control is None):
+        return Engine(module, here, adam=adam, precision=precision)
+    if how == "ddp":
+        return Replicated(module, here, adam=adam, precision=precision)
+    raise NotImplementedError(how)

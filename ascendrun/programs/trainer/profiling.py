@@ -1,0 +1,42 @@
+"""A trace of a few steps, by torch's profiler or torch_npu's, into a folder that TensorBoard and MindStudio read."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Iterator, Protocol
+
+import torch
+
+from ascendrun.programs.trainer.start import Runtime
+
+SKIPPED_STEPS = 3
+"""The first steps open connections and compile; they say nothing of the others."""
+
+
+class Profiler(Protocol):
+    def step(self) -> None: ...
+
+
+class NoProfiler:
+    def step(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profiler]:
+    """Around the training; `step()` after each step. An empty `folder`: no trace. Every rank writes its own."""
+    if not folder:
+        yield NoProfiler()
+        return
+    module: Any = torch.profiler
+    if here.family == "npu":
+        import torch_npu
+        module = torch_npu.profiler
+    path = Path(folder) / f"rank-{here.rank:05d}"
+    path.mkdir(parents=True, exist_ok=True)
+    schedule = module.schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=steps, repeat=1)
+    with module.profile(schedule=schedule, on_trace_ready=module.tensorboard_trace_handler(str(path)),
+                        record_shapes=True, profile_memory=True) as profiler:
+        here.say(f"profile of steps {SKIPPED_STEPS + 1} to {SKIPPED_STEPS + steps}: {folder}")
+        yield profiler

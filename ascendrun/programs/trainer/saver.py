@@ -1,0 +1,270 @@
+"""Saves while training goes on: a copy in host memory, a thread that writes it, all ranks' parts or none of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+
+import torch
+import torch.distributed as dist
+
+from ascendrun.programs.trainer import checkpoint
+from ascendrun.programs.trainer.start import Runtime
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One attempt to save. `problem` None: it is complete on every node."""
+
+    step: int
+    path: Path
+    seconds: float
+    bytes: int
+    problem: Optional[str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a resume starts from. `common` is the same on every rank, `own` this rank's part."""
+
+    folder: Path
+    facts: Dict[str, Any]
+    common: Dict[str, Any]
+    own: Dict[str, Any]
+
+
+class Saver:
+    """All ranks' checkpoints in one folder, or in folders of that name on nodes that share no disk.
+
+    Unsharded state is written by rank 0 alone. Of sharded state every rank writes its part; then the ranks tell
+    each other that they did, over a group of the writers' own, and the first rank that sees a folder makes it a
+    checkpoint. `keep_last`: how many stay. `on_saved` is called in the training's thread, by `poll` and `wait`.
+    """
+
+    def __init__(self, here: Runtime, parent: Path, *, is_sharded: bool, keep_last: int = 2, in_background: bool = True,
+                 on_saved: Callable[[Saved], None] = lambda saved: None) -> None:
+        self.here, self.parent, self.keep_last, self.on_saved = here, parent, keep_last, on_saved
+        self.is_sharded = is_sharded and here.control is not None
+        self.in_background = in_background
+        self.group = dist.new_group(backend="gloo") if self.is_sharded else None
+        self.run_id = here.share(uuid.uuid4().hex[:8])
+        self.leader = find_leader(here, parent, self.run_id) if self.is_sharded else 0
+        self.count = 0
+        self.thread: Optional[threading.Thread] = None
+        self.result: Optional[Saved] = None
+        if here.rank == self.leader:
+            checkpoint.clear_leftovers(parent)
+        here.at_end.append(self.wait)
+
+    @property
+    def writes(self) -> bool:
+        return self.is_sharded or self.here.is_first
+
+    def save(self, step: int, common: Mapping[str, Any], own: Mapping[str, Any], *, facts: Mapping[str, Any],
+             best: Optional[Tuple[int, Mapping[str, Any]]] = None) -> None:
+        """Copies the state and returns; the writing goes on beside the training, after the one before is done.
+
+        `best`: (step, state) of the best model so far when it is not saved yet; written first, since the
+        checkpoint names it.
+        """
+        self.wait()
+        self.count += 1
+        if not self.writes:
+            return
+        copied = to_host(common) if self.here.is_first else {}, to_host(own)
+        kept = None if best is None or not self.here.is_first else (best[0], best[1])
+        if not self.in_background:
+            self._write(step, *copied, dict(facts), kept)
+            self.poll()
+            return
+        self.thread = threading.Thread(target=self._write, args=(step, *copied, dict(facts), kept), name="checkpoint",
+                                       daemon=True)
+        self.thread.start()
+
+    def poll(self) -> Optional[Saved]:
+        """What became of the last save, once it is over; None: still writing, or told already."""
+        if self.thread is not None and self.thread.is_alive():
+            return None
+        self.thread = None
+        saved, self.result = self.result, None
+        if saved is not None:
+            self.on_saved(saved)
+        return saved
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more."""
+        if self.thread is not None:
+            self.thread.join()
+        self.poll()
+
+    # --- the writing thread ---
+
+    def _write(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any],
+               best: Optional[Tuple[int, Mapping[str, Any]]]) -> None:
+        began_s = time.monotonic()
+        path, size, problem = self.parent / checkpoint.folder_name("step", step), 0, None
+        try:
+            if best is not None:
+                checkpoint.save(self.parent, "best", best[0], best[1], facts=facts)
+            size, problem = self._write_parts(step, common, own, facts)
+            if problem is None and self.here.rank == self.leader:
+                wanted = facts.get("best_step")
+                checkpoint.prune(self.parent, keep=self.keep_last, best_steps=() if wanted is None else (wanted,))
+        except Exception as error:  # whatever it was, the thread ends here, and the training must hear of it
+            problem = f"{type(error).__name__}: {error}"
+        self.result = Saved(step, path, time.monotonic() - began_s, size, problem)
+
+    def _write_parts(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any]
+                     ) -> Tuple[int, Optional[str]]:
+        """(bytes of all parts, why it failed on some rank or None). Sharded: no rank leaves before all have told."""
+        parts: Dict[str, checkpoint.Fingerprint] = {}
+        problem: Optional[str] = None
+        fresh = self.parent / "none"
+        try:
+            fresh = checkpoint.open_fresh(self.parent, "step", step, f"{self.run_id}-{self.count}")
+            if self.here.is_first:
+                parts[checkpoint.COMMON] = checkpoint.write_part(fresh, checkpoint.COMMON, common)
+            if self.is_sharded:
+                name = checkpoint.own_part(self.here.rank)
+                parts[name] = checkpoint.write_part(fresh, name, own)
+        except Exception as error:  # told to all ranks below: none may wait for this one's part
+            problem = f"rank {self.here.rank}: {describe(error)}"
+        told = self._gather((self.leader, parts, problem))
+        problems = [each for _, _, each in told if each is not None]
+        every = {name: mark for _, theirs, _ in told for name, mark in theirs.items()}
+        if not problems and self.here.rank == self.leader:
+            mine = [name for leader, theirs, _ in told if leader == self.leader for name in theirs]
+            try:
+                checkpoint.commit(fresh, "step", step, every, here=mine,
+                                  facts={**facts, "save": f"{self.run_id}-{self.count}"})
+            except Exception as error:  # as above
+                problems = [f"rank {self.here.rank}: {describe(error)}"]
+        problems = [each for theirs in self._gather(problems) for each in theirs]
+        if problems and self.here.rank == self.leader:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return sum(mark["bytes"] for mark in every.values()), problems[0] if problems else None
+
+    def _gather(self, value: Any) -> List[Any]:
+        if self.group is None:
+            return [value]
+        values: List[Any] = [None] * self.here.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    # --- going on from one ---
+
+    def find(self) -> Optional[Found]:
+        """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
+
+        The rank with the newest reads what all have in common and gives it to the others.
+        """
+        tried: Set[Tuple[int, str]] = set()
+        while True:
+            mine = self._candidates(tried)
+            offers = self.here.gather(list(mine))
+            common = [set(each) for each in offers]
+            shared = set.intersection(*common) if self.is_sharded else set.union(*common)
+            if not shared:
+                return None
+            choice = max(shared)
+            tried.add(choice)
+            source = next(rank for rank, each in enumerate(offers) if choice in each)
+            folder = mine.get(choice)
+            if any(self.here.gather(self._torn(folder, is_source=self.here.rank == source))):
+                continue
+            return self._read(folder, source)
+
+    def _candidates(self, tried: Set[Tuple[int, str]]) -> Dict[Tuple[int, str], Path]:
+        """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
+        found: Dict[Tuple[int, str], Path] = {}
+        for step, folder in checkpoint.listed(self.parent, "step"):
+            facts = checkpoint.fault_free_facts(folder)
+            key = (step, str(facts.get("save", "")))
+            if key in tried:
+                continue
+            problem = checkpoint.fault(folder, hashed=())
+            if problem is not None:
+                if self.here.rank == self.leader and not tried:
+                    checkpoint.tell_skipped(folder, problem)
+                continue
+            found[key] = folder
+        return found
+
+    def _torn(self, folder: Optional[Path], *, is_source: bool) -> bool:
+        """Reads what this rank needs of it. Says on stderr what is wrong."""
+        if folder is None:
+            return self.is_sharded
+        names = {checkpoint.COMMON} if is_source else set()
+        if self.is_sharded and self._written_by(folder) == self.here.world_size:
+            names.add(checkpoint.own_part(self.here.rank))
+        problem = checkpoint.fault(folder, hashed=names)
+        if problem is not None:
+            checkpoint.tell_skipped(folder, problem)
+        return problem is not None
+
+    @staticmethod
+    def _written_by(folder: Path) -> int:
+        return sum(name != checkpoint.COMMON for name in checkpoint.read_manifest(folder)["parts"])
+
+    def _read(self, folder: Optional[Path], source: int) -> Found:
+        is_source = self.here.rank == source
+        told: Any = None
+        if is_source:
+            assert folder is not None
+            told = [str(folder), checkpoint.facts_of(folder), checkpoint.load(folder)]
+        path, facts, common = self.here.share(told, source=source)
+        own = {}
+        if self.is_sharded and folder is not None and (folder / checkpoint.own_part(self.here.rank)).exists():
+            own = checkpoint.load(folder, checkpoint.own_part(self.here.rank))
+        return Found(Path(path), facts, common, own)
+
+    def read_best(self, step: int) -> Optional[Dict[str, Any]]:
+        """The best model of that step, from the first rank that has it whole, on every rank; None: nobody has."""
+        folder = self.parent / checkpoint.folder_name("best", step)
+        has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)
+        if True not in has_it:
+            return None
+        source = has_it.index(True)
+        return self.here.share(checkpoint.load(folder) if self.here.rank == source else None, source=source)
+
+
+def describe(error: Exception) -> str:
+    """torch hides a full disk behind its own error; the cause says it better."""
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    return f"{type(cause).__name__}: {cause}"
+
+
+def to_host(value: Any) -> Any:
+    """A copy in host memory that training does not change any more."""
+    if isinstance(value, torch.Tensor):
+        host = value.detach().to("cpu")
+        return host.clone() if host.data_ptr() == value.data_ptr() else host
+    if isinstance(value, Mapping):
+        return {key: to_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_host(item) for item in value)
+    return value
+
+
+def find_leader(here: Runtime, parent: Path, token: str) -> int:
+    """The lowest rank that sees the same folder as this one: itself where disks are not shared."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        (parent / f".seen-{token}-{here.rank}.tmp").touch()
+    except OSError as error:
+        print(f"checkpoints cannot be written to {parent}: {error}", file=sys.stderr, flush=True)
+    here.barrier()
+    seen = [rank for rank in range(here.rank) if os.path.exists(parent / f".seen-{token}-{rank}.tmp")]
+    here.barrier()
+    try:
+        os.unlink(parent / f".seen-{token}-{here.rank}.tmp")
+    except OSError:
+        pass  # it is only a mark; clear_leftovers removes it
+    return min(seen, default=here.rank)

@@ -1,0 +1,117 @@
+"""What a program gives to the loop, and what it gets back from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from ascendrun.programs.trainer.data import Batch, Unit
+
+Loss = Union[torch.Tensor, Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]]
+"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}."""
+
+
+class CannotResume(Exception):
+    """The newest checkpoint belongs to another training."""
+
+
+class NonFinite(Exception):
+    """The loss or the gradients are no numbers any more; no step was taken with them."""
+
+
+class SaveFailed(Exception):
+    """A checkpoint that this run promised could not be written."""
+
+
+EXPECTED = (CannotResume, NonFinite, SaveFailed)
+"""For `start.run`: their message is the whole story."""
+
+
+class Ending(Enum):
+    FINISHED = "finished"
+    EARLY = "no better for a while"
+    STOPPED = "stopped"
+    OUT_OF_TIME = "time is up"
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to train; else the same command goes on from the checkpoint."""
+        return self in (Ending.FINISHED, Ending.EARLY)
+
+
+class Task:
+    """What to learn. `parts`: names of the loss's parts, the same on every rank."""
+
+    parts: Sequence[str] = ()
+
+    def collate(self, units: Sequence[Unit], step: int) -> Batch:
+        """One padded batch of these rows, on the CPU. Runs beside the training: see `data.Loader`."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> Loss:
+        """Summed over the batch, whose `tensors` are on the device by now; the loop divides by the weight of all ranks.
+
+        Call `model`, not a module of your own: it may be wrapped. Autocast is on already.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, step: int) -> Dict[str, float]:
+        """Scores by name, the same on every rank. All ranks call it together. Empty: there is nothing to score."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. Steps are optimizer steps; 0 turns a thing off.
+
+    `best`: the evaluation's score that decides which model is kept, "" for none; `patience`: evaluations without a
+    better one before the end. `on_save_failure`: go-on (the last good checkpoint stays) or stop. `profile`: a
+    folder for a trace of a few steps.
+    """
+
+    steps: int
+    lr: float
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    lr_floor: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    micro_batch: int = 0
+    workers: int = 0
+    log_every: int = 10
+    eval_every: int = 0
+    best: str = ""
+    best_is_low: bool = False
+    patience: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    save_in_background: bool = True
+    on_save_failure: str = "go-on"
+    max_s: float = 0.0
+    flops_per_token: float = 0.0
+    peak_tflops: float = 0.0
+    profile: str = ""
+    profile_steps: int = 3
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **given: Any) -> "Settings":
+        """From a program's options of the same names; `given` comes first."""
+        named = {each.name: options[each.name] for each in fields(cls) if each.name in options}
+        return cls(**{**named, **given})
+
+
+@dataclass
+class Progress:
+    """Where training stands, in plain values that a checkpoint can hold. `step`: steps done. `best_step` None: not
+    evaluated yet. `ended`: nothing is left to train."""
+
+    step: int = 0
+    best_step: Optional[int] = None
+    best_score: Optional[float] = None
+    evaluations_since_best: int = 0
+    ended: bool = False
+    history: List[Dict[str, Any]] = field(default_factory=list)

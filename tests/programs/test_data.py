@@ -1,0 +1,94 @@
+"""Which samples make which step: the same for any number of ranks and workers, every sample where it must be."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+
+from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal
+
+LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
+
+
+def numbers_of(units):
+    return [number for unit in units for number in unit]
+
+
+def collate(units, step):
+    numbers = numbers_of(units)
+    return Batch({"numbers": torch.tensor(numbers)}, weight=float(len(numbers)), samples=len(numbers),
+                 tokens=sum(LENGTHS[i] for i in numbers))
+
+
+def plans():
+    return [Buckets(LENGTHS, batch_size=5, window=3, seed=1),
+            Packed(LENGTHS, row_tokens=256, batch_size=5, seed=1, window=20)]
+
+
+@pytest.mark.parametrize("plan", plans(), ids=["buckets", "packed"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("micro_batch", [0, 1, 2])
+def test_every_sample_is_in_one_piece_of_one_rank_an_epoch(plan, world_size, micro_batch):
+    for epoch in (0, 4):
+        dealt = []
+        for step in range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch):
+            pieces = [deal(plan.units(step), rank, world_size, micro_batch=micro_batch) for rank in range(world_size)]
+            assert len({len(mine) for mine in pieces}) == 1, "ranks with unlike numbers of passes wait for each other"
+            assert all(len(piece) <= (micro_batch or 99) for mine in pieces for piece in mine)
+            dealt += [number for mine in pieces for piece in mine for number in numbers_of(piece)]
+        assert sorted(dealt) == list(range(53))
+
+
+@pytest.mark.parametrize("make", [lambda seed: Buckets(LENGTHS, batch_size=5, seed=seed),
+                                  lambda seed: Packed(LENGTHS, row_tokens=256, batch_size=5, seed=seed)])
+def test_an_order_follows_from_seed_and_step_whatever_was_asked_before(make):
+    straight, jumping = make(3), make(3)
+    steps = 3 * straight.steps_per_epoch
+    orders = [list(straight.units(step)) for step in range(steps)]
+    for step in (steps - 1, 0, steps // 2, 1):
+        assert list(jumping.units(step)) == orders[step]
+    assert orders[:5] != [list(make(4).units(step)) for step in range(5)]
+    assert numbers_of(orders[0]) != numbers_of(orders[straight.steps_per_epoch])
+
+
+def test_batches_hold_rows_of_like_length():
+    lengths = np.random.default_rng(0).integers(10, 200, 400).tolist()
+
+    def padding(plan):
+        batches = [numbers_of(plan.units(step)) for step in range(plan.steps_per_epoch)]
+        return sum(max(lengths[i] for i in batch) * len(batch) for batch in batches) / sum(lengths)
+
+    assert padding(Buckets(lengths, batch_size=8, window=25, seed=1)) < 1.1
+    assert padding(Buckets(lengths, batch_size=8, window=1, seed=1)) > 1.5
+
+
+def test_packed_rows_are_nearly_full_and_never_too_full():
+    lengths = np.random.default_rng(0).lognormal(4, 0.8, 2000).clip(4, 512).astype(int).tolist()
+    plan = Packed(lengths, row_tokens=512, batch_size=4, seed=1)
+    fills = [sum(lengths[i] for i in row) for row in plan.rows(0)]
+    assert max(fills) <= 512
+    assert np.mean(fills) > 0.97 * 512
+    with pytest.raises(ValueError, match="a sample of 600 tokens does not fit in rows of 512"):
+        Packed([600], row_tokens=512, batch_size=1, seed=0)
+
+
+def test_a_rank_without_a_sample_gets_a_stand_in_that_weighs_nothing():
+    loader = Loader(Buckets([3], batch_size=1, seed=0), collate, rank=1, world_size=2, micro_batch=0, steps=1)
+    share = loader.share(0)
+    assert (share.weight, share.tokens, share.samples, share.units) == (0.0, 0, 0, [])
+    assert share.pieces[0].tensors["numbers"].tolist() == [0]
+    loader.close()
+
+
+def test_two_worker_processes_and_a_thread_deal_the_same_shares():
+    def shares(**how):
+        loader = Loader(Buckets(LENGTHS, batch_size=5, seed=1), collate, rank=1, world_size=2, micro_batch=2, steps=20,
+                        **how)
+        found = [[piece.tensors["numbers"].tolist() for piece in loader.share(step).pieces] for step in range(2, 20)]
+        loader.close()
+        return found
+
+    assert shares() == shares(workers=2, context=multiprocessing.get_context("fork"))
