@@ -12,7 +12,10 @@ from ascendrun.core.samples import Newest
 if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
     from ascendrun.core.hosts import Host
-    from ascendrun.head.topreader import Seen
+    from ascendrun.core.storylines import StoryLine
+    from ascendrun.head.noticeview import NoticeTargetView, NoticeTestResult
+    from ascendrun.head.settings import Settings
+    from ascendrun.head.store import Store
     from ascendrun.health.topview import TopView
 
 FRESH_S = 60.0
@@ -48,19 +51,21 @@ class TopSource:
     def __init__(
         self, cluster: "Cluster", hosts: Sequence["Host"] = (), *,
         ask: Optional[Callable[[Sequence["Host"], float], Tuple[Newest, Mapping[str, str]]]] = None,
+        is_patient: bool = False,
     ) -> None:
         from ascendrun.head.topreader import TopReader
         self.cluster = cluster
         self.hosts = tuple(hosts)
         self._ask = ask
-        self._reader = TopReader(cluster.settings.state_dir)
+        self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
         self._asking: Optional[threading.Thread] = None
         self._asked_at_s = float("-inf")
         self._answer: Tuple[Newest, Mapping[str, str]] = (Newest(), {})
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
-        return bool(self._unsampled(self._reader.read(now_s=now_s), now_s))
+        return bool(self.hosts) and bool(self._unsampled(
+            samples(self.cluster.settings.state_dir, since_s=now_s - ASK_EVERY_S), now_s))
 
     def look(self, *, now_s: float, answer_s: float = 0.0) -> "TopView":
         """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look.
@@ -69,7 +74,7 @@ class TopSource:
         """
         from ascendrun.health.topjoin import make_view
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
-        asked = self._ask_hosts(self._unsampled(seen, now_s), now_s, answer_s)
+        asked = self._ask_hosts(self._unsampled(seen.newest, now_s), now_s, answer_s)
         fresh, refused = self._answer
         both = _newer(seen.newest, fresh)
         return make_view(now_s=now_s, devices=both.devices, hosts=both.hosts, ranks=both.ranks, jobs=seen.jobs,
@@ -86,9 +91,9 @@ class TopSource:
         found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
         return found
 
-    def _unsampled(self, seen: "Seen", now_s: float) -> Tuple["Host", ...]:
-        recent = {one.host for one in seen.newest.devices if now_s - one.at_s < ASK_EVERY_S}
-        recent.update(one.host for one in seen.newest.hosts if now_s - one.at_s < ASK_EVERY_S)
+    def _unsampled(self, newest: Newest, now_s: float) -> Tuple["Host", ...]:
+        recent = {one.host for one in newest.devices if now_s - one.at_s < ASK_EVERY_S}
+        recent.update(one.host for one in newest.hosts if now_s - one.at_s < ASK_EVERY_S)
         return tuple(host for host in self.hosts if host.name not in recent)
 
     def _ask_hosts(self, hosts: Sequence["Host"], now_s: float, answer_s: float) -> bool:
@@ -120,3 +125,79 @@ def _newer(one: Newest, other: Newest) -> Newest:
     hosts = {it.host: it for it in sorted((*one.hosts, *other.hosts), key=lambda it: it.at_s)}
     ranks = {(it.job, it.attempt, it.rank): it for it in sorted((*one.ranks, *other.ranks), key=lambda it: it.at_s)}
     return Newest(tuple(devices.values()), tuple(hosts.values()), tuple(ranks.values()))
+
+
+# ---------------------------------------------------------------- events and notices
+
+
+def event_kinds(state_dir: Path) -> Tuple[str, ...]:
+    """The kinds of lines that the stories of this state folder hold."""
+    from ascendrun.head.store import Store
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        return ()
+    try:
+        return store.event_kinds()
+    finally:
+        store.close()
+
+
+class EventStream:
+    """The lines of one job's story, or of all, as they are written; whether a controller runs does not matter.
+
+    `since_s`: no older lines; `kinds`: only these. Its calls raise StoreUnusable.
+    """
+
+    def __init__(self, state_dir: Path, *, job: Optional[str] = None, since_s: Optional[float] = None,
+                 kinds: Optional[Collection[str]] = None) -> None:
+        self._state_dir, self._job, self._since_s, self._kinds = state_dir, job, since_s, kinds
+        self._after = 0
+        self._store: Optional["Store"] = None
+
+    def new_lines(self) -> Tuple["StoryLine", ...]:
+        """What was written since the last call; at first, what is there."""
+        from ascendrun.core.storylines import StoryLine
+        store = self._open()
+        if store is None:
+            return ()
+        lines = []
+        while True:
+            batch = store.stream(after=self._after, job=self._job, since_s=self._since_s, kinds=self._kinds)
+            lines += [StoryLine(line.number, line.at_s, line.job, line.kind, line.text) for line in batch]
+            if not batch:
+                return tuple(lines)
+            self._after = batch[-1].number
+
+    def job_hosts(self) -> Mapping[str, Tuple[str, ...]]:
+        """The names of every job's hosts, by its id."""
+        store = self._open()
+        return store.job_hosts() if store is not None else {}
+
+    def job_names(self) -> Mapping[str, str]:
+        store = self._open()
+        return store.job_names() if store is not None else {}
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open(self) -> Optional["Store"]:
+        from ascendrun.head.store import Store
+        if self._store is None:
+            self._store = Store.open_for_reading(self._state_dir)
+        return self._store
+
+
+def notice_targets(settings: "Settings") -> Tuple["NoticeTargetView", ...]:
+    """Where notices go, and how the last one fared there; credentials never."""
+    from ascendrun.head.noticesettings import NoticeSettings
+    from ascendrun.head.noticeview import view_targets
+    return view_targets(settings.notices or NoticeSettings(), settings.state_dir)
+
+
+def try_notices(settings: "Settings", *, name: Optional[str] = None) -> Tuple["NoticeTestResult", ...]:
+    """Sends a test notice to one target, or all. Raises NotFound, Conflict."""
+    from ascendrun.head.noticesettings import NoticeSettings
+    from ascendrun.head.noticeview import send_tests
+    return send_tests(settings.notices or NoticeSettings(), name=name)

@@ -67,4 +67,24 @@ def _views(face: Face) -> list[SettingView]:
         value = getattr(settings, one.name)
         text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         views.append(SettingView(one.name, text, settings.origins[one.name], one.meaning))
-    return views
+    return views + _notice_views(face)
+
+
+def _notice_views(face: Face) -> list[SettingView]:
+    """Where notices go; of URLs the host only, since the rest of them is a credential."""
+    from ascendrun.head.settings import NOTICE_BLOCKS
+
+    notices = face.settings.notices
+    meanings = {"notify": "services that are told of jobs", "hook": "command that is told of jobs",
+                "deadman": "URL that is asked while jobs live"}
+    texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
+    if notices is not None:
+        from ascendrun.head.noticeview import where_of
+
+        for target in notices.everyone:
+            block = target.kind if target.kind in texts else "notify"
+            shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
+            texts[block].append(f"{shown} {where_of(target)}")
+    origins = notices.origins if notices is not None else {}
+    return [SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meanings[block])
+            for block in NOTICE_BLOCKS]

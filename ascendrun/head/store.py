@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -188,19 +189,26 @@ class Store:
 
         `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
         """
-        from ascendrun.core.jobrecord import load_job
         with self.writing() as db:
-            known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
-            if known:
-                return load_job(json.loads(known[0]))
-            cursor = db.execute(
-                "INSERT INTO jobs (key, name, state, record, spec, hosts, trees, file, created_at_s)"
-                " VALUES (?, '', '', '', ?, ?, ?, ?, ?)",
-                (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s))
-            job = make_job(f"j-{cursor.lastrowid:04d}", self.head_id)
-            db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
-            self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
-            return job
+            return self.insert(db, key=key, spec=spec, hosts=hosts, trees=trees, file=file, now_s=now_s,
+                               make_job=lambda number, head_id: make_job(job_id_of(number), head_id))
+
+    def insert(self, db: sqlite3.Connection, *, key: str, make_job: Callable[[int, str], "Job"],
+               spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], trees: Sequence[Mapping[str, Any]],
+               file: Optional[str], now_s: float) -> "Job":
+        """As `add_job`, within a transaction of the caller; `make_job(number of the row, head_id)` names the job."""
+        from ascendrun.core.jobrecord import load_job
+        known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
+        if known:
+            return load_job(json.loads(known[0]))
+        cursor = db.execute(
+            "INSERT INTO jobs (key, name, state, record, spec, hosts, trees, file, created_at_s)"
+            " VALUES (?, '', '', '', ?, ?, ?, ?, ?)",
+            (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s))
+        job = make_job(int(cursor.lastrowid or 0), self.head_id)
+        db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
+        self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
+        return job
 
     def save(self, job: "Job", events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
         """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
@@ -237,12 +245,33 @@ class Store:
                                json.loads(trees), file)
                      for record, key, spec, hosts, trees, file in rows)
 
+    def stages(self, pipeline: str) -> Tuple[StoredJob, ...]:
+        """The jobs of a pipeline by its id, oldest first; () when there is no such pipeline."""
+        if not re.fullmatch(r"j-[0-9]+", pipeline):
+            return ()
+        return self._jobs("WHERE id GLOB ? ORDER BY number", [f"{pipeline}-*"])
+
+    def pipeline_id(self, ref: str) -> Optional[str]:
+        """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none."""
+        if self.stages(ref):
+            return ref
+        for one in reversed(self._jobs("WHERE substr(name, 1, ?) = ? ORDER BY number", [len(ref) + 1, f"{ref}."])):
+            if one.job.pipeline is not None and one.job.name == f"{ref}.{one.job.stage}":
+                return one.job.pipeline
+        return None
+
     def find(self, ref: str) -> StoredJob:
-        """By id, by name (the newest of that name), or by the start of an id. Raises NotFound, Conflict."""
+        """By id, by name (the newest of that name), or by the start of an id; of a pipeline the stage that tells how
+        it stands. Raises NotFound, Conflict."""
         for where in ("WHERE id = ?", "WHERE name = ? ORDER BY number DESC LIMIT 1"):
             found = self._jobs(where, [ref])
             if found:
                 return found[0]
+        pipeline = self.pipeline_id(ref)
+        if pipeline is not None:
+            from ascendrun.core.pipelines import telling_stage
+            stages = self.stages(pipeline)
+            return stages[telling_stage([one.job for one in stages])]
         begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
         if len(begins) > 1:
             raise Conflict(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
@@ -291,6 +320,13 @@ class Store:
             return "events"
         return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
 
+    def event_kinds(self) -> Tuple[str, ...]:
+        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT kind FROM events ORDER BY kind"))
+
+    def job_names(self) -> Mapping[str, str]:
+        """The name of every job, by id."""
+        return dict(self._db.execute("SELECT id, name FROM jobs WHERE id IS NOT NULL").fetchall())
+
     def job_hosts(self) -> Mapping[str, Tuple[str, ...]]:
         """The names of every job's hosts, by id."""
         rows = self._db.execute("SELECT id, hosts FROM jobs WHERE id IS NOT NULL")
@@ -310,6 +346,11 @@ def add_lines(db: sqlite3.Connection, job_id: str, events: Sequence[Tuple[str, s
     db.executemany("INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
                    [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines])
     return lines
+
+
+def job_id_of(number: int) -> str:
+    """j-0003: how a job is called by the number of its row."""
+    return f"j-{number:04d}"
 
 
 class JobMaker(Protocol):
