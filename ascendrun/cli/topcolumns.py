@@ -140,7 +140,8 @@ def note(line: Line, lang: str) -> str:
         elif isinstance(line, IdleHosts):
             continue
         elif problem == "slow":
-            said.append(word(lang, f"sign-{line.slow_sign}" if line.slow_sign in SIGNS else "problem-slow"))
+            sign = f" ({word(lang, f'sign-{line.slow_sign}')})" if line.slow_sign in SIGNS else ""
+            said.append(word(lang, "problem-slow") + sign)
         elif problem == "foreign":
             pids = line.foreign_pids or ()
             said.append(word(lang, "problem-foreign", pids=",".join(map(str, pids[:3])) + ("…" if pids[3:] else "")))
@@ -149,7 +150,7 @@ def note(line: Line, lang: str) -> str:
     return ", ".join(said)
 
 
-SIGNS = ("frequency", "temperature", "link", "data", "cpu")
+SIGNS = ("frequency", "temperature", "link", "data", "cpu", "shared", "health")
 
 
 def _age(line: Line, _lang: str) -> str:

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 WINDOW_S = 900.0
 """Samples older than this are of another day's work; younger ones are shown with their age."""
-TAIL_BYTES = 16384
-"""Of each rank's metrics: some fifty lines, more than the newest figures and a median need."""
+TAIL_BYTES, LEAST_TAIL_BYTES = 4096, 2048
+"""Of each rank's metrics: some twenty lines, for the newest figures and a median; of many ranks ten have to do."""
 HEAD_BYTES = 4096
+FEW_RANKS = 64
+LOOK_AGAIN_S = 60.0
 WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
@@ -30,10 +32,16 @@ class Seen:
 
 
 class TopReader:
-    """Reads anew each time, but a metrics file only when it has grown."""
+    """Reads anew each time, but a metrics file only when it has grown.
 
-    def __init__(self, state_dir: Path) -> None:
+    `is_patient`: stragglers of jobs of any size are looked for, once a minute, which takes seconds where ranks are
+    many; else those of large jobs are known only from the job's story, without the sign.
+    """
+
+    def __init__(self, state_dir: Path, *, is_patient: bool = False) -> None:
         self._state_dir = state_dir
+        self._is_patient = is_patient
+        self._slow_of: Dict[str, Tuple[float, Mapping[int, Slow]]] = {}
         self._known: Dict[Tuple[str, int, int], Tuple[Tuple[int, ...], Progress]] = {}
 
     def read(
@@ -42,13 +50,13 @@ class TopReader:
     ) -> Seen:
         """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable."""
         newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
-        jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), newest, now_s)
+        jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s)
                      for stored in _live_jobs(self._state_dir))
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
         return Seen(jobs, newest)
 
-    def _job(self, stored: "StoredJob", liveness: Mapping[str, str], newest: Newest, now_s: float) -> JobSeen:
+    def _job(self, stored: "StoredJob", liveness: Mapping[str, str], now_s: float) -> JobSeen:
         job = stored.job
         nodes = job.nodes if job.state in WITH_RANKS else ()
         progress = self._progress(job) if nodes else {}
@@ -56,7 +64,7 @@ class TopReader:
             id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt, hosts=job.hosts,
             world_size=job.world_size, started_at_s=job.started_at_s,
             places=tuple(place for node in nodes for place in _places(stored, node)), progress=progress,
-            slow=self._slow(job, newest, now_s), liveness=dict(liveness),
+            slow=self._slow(job, now_s) if nodes else {}, liveness=dict(liveness),
         )
 
     def _progress(self, job: "Job") -> Mapping[int, Progress]:
@@ -73,23 +81,56 @@ class TopReader:
             if known is None or known[0] != sizes:
                 clocks = read_clocks(attempt_dir) if clocks is None else clocks
                 clock = clocks.get(hosts.get(rank, ""))
-                known = sizes, _read_progress(paths, clock, with_total=not found)
+                known = sizes, _read_progress(paths, clock, with_total=not found,
+                                               last_bytes=TAIL_BYTES if len(hosts) <= FEW_RANKS else LEAST_TAIL_BYTES)
                 self._known[key] = known
             found[rank] = known[1]
         return found
 
-    def _slow(self, job: "Job", newest: Newest, now_s: float) -> Mapping[int, Slow]:
-        return {}
+    def _slow(self, job: "Job", now_s: float) -> Mapping[int, Slow]:
+        told = {rank: Slow() for rank in _told_slow(self._state_dir, job)}
+        if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
+            return told
+        known = self._slow_of.get(job.tag)
+        if known is None or now_s - known[0] > LOOK_AGAIN_S:
+            known = self._slow_of[job.tag] = now_s, _find_slow(self._state_dir, job, now_s)
+        return {**told, **known[1]}
 
 
-def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool) -> Progress:
+def _told_slow(state_dir: Path, job: "Job") -> List[int]:
+    """The ranks that the job's story calls slow at present."""
+    from ascendrun.head.store import Store
+    from ascendrun.head.straggling import known_from_story
+
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        return []
+    try:
+        story = [(event.kind, event.text) for event in store.events(job.id)]
+    finally:
+        store.close()
+    found: List[int] = []
+    for host, rank in known_from_story(job.attempt, story).missing:
+        found.extend([rank] if rank is not None else [one for node in job.nodes if node.host == host
+                                                      for one in node.ranks])
+    return found
+
+
+def _find_slow(state_dir: Path, job: "Job", now_s: float) -> Mapping[int, Slow]:
+    from ascendrun.head.straggling import look_for_stragglers
+
+    return {rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
+            for one in look_for_stragglers(state_dir, job, now_s=now_s) for rank in one.ranks}
+
+
+def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_bytes: int) -> Progress:
     from dataclasses import replace
 
     from ascendrun.core.metrics import parse_line
     from ascendrun.head.metricsreader import iter_lines
     from ascendrun.health.topjoin import progress_of
 
-    progress = progress_of(tuple(iter_lines(paths, last_bytes=TAIL_BYTES)))
+    progress = progress_of(tuple(iter_lines(paths, last_bytes=last_bytes)))
     if clock is not None and progress.at_s is not None:
         progress = replace(progress, at_s=clock.to_head_s(progress.at_s))
     if with_total and progress.total_steps is None and paths:

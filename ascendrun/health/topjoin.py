@@ -169,13 +169,14 @@ def _rank_fields(
     sample = of_rank.get((job.id, job.attempt, place.rank))
     progress = job.progress.get(place.rank, Progress())
     slow = job.slow.get(place.rank)
+    slower_by = slow.slower_by if slow is not None and slow.slower_by is not None else beside.get(place.rank)
     return {
         "job": job.id, "job_name": job.name, "rank": place.rank,
         "pid": sample.pid if sample and sample.pid is not None else place.pid,
         "cpu": sample.cpu if sample else None, "rss_bytes": sample.rss_bytes if sample else None,
         "rank_age_s": _age(sample.at_s, now_s) if sample else None, "step": progress.step, "loss": progress.loss,
         "tokens_per_s": progress.tokens_per_s, "mfu": progress.mfu, "step_s": progress.step_s,
-        "slower_by": slow.slower_by if slow else beside.get(place.rank), "slow_sign": slow.sign if slow else None,
+        "slower_by": slower_by, "slow_sign": slow.sign if slow else None,
         "metrics_age_s": None if progress.at_s is None else _age(progress.at_s, now_s),
         "problems": ("slow",) if slow else (),
     }
@@ -257,7 +258,8 @@ def _job_row(job: JobSeen, beside: Mapping[int, float]) -> JobRow:
     def say(name: str) -> Any:
         return next((getattr(one, name) for one in first if getattr(one, name) is not None), None)
 
-    slower = {**beside, **{rank: one.slower_by for rank, one in job.slow.items()}}
+    slower = {**beside, **{rank: one.slower_by for rank, one in job.slow.items()
+                             if one.slower_by is not None}}
     slowest = max(slower, key=lambda rank: slower[rank]) if slower else None
     return JobRow(
         id=job.id, name=job.name, state=job.state, reason=job.reason, attempt=job.attempt, hosts=job.hosts,

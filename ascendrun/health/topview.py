@@ -35,10 +35,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Slow:
-    """A straggler: its steps take `slower_by` times as long as the others' (1.18: 18 % longer), with the likeliest
-    sign: frequency, temperature, link, data, cpu; None: none seen."""
+    """A straggler: its steps take `slower_by` times as long as the others' (1.18: 18 % longer; None: not told here),
+    with the likeliest sign: frequency, temperature, link, data, cpu, shared, health; None: none seen."""
 
-    slower_by: float
+    slower_by: Optional[float] = None
     sign: Optional[str] = None
     since_s: Optional[float] = None
 
