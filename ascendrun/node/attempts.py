@@ -35,7 +35,7 @@ OBEY_S = 5.0
 """How long it may take to look at an order to stop at once, before it is killed and its work taken over."""
 
 PREPARED_KEYS = ("tag", "node_rank", "ranks", "cwd", "setup", "trees", "link_tree", "ports", "stop", "start_s", "max_s",
-                 "exit_s", "linger_s", "rotate_bytes")
+                 "exit_s", "linger_s", "rotate_bytes", "sampling")
 
 
 class Attempts:
@@ -91,7 +91,8 @@ class Attempts:
     def _check(self, request: Dict[str, Any], run: str) -> List[str]:
         """The names in the working folder that the user's own files keep from the tree."""
         kept: List[str] = []
-        work, checkpoints = layout.work_dir(self._root, run), layout.checkpoints_dir(self._root, run)
+        home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
+        work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
         for folder in (work, checkpoints):
             make_private_dir(folder)
         checks.check_room(work)
@@ -300,11 +301,11 @@ class Attempts:
         return True
 
     def processes(self, tag: str) -> Dict[str, Any]:
-        """Everything alive of the attempt but the supervisor itself."""
+        """Everything alive of the attempt but the supervisor itself and its sampler."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor,
+        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor, has_sampler=bool(supervisor),
                                   extra=cgroup.group_pids(identity.get("cgroup")))
         return {"pids": [pid for pid, _ in found]}
 

@@ -3,11 +3,11 @@
     ROOT/                           ~/.ascendrun, or $ASCENDRUN_NODE_ROOT; 0700
       agent-<sha256, 16 chars>.pyz  the agent
       trees/<sha256>/               staged code: immutable, named by the hash of its content
-      runs/<run>/work/              the ranks' working folder: kept over attempts
+      runs/<run>/work/              the ranks' working folder: kept over attempts; stages of a pipeline share one
       runs/<run>/checkpoints/       where checkpoints go unless the job names a folder
       runs/<run>/attempt-<n>/       one start: records, logs, metrics; see FILES below
 
-A `run` is one job of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt everywhere;
+A `run` is one job (or pipeline) of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt everywhere;
 every rank carries it in its environment as ASCENDRUN_TAG.
 
 Files that the head pulls are named "<file>.<generation>", generations counting from 0:
@@ -18,6 +18,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
                     16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
     rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
+    samples         JSON lines of the sampler (node/sample.py); the oldest generations are removed
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_TAG"
-OURS = (ROOT_VARIABLE, TAG_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
+SAMPLER_VARIABLE = "ASCENDRUN_SAMPLER"
+OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
 """Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""
 
-PULLED_FILE = re.compile(r"^(events|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
+PULLED_FILE = re.compile(r"^(events|samples|rank-\d+\.(?:out|err)(?:\.times)?|rank-\d+\.(?:metrics|error))\.(\d+)$")
 
 PREPARED, IDENTITY, STOP, ENDED, LOST = "prepared.json", "supervisor.json", "stop.json", "ended.json", "lost.json"
 STOP_TAKEN = "stop.taken.json"

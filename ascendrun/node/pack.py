@@ -29,8 +29,11 @@ if sys.argv[1:2] == ["serve"]:
 elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
     from ascendrun.node.supervise import main
     sys.exit(main(sys.argv[2]))
+elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
+    from ascendrun.node.sample import main
+    sys.exit(main(sys.argv[2]))
 else:
-    sys.exit("usage: python agent.pyz serve | supervise FOLDER")
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER")
 """
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -13,36 +13,59 @@ from ascendrun.node import layout, procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Mapping, Set, Tuple
+    from typing import Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
     Who = Tuple[int, int]
 
 
 def find_attempt(tag: str, *, root: str = "", supervisor: int = 0, ranks: Mapping[int, int] = {},
-                 extra: Iterable[int] = ()) -> List[Who]:
+                 extra: Iterable[int] = (), has_sampler: bool = False) -> List[Who]:
     """(pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
 
     `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
     `supervisor`: its pid while it lives, 0: none. `ranks`: {pid: start time} of the ranks, each a session's leader.
-    `extra`: pids known from elsewhere (a cgroup).
+    `extra`: pids known from elsewhere (a cgroup). `has_sampler`: the supervisor's own sampler and its tools run as
+    well; they are passed over.
     """
-    marks = {layout.TAG_VARIABLE: tag}
-    if root:
-        marks[layout.ROOT_VARIABLE] = root
-    return find_marked(marks, supervisor=supervisor, ranks=ranks, extra=extra)
+    return find_marked(_marks(tag, root), supervisor=supervisor, ranks=ranks, extra=extra,
+                       aside=_SAMPLER if has_sampler else None)
+
+
+def find_sampler(tag: str, *, root: str) -> List[Who]:
+    """The sampler of an attempt and its tools."""
+    return find_marked(dict(_marks(tag, root), **_SAMPLER))
+
+
+_SAMPLER = {layout.SAMPLER_VARIABLE: "1"}
+
+
+def _marks(tag: str, root: str) -> Dict[str, str]:
+    return {layout.TAG_VARIABLE: tag, layout.ROOT_VARIABLE: root} if root else {layout.TAG_VARIABLE: tag}
 
 
 def find_marked(marks: Mapping[str, str], *, supervisor: int = 0, ranks: Mapping[int, int] = {},
-                extra: Iterable[int] = ()) -> List[Who]:
-    """The same for any variables in the environment, all of which must be there."""
+                extra: Iterable[int] = (), aside: Optional[Mapping[str, str]] = None) -> List[Who]:
+    """The same for any variables in the environment, all of which must be there. `aside`: more variables; who has
+    them too is not looked at."""
     table = procs.snapshot()
-    wanted = {os.fsencode("%s=%s" % mark) for mark in marks.items()}
-    marked = {pid for pid in table if wanted <= set(procs.read_environ(pid).split(b"\0"))}
+    wanted = _pairs(marks)
+    unwanted = _pairs(aside) if aside else None
+    marked = set()
+    for pid in list(table):
+        found = set(procs.read_environ(pid).split(b"\0"))
+        if wanted <= found:
+            marked.add(pid)
+            if unwanted is not None and unwanted <= found:
+                del table[pid]
     spared = {os.getpid(), supervisor}
     seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
     kin = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
     return [(pid, table[pid].start) for pid in sorted(kin, key=lambda pid: table[pid].start)
             if not table[pid].is_dead]
+
+
+def _pairs(marks: Mapping[str, str]) -> Set[bytes]:
+    return {os.fsencode("%s=%s" % mark) for mark in marks.items()}
 
 
 def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> Set[int]:

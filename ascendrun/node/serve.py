@@ -138,6 +138,7 @@ class Agent:
             "probe": Operation(simple(self._probe), "own", 30),
             "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
             "survey": Operation(simple(self._survey), "own", None),
+            "sample": Operation(simple(self._sample), "own", None),
             "gather": Operation(simple(self._gather), "own", None),
         }
 
@@ -153,6 +154,11 @@ class Agent:
         from ascendrun.node.gather import Gathering
         return Gathering(self._root, request, login=self._clean_login, commands=self._commands(),
                          send=self.outbox.send).run()
+
+    def _sample(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        from ascendrun.node.sample import sample_once
+        return sample_once(self._root, request["items"], lambda items: self._survey(
+            {"items": items, "timeout_s": request.get("timeout_s")})["results"])
 
     def run(self) -> int:
         """Until the input ends, `bye`, or nonsense arrives."""

@@ -9,6 +9,7 @@ import signal
 import time
 
 from ascendrun.node import cgroup, layout, linger, procs, reap, stopping
+from ascendrun.node.beside import Beside
 from ascendrun.node.crew import Rank, drain, read_some
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
@@ -48,6 +49,7 @@ class Supervisor:
         self.streams: Dict[int, Tuple[Rank, str]] = {}
         self.poll = select.poll()
         self.ladder = stopping.Ladder()
+        self.beside = Beside(self.tag, folder)
         self.stopping_by: Optional[str] = None
         self.stop_seen: Any = None
         self.killed_s: Optional[float] = None
@@ -64,6 +66,7 @@ class Supervisor:
     def run(self) -> None:
         if not self._obey_stop_file():
             self._start_ranks()
+            self.beside.start(self.prepared)
         while not self.is_over:
             self._turn()
         self._finish()
@@ -314,7 +317,7 @@ class Supervisor:
     def _find(self) -> List[Tuple[int, int]]:
         leaders = {rank.started.pid: rank.start_ticks for rank in self.ranks if rank.started is not None}
         return reap.find_attempt(self.tag, root=layout.root_of(self.folder), supervisor=os.getpid(), ranks=leaders,
-                                 extra=cgroup.group_pids(self.group))
+                                 extra=cgroup.group_pids(self.group), has_sampler=self.beside.is_on)
 
     def _sweep(self, now: float) -> None:
         """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""
@@ -357,6 +360,7 @@ class Supervisor:
             self._tell_dropped(rank, time.monotonic(), last=True)
             for spool in rank.spools.values():
                 spool.close()
+        self.beside.end()
         failpoint("finish.before_terminal")
         free_reserve(self.folder)
         write_end(self.folder, self.records, leftovers=self.leftovers, wait_s=TICK_S,

@@ -1,0 +1,65 @@
+"""The sampler as its supervisor keeps it: started after the ranks, gone before the attempt has ended.
+
+It bears the attempt's tag, so that whoever clears up after a supervisor that was killed finds it, and a mark of its
+own, so that it never counts as something a rank has left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from ascendrun.node import layout, procs, reap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+GONE_S = 1.0
+"""How long the end of an attempt waits for it; a tool that hangs in a driver outlives that, whoever waits."""
+
+
+class Beside:
+    """Nothing that goes wrong here harms the attempt."""
+
+    def __init__(self, tag: str, folder: str) -> None:
+        self._tag = tag
+        self._folder = folder
+        self._child: Optional[subprocess.Popen[bytes]] = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._child is not None
+
+    def start(self, prepared: Dict[str, Any]) -> None:
+        """Does nothing for an attempt that is not to be sampled."""
+        if not prepared.get("sampling"):
+            return
+        env = dict(os.environb)
+        env.update({layout.TAG_VARIABLE.encode(): self._tag.encode(), layout.SAMPLER_VARIABLE.encode(): b"1",
+                    layout.ROOT_VARIABLE.encode(): os.fsencode(layout.root_of(self._folder))})
+        argv = [sys.executable or os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0]), "sample",
+                self._folder]
+        try:
+            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, cwd="/",
+                                           start_new_session=True)
+        except OSError as error:
+            sys.stderr.write("no samples of %s: %s\n" % (self._tag, error))
+
+    def end(self) -> None:
+        """Kills it and its tools; there is nothing to save, each of its lines is whole."""
+        if self._child is None:
+            return
+        deadline = time.monotonic() + GONE_S
+        found = self._find()
+        while found and time.monotonic() < deadline:
+            for pid, start in found:
+                procs.send_signal(pid, start, 9)
+            self._child.poll()
+            time.sleep(0.01)
+            found = self._find()
+
+    def _find(self) -> Any:
+        return reap.find_sampler(self._tag, root=layout.root_of(self._folder))

@@ -1,0 +1,185 @@
+"""Runs the tools that a sampler was given, each at its own pace, and waits for none of them.
+
+A tool that does not end in time is killed; one that not even that ends (it hangs in a driver) is not started again
+until it has gone. Who has failed is asked ever more rarely.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+MAX_BYTES = 1 << 20
+RAREST_S = 300.0
+ENDING_S = 0.2
+"""A child of a tool may hold its pipe open; so long after the tool's own end nobody waits for more."""
+ALONE_S = 3.0
+"""So long a tool runs alone, since whether they may run side by side is documented nowhere; then it holds up nobody."""
+
+
+class Tool:
+    """One item {name, argv, every_s, timeout_s}."""
+
+    def __init__(self, item: Dict[str, Any], now_s: float) -> None:
+        self.name = str(item["name"])
+        self.argv = [str(word) for word in item["argv"]]
+        self.every_s = max(0.1, float(item["every_s"]))
+        self.timeout_s = float(item["timeout_s"])
+        self.due_s = now_s
+        self.failures = 0
+        self.child: Optional[subprocess.Popen[bytes]] = None
+        self.out = bytearray()
+        self.is_cut = False
+        self.began_s = 0.0
+        self.began_ns = 0
+        self.ended_s: Optional[float] = None
+        self.is_killed = False
+
+    @property
+    def runs(self) -> bool:
+        """It was started and its answer is still awaited."""
+        return self.child is not None and not self.is_killed
+
+
+class Tools:
+    """Use from one thread. `said(line)` gets what a tool answered, as the line to be written."""
+
+    def __init__(self, items: Sequence[Dict[str, Any]], *, env: Mapping[bytes, bytes],
+                 said: Callable[[Dict[str, Any], bytes], None]) -> None:
+        now_s = time.monotonic()
+        self._tools = [Tool(item, now_s) for item in items]
+        self._env = dict(env)
+        self._said = said
+
+    def fds(self) -> List[int]:
+        """What to wait for."""
+        return [tool.child.stdout.fileno() for tool in self._tools
+                if tool.runs and tool.child is not None and tool.child.stdout is not None
+                and not tool.child.stdout.closed]
+
+    def wait_s(self, now_s: float) -> float:
+        """When `turn` has something to do at the latest."""
+        until = now_s + 1.0
+        for tool in self._tools:
+            if tool.child is None:
+                until = min(until, max(tool.due_s, self._free_s()))
+        for tool in self._tools:
+            if tool.runs:
+                until = min(until, now_s + 0.02 if tool.ended_s or self._is_silent(tool) else
+                            tool.began_s + tool.timeout_s)
+        return max(0.0, until - now_s)
+
+    def turn(self, now_s: float) -> None:
+        """Reads what was said, ends what has ended or is late, starts what is due."""
+        for tool in self._tools:
+            if tool.child is not None:
+                self._look(tool, tool.child, now_s)
+        for tool in sorted(self._tools, key=lambda tool: tool.due_s):
+            if tool.child is None and tool.due_s <= now_s and self._free_s() <= now_s:
+                self._start(tool, now_s)
+
+    def end(self) -> None:
+        """Kills what runs."""
+        for tool in self._tools:
+            if tool.child is not None:
+                _kill(tool.child)
+
+    def _free_s(self) -> float:
+        """From when on the next tool may be started."""
+        return max([0.0] + [tool.began_s + ALONE_S for tool in self._tools if tool.runs])
+
+    def _start(self, tool: Tool, now_s: float) -> None:
+        tool.due_s = max(tool.due_s + tool.every_s, now_s)
+        tool.out, tool.is_cut, tool.is_killed, tool.ended_s = bytearray(), False, False, None
+        tool.began_s, tool.began_ns = now_s, time.time_ns()
+        # Through a shell of the system's: should the tool's own file hang, it hangs there and not in us.
+        argv = tool.argv if tool.argv[0] == "sh" else ["sh", "-c", 'exec "$@"', "sh"] + tool.argv
+        try:
+            tool.child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                          stderr=subprocess.STDOUT, env=self._env, cwd="/", start_new_session=True)
+        except OSError as error:
+            self._tell(tool, now_s, code=None, text=str(error).encode("utf-8"))
+            return
+        assert tool.child.stdout is not None
+        os.set_blocking(tool.child.stdout.fileno(), False)
+
+    def _look(self, tool: Tool, child: subprocess.Popen[bytes], now_s: float) -> None:
+        if tool.is_killed:
+            if child.poll() is not None:
+                tool.child = None
+            return
+        self._read(tool, child)
+        code = child.poll()
+        is_late = now_s - tool.began_s >= tool.timeout_s
+        if code is None and (is_late or tool.is_cut):
+            _kill(child)
+            tool.is_killed = True
+            _close(child)
+            self._tell(tool, now_s, code=None, timed_out=is_late)
+        elif code is not None:
+            tool.ended_s = tool.ended_s or now_s
+            if self._is_silent(tool) or now_s - tool.ended_s >= ENDING_S:
+                _close(child)
+                tool.child = None
+                self._tell(tool, now_s, code=code)
+
+    def _is_silent(self, tool: Tool) -> bool:
+        return tool.child is None or tool.child.stdout is None or tool.child.stdout.closed
+
+    def _read(self, tool: Tool, child: subprocess.Popen[bytes]) -> None:
+        while not self._is_silent(tool) and child.stdout is not None:
+            try:
+                chunk = os.read(child.stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                child.stdout.close()
+                return
+            room = MAX_BYTES - len(tool.out)
+            tool.out += chunk[:room]
+            tool.is_cut = tool.is_cut or len(chunk) > room
+            if tool.is_cut:
+                return  # who talks without end is ended
+
+    def _tell(self, tool: Tool, now_s: float, *, code: Optional[int], text: bytes = b"", timed_out: bool = False
+              ) -> None:
+        tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.began_s))  # it rests as long as it took
+        tool.failures = 0 if code == 0 else tool.failures + 1
+        if tool.failures:
+            pause_s = min(tool.every_s * 2 ** min(tool.failures - 1, 10), max(RAREST_S, tool.every_s))
+            tool.due_s = max(tool.due_s, now_s + pause_s)
+        line = {"at_ns": tool.began_ns, "tool": tool.name, "code": code, "wall_s": round(now_s - tool.began_s, 3)}
+        if timed_out:
+            line["timed_out"] = True
+        if tool.is_cut:
+            line["truncated"] = True
+        self._said(line, text or bytes(tool.out))
+
+
+def wait(fds: Sequence[int], timeout_s: float) -> List[int]:
+    """Those with something to read."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(int(timeout_s * 1000) + 1)]
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ascendrun.node import hostfigures, rankfigures
+from ascendrun.node.layout import PULLED_FILE
+from ascendrun.node.rankfigures import Process
+from ascendrun.node.sample import SPARE_LOOK_S, SampleFile
+
+
+def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:
+    text = "cpu  10 1 5 100 20 1 2 3 4 5\ncpu0 1 2 3\n"
+    assert hostfigures.parse_cpu(text) == (22, 142)
+    assert hostfigures.parse_cpu("") is None and hostfigures.parse_cpu("intr 5") is None
+
+
+def test_memory_that_could_be_had_is_not_used() -> None:
+    assert hostfigures.parse_memory("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 60 kB\n") == (40960, 102400)
+    assert hostfigures.parse_memory("MemTotal: 100 kB\n") == (None, 102400)
+    assert hostfigures.parse_memory("") == (None, None)
+
+
+def test_only_whole_disks_count() -> None:
+    text = ("   8  0 sda 10 0 100 5 20 0 300 5 0 5 5\n   8  1 sda1 10 0 100 5 20 0 300 5 0 5 5\n"
+            " 253  0 dm-0 1 0 7 5 1 0 9 5 0 5 5\n")
+    assert hostfigures.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
+    assert hostfigures.parse_disks(text, None) == (-1, -1)
+
+
+def test_the_loopback_is_no_network() -> None:
+    text = ("Inter-|   Receive\n face |bytes\n    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
+            "  no-such-if0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\nno-such-if1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n")
+    assert hostfigures.parse_net(text) == (75, 36)
+
+
+def test_the_first_look_has_no_rates_and_the_second_has(tmp_path: Path) -> None:
+    figures = hostfigures.HostFigures(str(tmp_path))
+    assert figures.take(10.0)["net_rx_bytes_s"] is None
+    second = figures.take(11.0)
+    assert second["net_rx_bytes_s"] is not None and second["load1"] is not None
+    assert figures.take(11.0)["net_rx_bytes_s"] is None, "no time has passed"
+
+
+def test_a_folder_that_cannot_be_looked_at_has_no_free_bytes() -> None:
+    assert hostfigures.HostFigures("/no/such/folder").take(1.0)["disk_free_bytes"] is None
+
+
+def test_a_process_is_read_whatever_its_name_is() -> None:
+    line = (b"42 (a) b (c) R 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 5 0 987654 1000 250 1844674407 "
+            b"0 0 0 0 0 0 0 0 0 0 17 1 0 0\n")
+    assert rankfigures.parse_process(line) == Process(42, "R", 7, 110, 5, 987654)
+
+
+def totals(at_s: float, **ticks: int) -> rankfigures._Totals:
+    """By pid: p1=100 is 100 ticks of a process that started at tick 0; q2: that started just now."""
+    made = rankfigures._Totals(at_s, boot_ticks=1000.0 * at_s)
+    for name, value in ticks.items():
+        start = 0 if name[0] == "p" else int(1000 * at_s) - 1
+        made.add(Process(int(name[1:]), "R", 1, value, 1, start), None)
+    return made
+
+
+@pytest.mark.parametrize("before, now, cpu", [
+    ({"p1": 100}, {"p1": 150}, 50.0),
+    ({"p1": 100, "p2": 500}, {"p1": 600}, 0.0),  # the second ended; its parent has its time now, nobody used any
+    ({"p1": 100}, {"p1": 110, "p2": 9000}, 10.0),  # an old process, found only now
+    ({"p1": 100}, {"p1": 110, "q2": 30}, 40.0),  # a new process
+    ({"p1": 100, "p2": 500}, {"p1": 100}, 0.0),  # the second was adopted away with all its time
+])
+def test_a_ranks_cpu_is_that_of_its_family_without_counting_twice(before, now, cpu) -> None:
+    ticks = rankfigures.procs.TICKS_PER_S
+    scaled = [{name: value * ticks // 100 for name, value in one.items()} for one in (before, now)]
+    assert totals(11.0, **scaled[1]).since(totals(10.0, **scaled[0]))[0] == cpu
+    assert totals(11.0, **scaled[1]).since(None) == (None, None, None)
+
+
+def test_what_may_not_be_read_is_not_known() -> None:
+    assert rankfigures.read_io(0) is None and rankfigures.read_memory(0) is None
+    assert rankfigures.read_process(0) is None
+    assert rankfigures.read_process(os.getpid()) is not None
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_generations_are_whole_lines_and_the_oldest_go(tmp_path: Path) -> None:
+    file = SampleFile(str(tmp_path), limit=100, keep=3)
+    for number in range(40):
+        file.write({"number": number, "pad": "x" * 20}, 0.0)
+    kept = sorted(tmp_path.iterdir(), key=lambda path: int(path.suffix[1:]))
+    assert len(kept) <= 3 and all(PULLED_FILE.match(path.name) for path in kept)
+    numbers = [json.loads(line)["number"] for path in kept for line in path.read_text().splitlines()]
+    assert numbers == list(range(numbers[0], 40)), "what is left is whole and the newest"
+
+
+def test_a_disk_without_space_costs_samples_until_there_is_space_again(tmp_path: Path, monkeypatch) -> None:
+    free = {"bytes": 1 << 20}
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, 0, 0, free["bytes"], 0, 0, 0, 0, 255)))
+    file = SampleFile(str(tmp_path))
+    file.write({"a": 1}, 0.0)
+    assert names(tmp_path) == []
+    free["bytes"] = 1 << 30
+    file.write({"a": 2}, SPARE_LOOK_S / 2)
+    assert names(tmp_path) == [], "nobody asks the disk at each line"
+    file.write({"a": 3}, SPARE_LOOK_S)
+    assert (tmp_path / "samples.0").read_text() == '{"a":3}\n'
