@@ -50,6 +50,7 @@ class Cause(str, Enum):
     START_TIMEOUT = "start-timeout"
     LIMIT = "limit"
     HEAD_RESTARTED = "head-restarted"
+    NEED = "need"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class NodeProgress:
 class Job:
     """Everything the head decided about one job; a value: `lifecycle.advance` makes the next one.
 
+    `pipeline`: the id of the pipeline that it is a stage of, None: a job by itself. `stage`: the stage's name in it.
+    `needs`: the id of the job that has to succeed before. `home`: the run whose working folder it uses, None: its own.
     `told_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts whose processes could not
     be confirmed gone when the job ended; they are held until they answer. Times are UTC seconds.
     """
@@ -116,6 +119,10 @@ class Job:
     stop_now: bool = False
     first_failure: Optional[str] = None
     unconfirmed: Tuple[str, ...] = ()
+    pipeline: Optional[str] = None
+    stage: Optional[str] = None
+    needs: Optional[str] = None
+    home: Optional[str] = None
 
     @property
     def tag(self) -> str:
@@ -142,6 +149,13 @@ class NodesFree:
 @dataclass(frozen=True)
 class HeldBy:
     """Another job holds some of this job's hosts."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class NeedFailed:
+    """The job that this one needs has ended without success."""
 
     text: str
 
@@ -260,9 +274,9 @@ class Tick:
     reachable: frozenset[str] = frozenset()
 
 
-Event = Union[NodesFree, HeldBy, NodeReported, Checked, Planned, NodeStaged, NodeReady, Refused, RankStarted,
-              RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost, LimitReached,
-              StopRequested, HeadRestarted, Tick]
+Event = Union[NodesFree, HeldBy, NeedFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady, Refused,
+              RankStarted, RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost,
+              LimitReached, StopRequested, HeadRestarted, Tick]
 
 
 # What is to be done; every action may be repeated, since the head can die between deciding and doing.

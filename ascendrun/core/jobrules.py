@@ -87,7 +87,10 @@ def list_form(command: str) -> str:
 
 
 def _what_to_run(draft: Draft) -> Iterator[Problem]:
-    given = [name for name in ("program", "command", "stages") if draft.has(name)]
+    if draft.has("stages"):
+        yield draft.key("stages").problem("a stage has no stages of its own")
+        return
+    given = [name for name in ("program", "command") if draft.has(name)]
     if not given:
         yield draft.root.place.problem("says neither program nor command",
                                        "program: trajectory, or command: [python, train.py]")
@@ -271,7 +274,6 @@ def _order_of_pairs(draft: Draft) -> Iterator[Problem]:
 def _not_yet(draft: Draft) -> Iterator[Problem]:
     """Fields of a later release: refused, so that nobody waits for an effect that does not come."""
     later = [
-        (("stages",), draft.has("stages"), "submit each stage as a job of its own"),
         (("spares",), bool(draft.data.get("spares")), "delete it; name a healthy host in the hostfile when one fails"),
         (("nodes",), isinstance(draft.data.get("nodes"), dict), "write one number: nodes: 2"),
         (("container",), draft.has("container"), "start the container's runtime in `command`"),

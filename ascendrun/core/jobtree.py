@@ -59,8 +59,15 @@ def job_data(root: MappingNode, source: Source) -> Dict[str, Any]:
 def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Optional[Problem]:
     if source.root is None:
         source.root = MappingNode(place)
-    node = source.root
+    node: Node = source.root
     for depth, step in enumerate(path):
+        if path[0] == "stages" and isinstance(node, ListNode):
+            stage = _stage(node, step)
+            if stage is None or depth == len(path) - 1:
+                message = f"the file has no stage {step}" if stage is None else f"replaces the whole stage {step}"
+                return place.problem(message, "--set stages.NAME.args.lr=1e-4")
+            node = stage
+            continue
         if not isinstance(node, MappingNode):
             above = ".".join(path[:depth])
             return place.problem(f"{above or 'the file'} is {_kind(node)}, so it has no {step}",
@@ -74,6 +81,14 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Opti
             below = node.entries[step] = MappingNode(place)
             node.keys[step] = place
         node = below
+    return None
+
+
+def _stage(stages: ListNode, name: str) -> Optional[Node]:
+    for item in stages.items:
+        own = item.entries.get("name") if isinstance(item, MappingNode) else None
+        if isinstance(own, ScalarNode) and own.text == name:
+            return item
     return None
 
 

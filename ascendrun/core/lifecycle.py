@@ -159,7 +159,7 @@ class _Draft:
             self.move(State.BACKOFF, self.job.reason)
             self._requeue()
             return
-        target = State.STOPPED if cause is Cause.USER else State.FAILED
+        target = State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED
         reason = self.job.reason
         if cause is Cause.FAILURE and self.job.first_failure:
             reason = self.job.first_failure
@@ -212,6 +212,11 @@ def _held_by(draft: _Draft, event: w.HeldBy) -> None:
     if draft.job.state is State.QUEUED and draft.job.reason != event.text:
         draft.job = replace(draft.job, reason=event.text)
         draft.notes.append(event.text)
+
+
+def _need_failed(draft: _Draft, event: w.NeedFailed) -> None:
+    if draft.job.state is State.QUEUED:
+        draft.stop(Cause.NEED, event.text)
 
 
 def _node_reported(draft: _Draft, event: w.NodeReported) -> None:
@@ -377,8 +382,8 @@ def describe_first_failure(job: Job) -> Optional[str]:
 
 
 _HANDLERS: Mapping[Type[object], Callable[..., None]] = {
-    w.NodesFree: _nodes_free, w.HeldBy: _held_by, w.NodeReported: _node_reported, w.Checked: _checked,
-    w.Planned: _planned,
+    w.NodesFree: _nodes_free, w.HeldBy: _held_by, w.NeedFailed: _need_failed,
+    w.NodeReported: _node_reported, w.Checked: _checked, w.Planned: _planned,
     w.NodeStaged: _node_staged, w.NodeReady: _node_ready, w.Refused: _refused, w.RankStarted: _rank_started,
     w.RankExited: _rank_exited, w.RankLingers: _rank_lingers, w.StartFailed: _start_failed,
     w.NodeEnded: _node_ended, w.NodeRebooted: _node_rebooted, w.SupervisorLost: _supervisor_lost,

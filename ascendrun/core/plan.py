@@ -68,7 +68,8 @@ class NodePlan:
 class LaunchPlan:
     """What all nodes start together. `master_ports`: tried in order by bind on the rank-0 node; the first free one
     becomes MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments).
-    `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM"."""
+    `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM".
+    `home`: the run whose working folder the ranks use, None: the tag's own."""
 
     job: str
     attempt: int
@@ -82,14 +83,17 @@ class LaunchPlan:
     grace_s: float
     start_s: float
     max_s: Optional[float]
+    home: Optional[str] = None
 
 
 CODE_TREE, PROGRAMS_TREE = "code", "programs"
 
 
 def make_plan(spec: JobSpec, hosts: Sequence[Host], reports: Mapping[str, NodeReport], *, job: str, attempt: int,
-              tag: str, folders: Mapping[str, Folders], trees: Sequence[Tree]) -> LaunchPlan:
-    """What to start where. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name.
+              tag: str, folders: Mapping[str, Folders], trees: Sequence[Tree],
+              home: Optional[str] = None) -> LaunchPlan:
+    """What to start where. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name; `home`: as in
+    LaunchPlan.
 
     Raises NotFit with every reason why the hosts cannot carry the job.
     """
@@ -111,7 +115,7 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], reports: Mapping[str, NodeRe
         job=job, attempt=attempt, tag=tag, nodes=_make_nodes(shape, shared),
         trees=tuple(trees), world_size=shape.world_size, master_address=network.master_address,
         master_ports=candidate_ports(tag, spec.env.get("MASTER_PORT")), stop_signal=spec.checkpoint.signal,
-        grace_s=spec.checkpoint.grace_s, start_s=spec.timeouts.start_s, max_s=spec.timeouts.max_s,
+        grace_s=spec.checkpoint.grace_s, start_s=spec.timeouts.start_s, max_s=spec.timeouts.max_s, home=home,
     )
 
 
@@ -149,6 +153,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> Dict[str, Any]:
         "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},
         "start_s": plan.start_s,
         "max_s": plan.max_s,
+        **({} if plan.home is None else {"home": plan.home}),
     }
 
 

@@ -1,11 +1,11 @@
-"""Who may take its nodes now: first come, first served, over the jobs of one head."""
+"""Who may take its nodes now: first come, first served, over the jobs of one head; a stage after what it needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ascendrun.core.job import HOLDING, HeldBy, Job, NodesFree, State
+from ascendrun.core.job import HOLDING, HeldBy, Job, NeedFailed, NodesFree, State
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Ver
         for claim in claims:
             taken.setdefault(claim.host, []).append((job, claim))
     return verdicts
+
+
+def judge_need(job: Job, needed: Job) -> Union[None, HeldBy, NeedFailed]:
+    """Whether a QUEUED job may look for nodes, given the job that it needs; None: it may."""
+    if needed.state is State.SUCCEEDED:
+        return None
+    what = f"stage {needed.stage} ({needed.id})" if needed.stage else needed.id
+    if needed.is_over:
+        return NeedFailed(f"not started: {what} ended {needed.state.value}")
+    return HeldBy(f"waits for {what}, which is {needed.state.value}")
 
 
 def _blockers(claim: Claim, held: Sequence[Tuple[Job, Claim]]) -> Tuple[Job, ...]:

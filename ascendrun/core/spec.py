@@ -13,11 +13,12 @@ from ascendrun.core.jobmodel import JobSpec, job_json_schema
 from ascendrun.core.jobrules import Draft, broken_rules, typed_args
 from ascendrun.core.jobtree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.options import ProgramOptions, parse_program_options
+from ascendrun.core.pipeline import StageJob, StageRoot, split_stages
 from ascendrun.core.wording import closest, in_order, shown, suggestion
 from ascendrun.core.yamlsource import ListNode, MappingNode, Node, Place, Source, find, read_yaml
 
-__all__ = ["JobSpec", "ProgramOptions", "job_json_schema", "parse_job", "parse_program_options", "require_hostfile",
-           "resolve_paths"]
+__all__ = ["JobSpec", "ProgramOptions", "job_json_schema", "parse_job", "parse_program_options", "parse_stages",
+           "require_hostfile", "resolve_paths"]
 
 _SECTIONS: Mapping[str, Type[BaseModel]] = {
     "nodes": jobmodel.NodeRange, "devices": jobmodel.Devices, "env_from": jobmodel.EnvFile, "stage": jobmodel.Stage,
@@ -32,10 +33,20 @@ def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = 
               programs: Mapping[str, ProgramOptions],
               check_names: Optional[Callable[[], Sequence[str]]] = None) -> JobSpec:
     """The job that the file and the overrides ("args.lr=1e-4") describe; paths stay as written (see `resolve_paths`).
+    Of a pipeline its first stage.
 
     Raises InvalidInput with every problem; one of an override has "--set …" as its file and no line. A file that
     is no YAML from some line on is told up to there. `check_names` tells the names of all checks, None: let any pass.
     """
+    stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names)
+    return stages[0].spec
+
+
+def parse_stages(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = (),
+                 programs: Mapping[str, ProgramOptions],
+                 check_names: Optional[Callable[[], Sequence[str]]] = None) -> Tuple[StageJob, ...]:
+    """As `parse_job`, for a file that may be a pipeline: one job for each of its stages, in order, each with the
+    common part of the file and its own; a single job for any other file."""
     source = read_yaml(text, file)
     if not source.is_whole:
         raise InvalidInput(in_order(source.problems))
@@ -47,14 +58,25 @@ def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = 
         source.problems.append(root.place.problem("is no mapping", "write key: value lines, such as name: my-job"))
     if not isinstance(root, MappingNode):
         raise InvalidInput(in_order(source.problems))
-    draft = Draft(root, job_data(root, source), source, programs, check_names)
-    problems = list(broken_rules(draft))
-    data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
-    spec = _validate(data, draft, problems)
-    problems += source.problems
-    if problems or spec is None:
+    roots = split_stages(root, source)
+    problems: List[Problem] = []
+    jobs: List[StageJob] = []
+    for stage in [StageRoot("", None, root)] if roots is None else roots:
+        draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names)
+        spec = _judge(draft, problems)
+        if spec is not None:
+            jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec))
+    problems = list(dict.fromkeys(problems + source.problems))
+    if problems or not jobs:
         raise InvalidInput(in_order(problems))
-    return spec
+    return tuple(jobs)
+
+
+def _judge(draft: Draft, problems: List[Problem]) -> Optional[JobSpec]:
+    """The job of a tree; None with the problems told."""
+    problems.extend(broken_rules(draft))
+    data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
+    return _validate(data, draft, problems)
 
 
 def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOptions]) -> JobSpec:

@@ -223,10 +223,22 @@ class Controller:
             for runner in self._runners.values())
 
     def _schedule(self) -> None:
-        from ascendrun.core.schedule import judge_queue
-        jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
+        from ascendrun.core.job import State
+        from ascendrun.core.schedule import judge_need, judge_queue
+        jobs = []
+        for job_id, runner in self._runners.items():
+            job = runner.job
+            waits = judge_need(job, self._job(job.needs)) if job.needs and job.state is State.QUEUED else None
+            if waits is None:
+                jobs.append((job, self._claims[job_id]))
+            else:
+                self.feed(job_id, waits)
         for job_id, verdict in judge_queue(jobs).items():
             self.feed(job_id, verdict)
+
+    def _job(self, job_id: str) -> "Job":
+        runner = self._runners.get(job_id)
+        return runner.job if runner is not None else self._store.find(job_id).job
 
     # Jobs
 
@@ -354,8 +366,8 @@ class Controller:
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
         try:
-            serve = {"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
-                     "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
+            serve = {"submit": self._submit, "submit_stages": self._submit_stages, "stop": self._stop,
+                     "plan": self._errands.plan, "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
                      "survey": self._errands.survey,
                      "gather": lambda header, answer: self._gathering().serve(header, answer),
                      "status": self._status, "shutdown": self._shutdown}[op]
@@ -374,6 +386,18 @@ class Controller:
             traceback.print_exc()
             answer({"ok": False, "error": {"code": "internal", "message": f"{type(error).__name__}: {error}",
                                            "hint": f"the trace is in {self._state_dir / 'controller.log'}"}}, b"", True)
+
+    def _submit_stages(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.submission import Submission, add_stages
+        submissions = [Submission.from_json(one) for one in header["submissions"]]
+        failpoint("submit.before_txn")
+        jobs = add_stages(self._store, submissions, header.get("pipeline"), time.time())
+        failpoint("submit.after_commit_before_ack")
+        for job, submission in zip(jobs, submissions):
+            if job.id not in self._runners and not job.is_over:
+                self._add_runner(job, submission)
+        self._schedule()
+        answer({"ok": True, "job": jobs[0].pipeline}, b"", True)
 
     def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
         from ascendrun.head.submission import Submission, make_job

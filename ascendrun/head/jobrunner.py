@@ -356,11 +356,12 @@ def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, N
                trees: Tuple[Tree, ...]) -> LaunchPlan:
     """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
     from ascendrun.core.plan import make_plan
-    folders = {host: Folders(work=layout.work_dir(report.root, job.run),
+    folders = {host: Folders(work=layout.work_dir(report.root, job.home or job.run),
                              checkpoints=layout.checkpoints_dir(report.root, job.run),
                              attempt=layout.attempt_dir(report.root, job.tag),
                              trees=f"{report.root}/trees") for host, report in reports.items()}
-    return make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees)
+    return make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees,
+                     home=job.home)
 
 
 def _ignore(reply: Reply) -> None:

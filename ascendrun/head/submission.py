@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.job import Job
 from ascendrun.core.plan import Tree
 from ascendrun.core.schedule import Claim
-from ascendrun.head.store import StoredJob
+from ascendrun.head.store import Store, StoredJob, job_id_of
 from ascendrun.node.layout import make_run
 
 if TYPE_CHECKING:
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """A checked job. `key` makes repeating harmless; `hosts` are exactly those it will use, in rank order."""
+    """A checked job. `key` makes repeating harmless; `hosts` are exactly those it will use, in rank order.
+    `stage`, `needs`: names of pipeline stages, its own and the one before it; None: a job by itself, no need."""
 
     key: str
     spec: "JobSpec"
     hosts: Tuple[Host, ...]
     trees: Tuple[Tree, ...]
     file: Optional[str]
+    stage: Optional[str] = None
+    needs: Optional[str] = None
 
     @property
     def spec_values(self) -> Dict[str, Any]:
@@ -43,12 +46,13 @@ class Submission:
 
     def to_json(self) -> Dict[str, Any]:
         return {"key": self.key, "spec": self.spec_values, "hosts": self.host_values, "trees": self.tree_values,
-                "file": self.file}
+                "file": self.file, "stage": self.stage, "needs": self.needs}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Submission":
         return cls(key=values["key"], spec=_load_spec(values["spec"]), hosts=load_hosts(values["hosts"]),
-                   trees=_load_trees(values["trees"]), file=values["file"])
+                   trees=_load_trees(values["trees"]), file=values["file"], stage=values.get("stage"),
+                   needs=values.get("needs"))
 
     @classmethod
     def from_stored(cls, stored: StoredJob) -> "Submission":
@@ -70,6 +74,31 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
     return Job(id=job_id, name=spec.name, run=make_run(head_id, job_id), grace_s=spec.checkpoint.grace_s,
                hosts=tuple(host.name for host in submission.hosts), start_s=spec.timeouts.start_s,
                created_at_s=now_s, since_s=now_s)
+
+
+def add_stages(store: Store, submissions: Sequence[Submission], pipeline: Optional[str], now_s: float
+               ) -> Tuple[Job, ...]:
+    """Stores the stages of a pipeline, all or none, and returns their jobs. `pipeline`: the id of one that is there
+    and goes on with these stages; None: a new one. With keys that are known, returns those jobs and stores nothing.
+
+    All stages use the working folder of the pipeline, so that one finds on its host what the one before left there.
+    """
+    ids = {str(one.job.stage): one.job.id for one in store.stages(pipeline)} if pipeline else {}
+    count = len(store.stages(pipeline)) if pipeline else 0
+    jobs: List[Job] = []
+    with store.writing() as db:
+        for submission in submissions:
+            def make(number: int, head_id: str, submission: Submission = submission) -> Job:
+                nonlocal pipeline
+                pipeline = pipeline or job_id_of(number)
+                job = make_job(submission, f"{pipeline}-{count + len(jobs) + 1}", head_id, now_s)
+                return replace(job, pipeline=pipeline, stage=submission.stage, home=make_run(head_id, pipeline),
+                               needs=ids.get(submission.needs or ""))
+            job = store.insert(db, key=submission.key, make_job=make, spec=submission.spec_values, now_s=now_s,
+                               hosts=submission.host_values, trees=submission.tree_values, file=submission.file)
+            ids[str(job.stage)] = job.id
+            jobs.append(job)
+    return tuple(jobs)
 
 
 def claims_of(spec: "JobSpec", hosts: Sequence[Host]) -> Tuple[Claim, ...]:

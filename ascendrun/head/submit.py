@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
+from ascendrun.core.pipeline import StageJob
 from ascendrun.core.plan import Tree, choose_hosts
-from ascendrun.core.spec import JobSpec, parse_job, require_hostfile, resolve_paths
+from ascendrun.core.spec import JobSpec, parse_stages, require_hostfile, resolve_paths
 from ascendrun.head.programs import load_programs
 from ascendrun.head.staging import tree_file
 from ascendrun.head.statedir import make_state_dir
@@ -22,11 +24,20 @@ _CACHE = "__pycache__"
 
 
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job of a file, with its paths made absolute. Raises InvalidInput with every problem."""
+    """The job of a file (of a pipeline its first stage), with its paths made absolute.
+
+    Raises InvalidInput with every problem.
+    """
+    return read_stages(job_file, overrides=overrides)[0].spec
+
+
+def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> Tuple[StageJob, ...]:
+    """As `read_job`, every stage of a pipeline; of any other file its one job."""
     programs = load_programs()
-    spec = parse_job(_read(job_file), str(job_file), overrides=overrides, programs=programs,
-                     check_names=_check_names)
-    return resolve_paths(spec, str(job_file.absolute().parent), programs)
+    stages = parse_stages(_read(job_file), str(job_file), overrides=overrides, programs=programs,
+                          check_names=_check_names)
+    folder = str(job_file.absolute().parent)
+    return tuple(replace(one, spec=resolve_paths(one.spec, folder, programs)) for one in stages)
 
 
 def _check_names() -> Sequence[str]:
@@ -48,9 +59,25 @@ def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optio
     """
     spec = read_job(job_file, overrides=overrides)
     hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
-    _check_local(spec, job_file)
+    _check_local([spec], job_file)
     make_state_dir(state_dir)
     return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
+
+
+def make_submissions(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str
+                     ) -> Tuple[Submission, ...]:
+    """As `make_submission`, one for each stage of a pipeline; each has the key with its stage's name behind it.
+
+    A file that is no pipeline gives the one submission of its job, without a stage.
+    """
+    stages = read_stages(job_file, overrides=overrides)
+    hosts = [read_hosts(one.spec, job_file, hostfile=hostfile) for one in stages]
+    _check_local([one.spec for one in stages], job_file)
+    make_state_dir(state_dir)
+    return tuple(Submission(key=key if one.stage is None else f"{key}.{one.stage}", spec=one.spec, hosts=taken,
+                            trees=pack_trees(one.spec, state_dir), file=str(job_file.absolute()), stage=one.stage,
+                            needs=one.needs)
+                 for one, taken in zip(stages, hosts))
 
 
 def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:
@@ -107,16 +134,17 @@ def _write_tar(folder: str, entries: Sequence[treehash.Entry], path: Path) -> No
         raise
 
 
-def _check_local(spec: JobSpec, job_file: Path) -> None:
-    """What only the head's own disk can tell: folders and files that the job names there."""
+def _check_local(specs: Sequence[JobSpec], job_file: Path) -> None:
+    """What only the head's own disk can tell: folders and files that the jobs name there."""
     problems = []
-    if spec.stage is not None and not os.path.isdir(spec.stage.dir):
-        problems.append(Problem(str(job_file), None, None, f"stage.dir: {spec.stage.dir} is no folder"))
-    for source in spec.env_from:
-        if not os.access(source.file, os.R_OK):
-            problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
+    for spec in specs:
+        if spec.stage is not None and not os.path.isdir(spec.stage.dir):
+            problems.append(Problem(str(job_file), None, None, f"stage.dir: {spec.stage.dir} is no folder"))
+        for source in spec.env_from:
+            if not os.access(source.file, os.R_OK):
+                problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
     if problems:
-        raise InvalidInput(problems)
+        raise InvalidInput(list(dict.fromkeys(problems)))
 
 
 def _read(path: Path) -> bytes:

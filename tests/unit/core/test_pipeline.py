@@ -1,0 +1,68 @@
+"""What a stage inherits of its pipeline's common part, and what it says itself."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import pytest
+
+from ascendrun.core.errors import InvalidInput
+from ascendrun.core.options import parse_program_options
+from ascendrun.core.pipeline import StageJob
+from ascendrun.core.spec import parse_job, parse_stages
+
+OPTIONS = '{"lr": {"type": "float", "help": "h"}, "epochs": {"type": "int", "help": "h"}}'
+PROGRAMS = {name: parse_program_options(name, OPTIONS) for name in ("trainer", "other")}
+COMMON = "name: pipe\nprogram: trainer\nargs: {lr: 1e-4, epochs: 3}\nenv: {A: 1, B: 2}\ndevices: {per_node: 4}\n"
+
+
+def stages(text: str, *overrides: str) -> Tuple[StageJob, ...]:
+    return parse_stages(text, "pipe.yaml", overrides=overrides, programs=PROGRAMS)
+
+
+def test_a_stage_gets_the_common_part_and_its_own_keys_win_one_by_one() -> None:
+    first, second = stages(COMMON + "stages: [{name: one}, {name: two, args: {lr: 0.1}, env: {B: 3}, nodes: 2}]\n")
+    assert (first.stage, first.needs, first.spec.name) == ("one", None, "pipe.one")
+    assert (second.stage, second.needs, second.spec.name) == ("two", "one", "pipe.two")
+    assert first.spec.args == {"lr": 1e-4, "epochs": 3} and second.spec.args == {"lr": 0.1, "epochs": 3}
+    assert second.spec.env == {"A": "1", "B": "3"} and (first.spec.nodes, second.spec.nodes) == (None, 2)
+    assert not first.spec.stages and not second.spec.stages
+
+
+def test_a_stage_needs_the_one_above_it_or_the_one_that_it_names() -> None:
+    found = stages(COMMON + "stages: [{name: a}, {name: b}, {name: c, needs: a}, {name: d}]\n")
+    assert [one.needs for one in found] == [None, "a", "a", "c"]
+
+
+def test_a_stage_with_a_command_or_another_program_gets_no_words_of_the_common_program() -> None:
+    found = stages(COMMON + "stages: [{name: a, command: [python, x.py]}, {name: b, program: other}, {name: c}]\n")
+    assert found[0].spec.program is None and not found[0].spec.args and not found[1].spec.args
+    assert found[2].spec.args == {"lr": 1e-4, "epochs": 3}
+
+
+def test_devices_by_number_and_by_id_replace_each_other() -> None:
+    one, = stages(COMMON.replace("{per_node: 4}", "{family: npu, per_node: 4}")
+                  + "stages: [{name: a, devices: {ids: [0, 1]}}]\n")
+    assert (one.spec.devices.family, one.spec.devices.per_node, one.spec.devices.ids) == ("npu", None, (0, 1))
+
+
+def test_an_override_of_the_common_part_reaches_every_stage_and_one_of_a_stage_that_one_alone() -> None:
+    text = COMMON + "stages: [{name: a}, {name: b, args: {lr: 0.1}}]\n"
+    assert [one.spec.args["lr"] for one in stages(text, "args.lr=7")] == [7.0, 7.0]
+    assert [one.spec.args["lr"] for one in stages(text, "stages.b.args.lr=7")] == [1e-4, 7.0]
+    assert [one.spec.nodes for one in stages(text, "nodes=3")] == [3, 3]
+    with pytest.raises(InvalidInput) as refused:
+        stages(text, "stages.zz.args.lr=7")
+    assert "no stage zz" in refused.value.problems[0].message
+
+
+def test_a_file_without_stages_is_one_job() -> None:
+    one, = stages(COMMON)
+    assert (one.stage, one.needs, one.spec.name) == (None, None, "pipe")
+    assert parse_job(COMMON + "stages: [{name: a}]\n", "pipe.yaml", programs=PROGRAMS).name == "pipe.a"
+
+
+def test_a_problem_of_the_common_part_is_told_once() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        stages(COMMON + "nodez: 2\nstages: [{name: a}, {name: b}]\n")
+    assert len(refused.value.problems) == 1
