@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ascendrun.head.noticeview import NoticeTargetView, NoticeTestResult
     from ascendrun.head.settings import Settings
     from ascendrun.head.store import Store
+    from ascendrun.health.reportdata import Report
     from ascendrun.health.topview import TopView
 
 FRESH_S = 60.0
@@ -201,3 +202,26 @@ def try_notices(settings: "Settings", *, name: Optional[str] = None) -> Tuple["N
     from ascendrun.head.noticesettings import NoticeSettings
     from ascendrun.head.noticeview import send_tests
     return send_tests(settings.notices or NoticeSettings(), name=name)
+
+
+def count_states(state_dir: Path) -> Mapping[str, int]:
+    """How many jobs stand in each state, ended ones too. Raises StoreUnusable."""
+    from collections import Counter
+
+    from ascendrun.head.store import Store
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        return {}
+    try:
+        return Counter(state.value for state in store.states().values())
+    finally:
+        store.close()
+
+
+# ---------------------------------------------------------------- report
+
+
+def report(state_dir: Path, ref: str, *, now_s: float) -> "Report":
+    """What one job did, where its time went and what it cost, as of now. Raises NotFound, Conflict, StoreUnusable."""
+    from ascendrun.head.reportreader import find_report
+    return find_report(state_dir, ref, now_s=now_s)
