@@ -35,6 +35,8 @@ ON: Mapping[str, FrozenSet[str]] = {
 }
 """What may stand in `on:`, and the kinds of notices that it asks for."""
 
+DEFAULT_JOBS = ("*", "!deep")
+"""All but the little jobs by which `doctor --deep` measures."""
 BAD_KINDS = frozenset({"failed", "unreachable", "straggler"})
 
 
@@ -72,14 +74,14 @@ class Target:
     """Where notices go. `kind`: a service, "hook" or "deadman". `style`: "rich" (card, markdown, blocks) or "text".
 
     `url` and `secret` are credentials: never shown; `url_file` and `secret_file` hold them, read at every sending.
-    `command`, `timeout_s`: of a hook. `suffixes`: of a dead-man's switch, by kind of notice, what is appended to its
+    `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of a dead-man's switch, by kind of notice, what is appended to its
     URL; `every_s`: how often it is asked while a job is live.
     """
 
     name: str
     kind: str
     on: Tuple[str, ...] = ("ended",)
-    jobs: Tuple[str, ...] = ("*",)
+    jobs: Tuple[str, ...] = DEFAULT_JOBS
     style: str = "rich"
     lang: str = "en"
     url: Optional[str] = field(default=None, repr=False)
@@ -95,8 +97,14 @@ class Target:
         if notice.kind == "test":
             return True
         kinds = set(self.suffixes) if self.kind == "deadman" else {kind for word in self.on for kind in ON[word]}
-        names = [text for text in (notice.name, notice.job) if text]
-        return notice.kind in kinds and any(fnmatch.fnmatchcase(text, glob) for glob in self.jobs for text in names)
+        return notice.kind in kinds and self.is_for(notice.name or "", notice.job or "")
+
+    def is_for(self, name: str, job_id: str) -> bool:
+        """Whether the target cares for the job; only excluding globs mean all others."""
+        def fits(glob: str) -> bool:
+            return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(job_id, glob)
+        wanted = [glob for glob in self.jobs if not glob.startswith("!")] or ["*"]
+        return any(map(fits, wanted)) and not any(fits(glob[1:]) for glob in self.jobs if glob.startswith("!"))
 
 
 def notice_of(job: Job, kind: str, text: str, *, seq: int, head_id: str, head: str, at_s: float) -> Optional[Notice]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from urllib.parse import urlsplit
 
-from ascendrun.core.notices import LANGUAGES, ON, SERVICES, Target, with_name
+from ascendrun.core.notices import DEFAULT_JOBS, LANGUAGES, ON, SERVICES, Target, with_name
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -255,7 +255,7 @@ def _words(fields: Mapping[str, Any], name: str, default: tuple[str, ...], refus
 
 def _jobs(fields: Mapping[str, Any], refuse: Refuse) -> tuple[str, ...]:
     """Globs over names and ids of jobs."""
-    return _list_of_texts(fields["jobs"], refuse) if "jobs" in fields else ("*",)
+    return _list_of_texts(fields["jobs"], refuse) if "jobs" in fields else DEFAULT_JOBS
 
 
 def _choice(fields: Mapping[str, Any], name: str, choices: Sequence[str], refuse: Refuse) -> str:

@@ -275,15 +275,13 @@ class Notifier:
 
     def _press(self) -> None:
         """Presses the dead-man's switch while the controller's loop turns and a job that it watches is live."""
-        from fnmatch import fnmatchcase
-
         from ascendrun.head.delivery import press
         due_mono = 0.0
         while not self._stop.wait(min(1.0, max(0.01, due_mono - time.monotonic()))):
             target, now_mono = self._target("deadman"), time.monotonic()
             if target is None or now_mono < due_mono:
                 continue
-            is_live = any(fnmatchcase(text, glob) for job in self._live for text in job for glob in target.jobs)
+            is_live = any(target.is_for(name, job_id) for name, job_id in self._live)
             if not is_live or now_mono - self._beat_mono > SICK_S:
                 continue
             due_mono = now_mono + target.every_s
