@@ -25,7 +25,7 @@ class Server:
     """The forking process, asked over its pipes."""
 
     def __init__(self) -> None:
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "DS_ACCELERATOR": "cpu"}
         self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("forkserver.py"))], env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
@@ -46,7 +46,7 @@ class Run:
     """One start of the program on some ranks, in a folder of its own."""
 
     def __init__(self, server: Server, folder: Path, options: Sequence[str], ranks: int,
-                 rank_env: Dict[int, Dict[str, str]], folders: Sequence[Path]) -> None:
+                 rank_env: Dict[int, Dict[str, str]], folders: Sequence[Path], program: str = "trajectory") -> None:
         self.server, self.folder = server, folder
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
@@ -63,7 +63,7 @@ class Run:
                 env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                            MASTER_PORT=port)
             at = folders[rank] if folders else folder
-            self.pids.append(server.ask({"argv": list(options), "env": env, "folder": str(at),
+            self.pids.append(server.ask({"program": program, "argv": list(options), "env": env, "folder": str(at),
                                          "out": str(self.out[rank])}))
 
     def wait(self) -> List[int]:
@@ -100,6 +100,11 @@ class Run:
     def losses(self) -> Dict[int, float]:
         return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
 
+    def final(self) -> Dict[str, List[float]]:
+        """The weights that tinyprogram ended with."""
+        import torch
+        return {name: tensor.flatten().tolist() for name, tensor in torch.load(self.folder / "final.pt").items()}
+
     def report(self) -> Dict[str, Any]:
         return dict(json.loads((self.folder / "out" / "report.json").read_text()))
 
@@ -122,14 +127,14 @@ def fork_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def start(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
-    """start(*options, ranks=1, name="run"): a tiny training; the same name goes on in the same folder.
-    `rank_env`: more variables by rank; `folders`: a working folder for each rank instead of a common one."""
+def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
+    """launch(program, options, name=…, ranks=1): the same name goes on in the same folder. `rank_env`: more variables
+    by rank; `folders`: a working folder for each rank instead of a common one. Nothing outlives the test."""
     runs: List[Run] = []
 
-    def begin(*options: str, ranks: int = 1, name: str = "run", rank_env: Optional[Dict[int, Dict[str, str]]] = None,
-              folders: Sequence[Path] = ()) -> Run:
-        runs.append(Run(fork_server, tmp_path / name, [*TINY, *options], ranks, rank_env or {}, folders))
+    def begin(program: str, options: Sequence[str], *, name: str = "run", ranks: int = 1,
+              rank_env: Optional[Dict[int, Dict[str, str]]] = None, folders: Sequence[Path] = ()) -> Run:
+        runs.append(Run(fork_server, tmp_path / name, options, ranks, rank_env or {}, folders, program))
         return runs[-1]
 
     yield begin
@@ -138,3 +143,19 @@ def start(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
             if fork_server.ask({"poll": pid}) is None:
                 os.kill(pid, signal.SIGKILL)
         run.wait()
+
+
+@pytest.fixture
+def start(launch: Start) -> Start:
+    """start(*options, ranks=1, name="run"): a tiny training of the trajectory program."""
+    return lambda *options, **how: launch("trajectory", [*TINY, *options], **how)
+
+
+@pytest.fixture
+def tiny(launch: Start) -> Start:
+    """tiny(ranks=1, name="run", option=value…): a training of `tinyprogram`."""
+    def begin(*, ranks: int = 1, name: str = "run", rank_env: Optional[Dict[int, Dict[str, str]]] = None,
+              folders: Sequence[Path] = (), **options: Any) -> Run:
+        return launch("tiny", [json.dumps(options)], name=name, ranks=ranks, rank_env=rank_env, folders=folders)
+
+    return begin

@@ -39,12 +39,15 @@ class Engine:
 
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         self.here, self.precision = here, precision
-        self.module = module.to(device=here.device, dtype=precision.weights)
+        self.module = self.place(module)
         self.model: nn.Module = self.module
         self.gradients_ready: Optional[Stamp] = None
         """When this rank's own gradients of the last pass were done, None: cannot tell."""
         self.scaler = make_scaler(here.accelerator, precision)
         self.optimizer = self.make_optimizer(adam)
+
+    def place(self, module: nn.Module) -> nn.Module:
+        return module.to(device=self.here.device, dtype=self.precision.weights)
 
     def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
         return make_adamw(parameter_groups(self.module, adam), self.here.accelerator, lr=adam.lr, betas=adam.betas,
@@ -73,7 +76,7 @@ class Engine:
         Not finite: no step was taken. Under float16 that is the scaler's ordinary search for a scale.
         """
         self.scaler.unscale_(self.optimizer)
-        norm = float(self.clip(clip or float("inf")))
+        norm = float(whole(self.clip(clip or float("inf"))))
         finite = norm == norm and norm != float("inf")
         if finite or self.precision.scales:
             self.scaler.step(self.optimizer)
@@ -158,11 +161,23 @@ def parameter_groups(module: nn.Module, adam: Adam) -> List[Dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision) -> Engine:
-    """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there."""
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The value of a tensor that may be sharded."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision,
+         **details: Any) -> Engine:
+    """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there.
+
+    `details`: fsdp2 takes offload; zero3 takes offload_optimizer and offload_weights.
+    """
     assert how in WAYS, how
-    if how == "none" or (how == "ddp" and here.control is None):
-        return Engine(module, here, adam=adam, precision=precision)
-    if how == "ddp":
-        return Replicated(module, here, adam=adam, precision=precision)
-    raise NotImplementedError(how)
+    if how == "fsdp2":
+        from ascendrun.programs.trainer.fsdp2 import FullySharded
+        return FullySharded(module, here, adam=adam, precision=precision, **details)
+    if how == "zero3":
+        from ascendrun.programs.trainer.zero3 import ZeroEngine
+        return ZeroEngine(module, here, adam=adam, precision=precision, **details)
+    kind = Engine if how == "none" or here.control is None else Replicated
+    return kind(module, here, adam=adam, precision=precision)

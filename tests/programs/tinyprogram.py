@@ -1,0 +1,121 @@
+"""A program that trains a small network on made-up rows, with every switch that the trainer's tests turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any, Dict, List, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ascendrun.programs.trainer import accelerator, data, parallel, start, task
+from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.task import Settings, Task
+
+WORDS, WIDTH = 31, 16
+DEFAULTS: Dict[str, Any] = {
+    "how": "ddp", "details": {}, "dtype": "float32", "samples": 60, "batch_size": 6, "epochs": 3, "max_steps": 0,
+    "lr": 0.01, "seed": 3, "dropout": 0.1, "resume": "auto", "log_every": 1,
+    "frozen": False, "poison": None, "kill": None, "eval_every": 0,
+    "best": "", "identity": 0}
+"""`poison`: [step, rank] whose loss is nan; `kill`: [step, rank] that ends itself with SIGKILL before that step."""
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.wide, self.back = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.back(functional.gelu(self.wide(self.norm(x)))))
+
+
+class Network(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList([Block(dropout) for _ in range(3)])
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids).cumsum(1) / torch.arange(1, ids.shape[1] + 1, device=ids.device)[None, :, None]
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Counting(Task):
+    """Each row counts upwards from somewhere; the next word is to be said."""
+
+    parts = ("even", "odd")
+
+    def __init__(self, options: Dict[str, Any], here: start.Runtime) -> None:
+        self.options, self.here = options, here
+        lengths = [4 + 7 * i % 9 for i in range(options["samples"])]
+        self.rows = [[(i + j) % WORDS for j in range(length)] for i, length in enumerate(lengths)]
+        self.engine: Any = None
+        self.step = 0
+
+    def collate(self, units: Sequence[Unit], step: int) -> Batch:
+        numbers = [number for unit in units for number in unit]
+        rows = [self.rows[number] for number in numbers]
+        labels = data.pad(rows, value=-100)[:, 1:]
+        groups = {"even": float(sum(n % 2 == 0 for n in numbers)), "odd": float(sum(n % 2 for n in numbers))}
+        tensors = {"ids": data.pad(rows, value=0)[:, :-1], "labels": labels, "odd": torch.tensor(numbers) % 2,
+                   "step": torch.tensor(step)}
+        return Batch(tensors, weight=float((labels >= 0).sum()), tokens=sum(map(len, rows)), samples=len(rows),
+                     groups=groups)
+
+    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> Any:
+        step, me = int(tensors["step"]), self.here.rank
+        if self.options["kill"] == [step, me]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        logits = model(tensors["ids"]).float()
+        each = functional.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="none")
+        by_row = each.view_as(tensors["labels"]).sum(1)
+        counts = (tensors["labels"] >= 0).sum(1)
+        parts = {name: (by_row[tensors["odd"] == odd].sum(), float(counts[tensors["odd"] == odd].sum()))
+                 for odd, name in enumerate(self.parts)}
+        bad = self.options["poison"] == [step, me]
+        return by_row.sum() * (float("nan") if bad else 1.0), parts
+
+    def evaluate(self, step: int) -> Dict[str, float]:
+        """Worse than ever after step 6, so that the best is not the last."""
+        return {"score": float(step if step <= 6 else -step)}
+
+
+def main(argv: List[str]) -> None:
+    options = {**DEFAULTS, **json.loads(argv[0])}
+    start.run(lambda here: train(options, here), expected=task.EXPECTED, timeout_s=60)
+
+
+def train(options: Dict[str, Any], here: start.Runtime) -> None:
+    torch.manual_seed(options["seed"])
+    network = Network(options["dropout"])
+    if options["frozen"]:
+        network.words.requires_grad_(False)
+    work = Counting(options, here)
+    lengths = [len(row) for row in work.rows]
+    plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
+    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+    engine = parallel.wrap(network, here, how=options["how"], adam=parallel.Adam(lr=options["lr"]),
+                           precision=precision, **options["details"])
+    steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
+    settings = Settings.of(options, steps=steps, warmup_steps=3)
+    loop = Loop(here, engine, plan, work, settings, folder=start.checkpoint_folder("out"),
+                identity={"task": options["identity"]})
+    if options["resume"] == "auto":
+        loop.resume()
+    ending = loop.run()
+    here.say(f"ending: {ending.value}")
+    if ending.is_complete:
+        here.say(f"best: {loop.load_best()}")
+        weights = engine.full_weights()
+        if here.is_first:
+            torch.save(weights, "final.pt")
