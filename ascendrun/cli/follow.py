@@ -13,8 +13,9 @@ from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+from ascendrun.core.folding import FoldedLine, Folder, fold
 from ascendrun.core.job import TERMINAL
-from ascendrun.core.loglines import FoldedLine, Folder, LogLine, fold, merge
+from ascendrun.core.loglines import LogLine, merge
 from ascendrun.core.names import fold_names
 from ascendrun.head.logreader import StreamReader, find_streams, is_complete
 from ascendrun.head.settings import spool_dir

@@ -102,7 +102,8 @@ def _print_lines(face: Face, detail: JobDetail, attempt: int, view: LogView) -> 
     from collections import deque
 
     from ascendrun.cli.logview import FOLD_WINDOW_S
-    from ascendrun.core.loglines import fold, merge
+    from ascendrun.core.folding import fold
+    from ascendrun.core.loglines import merge
     from ascendrun.head.logreader import find_streams, read_all
     from ascendrun.head.settings import spool_dir
 

@@ -10,7 +10,8 @@ from typing import Optional
 
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
-from ascendrun.core.loglines import FoldedLine, LogLine, fold_ranks
+from ascendrun.core.folding import FoldedLine
+from ascendrun.core.loglines import LogLine, fold_ranks
 
 FOLD_WINDOW_S = 0.3
 """Ranks that say the same within this time are shown as one line."""

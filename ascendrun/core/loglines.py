@@ -1,13 +1,11 @@
-"""Lines of many ranks as one readable stream: split, merge by time, fold what ranks share."""
+"""Bytes of many ranks as lines in one order: split, merge by time. What ranks share is folded in core/folding.py."""
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Optional
+from itertools import islice
+from typing import NamedTuple, Optional
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is cut on screen; `logs --raw` still has every byte."""
@@ -15,8 +13,7 @@ SHOWN_LINE_BYTES = 64 * 1024
 RANKS_LIMIT = 1_000_000
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line of one rank, without its newline. `at_s`: arrival on the node in UTC seconds, None: not recorded."""
 
     at_s: Optional[float]
@@ -25,26 +22,6 @@ class LogLine:
     stream: str
     text: str
     attempt: int = 1
-
-
-@dataclass(frozen=True)
-class FoldedLine:
-    """The same text of one or more ranks, in the order in which it came; at most one line of each rank."""
-
-    lines: tuple[LogLine, ...]
-
-    @property
-    def text(self) -> str:
-        return self.lines[0].text
-
-    @property
-    def at_s(self) -> Optional[float]:
-        """When the first of them came."""
-        return self.lines[0].at_s
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(line.rank for line in self.lines))
 
 
 # ---------------------------------------------------------------- split
@@ -141,128 +118,73 @@ def describe_bytes(count: int) -> str:
 
 # ---------------------------------------------------------------- merge
 
+BATCH_LINES = 256
+
 
 def merge(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """Lines of many streams by time. Each stream keeps its own order: a line without a time, or with one that went
-    backwards, stays directly after the line before it. Reads one line ahead of every stream, no more."""
-    keyed = (_with_running_time(index, stream) for index, stream in enumerate(streams))
-    for _at_s, _index, _count, line in heapq.merge(*keyed):
-        yield line
+    """Lines of many streams by time, as `merge_batches` of batches of a few hundred lines."""
+    for batch in merge_batches(_in_batches(stream) for stream in streams):
+        yield from batch
 
 
-def _with_running_time(index: int, stream: Iterable[LogLine]) -> Iterator[tuple[float, int, int, LogLine]]:
-    newest_s = float("-inf")
-    for count, line in enumerate(stream):
-        if line.at_s is not None and line.at_s > newest_s:
-            newest_s = line.at_s
-        yield newest_s, index, count, line
+def _in_batches(stream: Iterable[LogLine]) -> Iterator[list[LogLine]]:
+    lines = iter(stream)
+    while batch := list(islice(lines, BATCH_LINES)):
+        yield batch
 
 
-# ---------------------------------------------------------------- fold
+def merge_batches(sources: Iterable[Iterator[list[LogLine]]]) -> Iterator[list[LogLine]]:
+    """Lines of many sources by time, batch by batch; of equal times, in the order of the sources.
 
-FoldKey = tuple[str, str, int]
-
-
-OPEN_GROUPS_LIMIT = 4096
-"""More lines than this are not held back: a rank that pours out lines folds less, and memory stays bounded."""
-
-
-class _Group:
-    """One folded line in the making."""
-
-    __slots__ = ("key", "lines", "number", "opened_s")
-
-    def __init__(self, key: FoldKey, number: int, opened_s: float) -> None:
-        self.key = key
-        self.number = number
-        self.opened_s = opened_s
-        self.lines: list[LogLine] = []
-
-
-class Folder:
-    """Folds lines as they come. A line joins an earlier one with the same text, stream and attempt when that one is
-    no older than the window and no other line of the same rank would be overtaken.
-
-    `ranks`: how many there are, so that a line which all have said need not wait for the window; None: not known.
-    Both may change while lines wait.
+    Each source keeps its own order: a line without a time, or with one that went backwards, stays directly after the
+    line before it. Holds one batch of every source, no more.
     """
-
-    def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
-        self.window_s = window_s
-        self.ranks = ranks
-        self._open: deque[_Group] = deque()
-        self._by_key: dict[FoldKey, tuple[list[int], list[_Group]]] = {}
-        self._last_of_rank: dict[int, int] = {}
-        self._count = 0
-
-    def add(self, line: LogLine, *, now_s: float) -> None:
-        """`now_s`: the line's time on a clock that never goes back; one clock for all lines."""
-        key = (line.text, line.stream, line.attempt)
-        group = self._group_to_join(key, line.rank, now_s)
-        if group is None:
-            group = self._open_group(key, now_s)
-        group.lines.append(line)
-        self._last_of_rank[line.rank] = group.number
-
-    def take(self, *, now_s: float) -> list[FoldedLine]:
-        """What can no longer grow, in order."""
-        ready = []
-        while self._open and self._is_done(self._open[0], now_s):
-            ready.append(self._close_first())
-        return ready
-
-    def finish(self) -> list[FoldedLine]:
-        """All that is left, in order."""
-        ready = []
-        while self._open:
-            ready.append(self._close_first())
-        return ready
-
-    def _is_done(self, group: _Group, now_s: float) -> bool:
-        is_full = self.ranks is not None and len(group.lines) >= self.ranks
-        return is_full or now_s - group.opened_s > self.window_s or len(self._open) > OPEN_GROUPS_LIMIT
-
-    def _group_to_join(self, key: FoldKey, rank: int, now_s: float) -> Optional[_Group]:
-        numbers, groups = self._by_key.get(key, ((), ()))
-        for group in groups[bisect_right(numbers, self._last_of_rank.get(rank, -1)):]:
-            if now_s - group.opened_s <= self.window_s:
-                return group
-        return None
-
-    def _open_group(self, key: FoldKey, now_s: float) -> _Group:
-        group = _Group(key, self._count, now_s)
-        self._count += 1
-        self._open.append(group)
-        numbers, groups = self._by_key.setdefault(key, ([], []))
-        numbers.append(group.number)
-        groups.append(group)
-        return group
-
-    def _close_first(self) -> FoldedLine:
-        group = self._open.popleft()
-        numbers, groups = self._by_key[group.key]
-        del numbers[0], groups[0]  # groups of one key close in the order in which they opened
-        if not groups:
-            del self._by_key[group.key]
-        return FoldedLine(tuple(group.lines))
+    waiting = [_Source(source) for source in sources]
+    while waiting := [source for source in waiting if source.refill()]:
+        horizon_s = min(source.times[-1] for source in waiting)
+        times: list[float] = []
+        lines: list[LogLine] = []
+        for source in waiting:
+            source.move_until(horizon_s, times, lines)
+        yield [lines[at] for at in sorted(range(len(lines)), key=times.__getitem__)]
 
 
-def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
-    """Lines in order of time, folded where ranks say the same within the window. `unfold` gives every line back."""
-    folder = Folder(window_s=window_s)
-    now_s = 0.0
-    for line in lines:
-        if line.at_s is not None and line.at_s > now_s:
-            now_s = line.at_s
-        yield from folder.take(now_s=now_s)
-        folder.add(line, now_s=now_s)
-    yield from folder.finish()
+class _Source:
+    """What one source has given and nobody has taken yet. `times`: of each line, never going back."""
 
+    def __init__(self, batches: Iterator[list[LogLine]]) -> None:
+        self._batches = batches
+        self._newest_s = float("-inf")
+        self._lines: list[LogLine] = []
+        self.times: list[float] = []
 
-def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
-    """Every line that went into `fold`, the order within each rank kept."""
-    for one in folded:
-        yield from one.lines
+    def refill(self) -> bool:
+        """False when nothing is left."""
+        while not self.times:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            newest_s = self._newest_s
+            for line in batch:
+                at_s = line[0]
+                if at_s is not None and at_s > newest_s:
+                    newest_s = at_s
+                self.times.append(newest_s)
+            self._newest_s = newest_s
+            self._lines = batch
+        return True
+
+    def move_until(self, horizon_s: float, times: list[float], lines: list[LogLine]) -> None:
+        count = bisect_right(self.times, horizon_s)
+        if count == len(self.times):
+            times += self.times
+            lines += self._lines
+            self.times = []
+        elif count:
+            times += self.times[:count]
+            lines += self._lines[:count]
+            del self.times[:count]
+            self._lines = self._lines[count:]
 
 
 # ---------------------------------------------------------------- ranks

@@ -100,7 +100,8 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
     code = """if True:
         import resource, sys
         from ascendrun.head.logreader import find_streams, read_all
-        from ascendrun.core.loglines import fold, merge
+        from ascendrun.core.folding import fold
+        from ascendrun.core.loglines import merge
         from pathlib import Path
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = find_streams(Path(sys.argv[1]), 1)

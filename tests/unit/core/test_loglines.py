@@ -1,26 +1,12 @@
-"""Splitting, merging and folding never lose, invent or reorder a rank's lines."""
+"""Splitting and merging never lose, invent or reorder a rank's lines."""
 
 from __future__ import annotations
-
-import random
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.loglines import (
-    FoldedLine,
-    Folder,
-    LineSplitter,
-    LogLine,
-    describe_bytes,
-    fold,
-    fold_ranks,
-    merge,
-    parse_ranks,
-    unfold,
-)
+from ascendrun.core.loglines import LineSplitter, LogLine, describe_bytes, fold_ranks, merge, parse_ranks
 
 
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:
@@ -54,27 +40,6 @@ LINES = st.lists(
 )
 
 
-@given(LINES, st.floats(0, 2))
-def test_unfolding_gives_every_line_back_in_its_ranks_order(lines: list[LogLine], window_s: float) -> None:
-    back = list(unfold(fold(lines, window_s=window_s)))
-    assert by_rank(back) == by_rank(lines)
-
-
-@given(LINES, st.floats(0, 2))
-def test_a_folded_line_holds_each_rank_once_and_one_text(lines: list[LogLine], window_s: float) -> None:
-    for one in fold(lines, window_s=window_s):
-        assert len(set(one.ranks)) == len(one.lines)
-        assert len({(member.text, member.stream, member.attempt) for member in one.lines}) == 1
-
-
-@given(LINES, st.floats(0, 2))
-def test_lines_fold_only_within_the_window(lines: list[LogLine], window_s: float) -> None:
-    timed = sorted((one for one in lines if one.at_s is not None), key=lambda one: one.at_s or 0.0)
-    for one in fold(timed, window_s=window_s):
-        times = [member.at_s for member in one.lines if member.at_s is not None]
-        assert max(times) - min(times) <= window_s
-
-
 @given(LINES)
 def test_merging_keeps_every_stream_in_its_own_order(lines: list[LogLine]) -> None:
     merged = list(merge(by_rank(lines).values()))
@@ -100,47 +65,6 @@ def test_splitting_does_not_depend_on_where_the_bytes_were_cut(data: bytes, cuts
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=9))
 def test_plain_text_splits_as_it_was_written(lines: list[str]) -> None:
     assert split("".join(f"{text}\n" for text in lines).encode()) == lines
-
-
-def test_identical_lines_of_all_ranks_become_one_even_when_interleaved() -> None:
-    lines = [line(rank, text, at / 100) for at, text in enumerate("ab") for rank in range(4)]
-    assert [(one.ranks, one.text) for one in fold(lines, window_s=0.3)] == [((0, 1, 2, 3), "a"), ((0, 1, 2, 3), "b")]
-
-
-def test_a_rank_that_says_the_same_twice_is_shown_twice() -> None:
-    assert [one.ranks for one in fold([line(0, "x"), line(0, "x"), line(1, "x")], window_s=1)] == [(0, 1), (0,)]
-
-
-def test_a_line_never_overtakes_another_of_its_rank() -> None:
-    lines = [line(0, "a"), line(1, "b"), line(1, "a"), line(0, "b")]
-    shown = [(one.ranks, one.text) for one in fold(lines, window_s=1)]
-    assert shown == [((0,), "a"), ((0, 1), "b"), ((1,), "a")]
-
-
-def test_standard_error_does_not_fold_with_standard_output() -> None:
-    assert len(list(fold([line(0, "x"), line(1, "x", stream="err")], window_s=1))) == 2
-
-
-def test_a_late_twin_stands_alone() -> None:
-    assert [one.ranks for one in fold([line(0, "x", 0.0), line(1, "x", 9.0)], window_s=0.3)] == [(0,), (1,)]
-
-
-def test_the_folder_holds_a_line_no_longer_than_its_window() -> None:
-    folder = Folder(window_s=0.3)
-    folder.add(line(0, "x"), now_s=10.0)
-    assert folder.take(now_s=10.2) == []
-    assert folder.take(now_s=10.4) == [FoldedLine((line(0, "x"),))]
-    assert folder.finish() == []
-
-
-def test_a_line_that_all_ranks_have_said_waits_no_longer() -> None:
-    folder = Folder(window_s=10.0, ranks=2)
-    folder.add(line(0, "x"), now_s=1.0)
-    assert folder.take(now_s=1.0) == []
-    folder.add(line(1, "x"), now_s=1.0)
-    folder.add(line(1, "y"), now_s=1.0)
-    assert [one.ranks for one in folder.take(now_s=1.0)] == [(0, 1)]
-    assert [one.text for one in folder.finish()] == ["y"]
 
 
 def test_a_line_without_time_stays_where_it_was_written() -> None:
@@ -200,28 +124,3 @@ def test_sizes_are_written_for_people() -> None:
     assert [describe_bytes(count) for count in (0, 999, 1000, 9_934_465, 120_000_000, 5_000_000_000_000)] == [
         "0 bytes", "999 bytes", "1.0 kB", "9.9 MB", "120 MB", "5.0 TB",
     ]
-
-
-def test_folding_64_ranks_of_2000_lines_costs_little_more_than_merging_them() -> None:
-    shuffle = random.Random(1)
-    streams = [
-        [line(rank, f"step {step}", step * 0.5 + shuffle.random() * 0.2) for step in range(2000)] for rank in range(64)
-    ]
-    started = time.process_time()
-    merged = list(merge(streams))
-    merge_s = time.process_time() - started
-    started = time.process_time()
-    folded = list(fold(merged, window_s=0.3))
-    fold_s = time.process_time() - started
-    assert len(folded) == 2000
-    assert fold_s < 4 * merge_s
-
-
-def test_a_rank_that_pours_out_one_line_does_not_slow_the_folding_down() -> None:
-    def cost_s(count: int) -> float:
-        lines = [line(0, "x", 1.0) for _ in range(count)]
-        started = time.process_time()
-        assert len(list(fold(lines, window_s=1.0))) == count
-        return time.process_time() - started
-
-    assert cost_s(40_000) < 16 * cost_s(10_000)

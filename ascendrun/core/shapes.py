@@ -1,0 +1,145 @@
+"""Which parts of a line may differ between ranks that mean the same: the measured numbers, not the counted ones.
+
+A line's template is its text without its variable parts. Lines of one template are the same sentence:
+
+    measured    decimals (2.31, 1e-05, nan), whole numbers with a unit or after a word for a measure (35 ms, mem 30211)
+    clock       times of day and dates: ranks write the same line at almost the same time
+    address     0x7f3a10: never the same
+    own rank    "rank 3" said by rank 3
+
+Everything else is kept: a step, an epoch, an index, a version or a port that differs makes another sentence, so a rank
+that lags by a step is never shown as being at the step of the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LONGEST = 2000
+"""A longer line is compared as it is: what is that long was not written to be compared by eye."""
+CACHED = 4096
+
+GAP = "\ud800"
+"""Stands for a variable part in a template: half a character, which no decoded text holds."""
+MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
+
+_UNIT = (r"[ ]?(?:%|(?:[mun\u00b5]?s|sec|secs|seconds|min|[KMGT]i?B|[kmg]b|[KMGT]i?B/s|it/s|s/it|tok(?:en)?s?/s(?:ec)?"
+         r"|samples?/s(?:ec)?|W|MHz|GHz|T?FLOPS|TFLOP/s|\u00b0C)(?![\w/]))")
+_MEASURE = (
+    r"(?:(?:tok(?:en)?|sample)s?[/_](?:per_)?s(?:ec(?:ond)?)?|throughput|tps|speed|mem|memory|allocated|reserved|power|temp"
+    r"|temperature|util|utili[sz]ation|elapsed|took|latency|duration|\(ms\)|_ms|_us|_mb|_gb|_bytes)"
+    r"[\"'\])]*\s{0,2}[:=]?\s{0,2}"
+)
+_TOKEN = re.compile(
+    r"(?P<clock>(?<![\w.])(?:0000[-/]00[-/]00[T ]+)?00:00:00(?:[.,]0{1,9})?(?:Z|[+-]00:?00)?(?![\w:])"
+    r"|(?<![\w.-])0000[-/]00[-/]00(?![-\w]))"
+    r"|(?P<address>\b0x[0-9a-fA-F]{4,16}\b)"
+    r"|(?<![\w])(?i:(?:global[ _]?)?rank)[ :=#\[]{0,3}(?P<rank>0{1,6})(?![\w.])"
+    r"|(?P<decimal>(?<![\w.])(?<!\w-)[-+]?(?:0+\.0+(?:[eE][-+]?0+)?|0+[eE][-+]?0+)(?![.]?0)(?!\w*\.0)"
+    r"(?!\w{9})|(?<![\w.])[-+]?(?i:nan|inf(?:inity)?)(?!\w))"
+    r"|(?P<whole>(?<![\w.:/-])[-+]?0+(?![\w.:/-]|\.0)|(?<![\w.:/-])[-+]?0+(?=" + _UNIT + r"))"
+)
+_UNIT_AHEAD = re.compile(_UNIT)
+_MEASURE_BEFORE = re.compile(_MEASURE + "$", re.IGNORECASE)
+_EPOCH_BEFORE = re.compile(r"(?:epoch|version|ver)[\"'\])]*\s{0,2}[:=]?\s{0,2}$", re.IGNORECASE)
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+
+
+class Field(NamedTuple):
+    """A variable part: text[start:end] of every line with the same shape."""
+
+    start: int
+    end: int
+    kind: str
+
+
+class Shape(NamedTuple):
+    """Where the variable parts of a text stand, and what lies between; texts that differ only in digits share it."""
+
+    fields: tuple[Field, ...]
+    rest: tuple[slice, ...]
+    has_rank: bool
+
+
+PLAIN = Shape((), (), False)
+
+
+class Templates:
+    """Finds templates, remembering what it has seen lately: most lines are like the ones before them."""
+
+    def __init__(self) -> None:
+        self._by_text: dict[str, tuple[str, Shape]] = {}
+        self._shapes: dict[bytes, Shape] = {}
+
+    def find(self, text: str, rank: int) -> tuple[str, Shape]:
+        """What is left of the line without its variable parts (the same for all lines that may be shown as one), and
+        where those parts stand in it."""
+        known = self._by_text.get(text)
+        if known is not None:
+            return known
+        shape = self._shape(text)
+        if shape.has_rank:  # not remembered: it depends on who says it
+            shape = _own(text, shape, rank)
+            return _cut(text, shape), shape
+        found = GAP.join([text[piece] for piece in shape.rest]) if shape.rest else text, shape
+        if len(self._by_text) >= CACHED:
+            self._by_text.clear()
+        self._by_text[text] = found
+        return found
+
+    def _shape(self, text: str) -> Shape:
+        if len(text) > LONGEST:
+            return PLAIN
+        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS)
+        shape = self._shapes.get(zeros)
+        if shape is None:
+            shape = find_shape(zeros.decode("utf-8", "surrogatepass"))
+            if len(self._shapes) >= CACHED:
+                self._shapes.clear()
+            self._shapes[zeros] = shape
+        return shape
+
+
+def _cut(text: str, shape: Shape) -> str:
+    return GAP.join([text[piece] for piece in shape.rest]) if shape.rest else text
+
+
+def _own(text: str, shape: Shape, rank: int) -> Shape:
+    """The shape without ranks that are not the speaker's own."""
+    fields = tuple(field for field in shape.fields
+                   if field.kind != OWN_RANK or int(text[field.start:field.end]) == rank)
+    return Shape(fields, _rest_of(fields), False)
+
+
+def _rest_of(fields: tuple[Field, ...]) -> tuple[slice, ...]:
+    """What lies between the fields; () when there are none."""
+    ends = [0, *(field.end for field in fields)]
+    starts = [*(field.start for field in fields), None]
+    return tuple(slice(end, start) for end, start in zip(ends, starts)) if fields else ()
+
+
+def find_shape(zeros: str) -> Shape:
+    """Of a text in which every digit is a 0."""
+    fields = []
+    for match in _TOKEN.finditer(zeros):
+        kind = match.lastgroup
+        start, end = match.span(kind or 0)
+        if kind == "clock":
+            fields.append(Field(start, end, CLOCK))
+        elif kind == "address":
+            fields.append(Field(start, end, ADDRESS))
+        elif kind == "rank":
+            fields.append(Field(start, end, OWN_RANK))
+        elif kind == "decimal" and not _EPOCH_BEFORE.search(zeros, max(0, start - 20), start):
+            fields.append(Field(start, end, MEASURED))
+        elif kind == "whole" and _is_measured(zeros, start, end):
+            fields.append(Field(start, end, MEASURED))
+    if not fields:
+        return PLAIN
+    return Shape(tuple(fields), _rest_of(tuple(fields)), any(field.kind == OWN_RANK for field in fields))
+
+
+def _is_measured(zeros: str, start: int, end: int) -> bool:
+    """Whether a whole number is an amount, by what stands behind or before it."""
+    return bool(_UNIT_AHEAD.match(zeros, end) or _MEASURE_BEFORE.search(zeros, max(0, start - 30), start))
