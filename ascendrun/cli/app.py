@@ -40,6 +40,7 @@ VERBS = (
     Verb("exec", "exec", "Run a command on hosts; identical output is shown once."),
     Verb("trust", "trust", "Show and record the SSH host keys of hosts."),
     Verb("notify", "notify", "Show where notices go, and test it."),
+    Verb("metrics", "metrics", "Serve what top shows to Prometheus, on this machine."),
     Verb("config", "config", "Show settings and where they come from."),
     Verb("completion", "completion", "Print shell completion for bash, zsh or fish."),
     Verb("controller", "controller", "The background loop that watches jobs.", hidden=True),

@@ -16,7 +16,7 @@ from ascendrun.cli.app import VERBS
 
 PACKAGE = Path(ascendrun.__file__).parent
 HEAVY = {"paramiko", "cryptography", "pydantic", "rich", "torch", "numpy", "asyncio", "textual", "ClusterShell",
-         "psutil", "yaml", "sqlite3"}
+         "psutil", "yaml", "sqlite3", "prometheus_client"}
 
 
 def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
