@@ -1,0 +1,56 @@
+"""Why an attempt ended: which rank was first, on which evidence, how sure that is, and what followed from it.
+
+    diagnose(evidence) -> Diagnosis        tell(diagnosis, "zh") -> the same with its words
+
+    evidence    what goes in                          verdict     what comes out
+    times       clocks' offsets and errors removed    tracebacks  exceptions and their chains
+    peers       words about other ranks               exits       codes, signals, the kernel's out-of-memory killer
+    launchers   torchrun's and deepspeed's own ranks  stories     one rank's end by its own traces
+    candidates  who may have been first               waiting     whom to blame when all only waited
+    judge       the choice, its doubts, the chain     endings     attempts without a failure
+    telling     the words, from texts/ and the signature catalogue
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Tuple
+
+from ascendrun.health.diagnosis.endings import LIVE, explain_ending
+from ascendrun.health.diagnosis.evidence import (
+    Clock,
+    DeviceFact,
+    Evidence,
+    FixedClock,
+    HostEvidence,
+    Line,
+    RankEvidence,
+    StoryEvent,
+)
+from ascendrun.health.diagnosis.judge import judge
+from ascendrun.health.diagnosis.launchers import expand
+from ascendrun.health.diagnosis.stories import tell_rank
+from ascendrun.health.diagnosis.telling import tell
+from ascendrun.health.diagnosis.verdict import ChainLink, Confidence, Diagnosis, Proof, Role
+
+__all__ = ["ChainLink", "Clock", "Confidence", "DeviceFact", "Diagnosis", "Evidence", "FixedClock", "HostEvidence",
+           "Line", "LIVE", "Proof", "RankEvidence", "Role", "StoryEvent", "diagnose", "tell"]
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Pure; never raises for odd evidence: what is missing lowers the confidence. Words come with `tell`."""
+    ending = explain_ending(evidence)
+    if ending is not None:
+        return replace(ending, decided=_decided(evidence))
+    whole = expand(evidence)
+    return replace(judge(whole, [tell_rank(whole, rank) for rank in whole.ranks]), decided=_decided(whole))
+
+
+def _decided(evidence: Evidence) -> Tuple[str, ...]:
+    """The story's lines from the moment on when the attempt was being stopped: what ascendrun did about it."""
+    stopping = [index for index, event in enumerate(evidence.story)
+                if event.kind == "state" and event.text.startswith("STOPPING")]
+    if not stopping:
+        return ()
+    return tuple(event.text for event in evidence.story[stopping[-1] + 1:] if event.kind != "note" or
+                 "exclud" in event.text)[:4]

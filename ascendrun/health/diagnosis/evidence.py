@@ -1,0 +1,162 @@
+"""What is known of one attempt when somebody asks why it ended: the words that go into a diagnosis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
+
+
+class Line(NamedTuple):
+    """One line of a file. `at_s`: when it came, on its node's clock, None: not recorded. `stream`: out, err, plog,
+    error (torch elastic's file), dmesg. `file` and `offset`: where it stands in the attempt's spool."""
+
+    text: str
+    file: str
+    offset: Optional[int] = None
+    at_s: Optional[float] = None
+    stream: str = "err"
+
+
+class Clock(Protocol):
+    """A host's clock. `error_s`: how well it is known, None: not at all."""
+
+    @property
+    def error_s(self) -> Optional[float]:
+        ...
+
+    def to_head_s(self, node_s: float) -> float:
+        ...
+
+
+@dataclass(frozen=True)
+class FixedClock:
+    """A clock that is always so far ahead of the head's. `error_s` None: `offset_s` is a guess."""
+
+    offset_s: float = 0.0
+    error_s: Optional[float] = None
+
+    def to_head_s(self, node_s: float) -> float:
+        return node_s - self.offset_s
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """One process and what it left. All times are its node's clock.
+
+    `code`, `signal`, `exited_at_s`: all None: no exit was recorded. `stopped`: it ended after ascendrun had told it to.
+    `start_failed`: why it could not be started. `device`: its number on the host. `error`: the lines of torch elastic's
+    error file. `plog`: what CANN logged for its pid; () looked, none; None: not gathered. `last_step`: of its metrics.
+    `inner`: it runs under a launcher of its own (torchrun, deepspeed), whose summary named it.
+    """
+
+    rank: int
+    host: str
+    pid: Optional[int] = None
+    device: Optional[int] = None
+    code: Optional[int] = None
+    signal: Optional[int] = None
+    exited_at_s: Optional[float] = None
+    stopped: bool = False
+    lingers: Optional[str] = None
+    note: Optional[str] = None
+    start_failed: Optional[str] = None
+    lines: Tuple[Line, ...] = ()
+    error: Tuple[Line, ...] = ()
+    plog: Optional[Tuple[Line, ...]] = None
+    last_output_s: Optional[float] = None
+    last_step: Optional[int] = None
+    max_rss_bytes: Optional[int] = None
+    inner: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.code is not None or self.signal is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """It ended badly, by itself."""
+        return self.start_failed is not None or (not self.stopped and (self.signal is not None or bool(self.code)))
+
+
+@dataclass(frozen=True)
+class DeviceFact:
+    """What a device tool said of one device after the failure: `problem` in its words."""
+
+    device: int
+    problem: str
+    file: Optional[str] = None
+    code: str = "device-alarm"
+
+
+@dataclass(frozen=True)
+class HostEvidence:
+    """One host. `stopped_at_s`: when its supervisor began to stop the ranks, on its clock, and `stopped_by` whose wish
+    that was. `dmesg`: lines since the start; None: could not be read. `reachable` None: nobody looks.
+    `memory_free_bytes`, `disk_free_bytes`: the least around the end. `missing`: what could not be looked at, and why.
+    """
+
+    host: str
+    clock: Clock = field(default_factory=FixedClock)
+    addresses: Tuple[str, ...] = ()
+    device_addresses: Mapping[str, int] = field(default_factory=dict)
+    dmesg: Optional[Tuple[Line, ...]] = None
+    devices: Tuple[DeviceFact, ...] = ()
+    stopped_at_s: Optional[float] = None
+    stopped_by: Optional[str] = None
+    rebooted: bool = False
+    supervisor_lost: bool = False
+    reachable: Optional[bool] = None
+    has_ended: bool = False
+    memory_free_bytes: Optional[int] = None
+    memory_total_bytes: Optional[int] = None
+    disk_free_bytes: Optional[int] = None
+    missing: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoryEvent:
+    """A line of the job's story, on the head's clock."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One attempt of one job. `state`: of the job; `cause`: why it was stopped (core.job.Cause), None: it was not.
+    `world_size`: ranks there should be. Timeouts: HCCL's, as they were in force. `story`: of this attempt and after.
+    """
+
+    job: str
+    state: str
+    attempt: int = 1
+    name: str = ""
+    reason: str = ""
+    cause: Optional[str] = None
+    family: str = "cpu"
+    launcher: str = "spawn"
+    world_size: int = 0
+    connect_timeout_s: float = 120.0
+    exec_timeout_s: float = 1836.0
+    now_s: float = 0.0
+    started_at_s: Optional[float] = None
+    ended_at_s: Optional[float] = None
+    ranks: Tuple[RankEvidence, ...] = ()
+    hosts: Tuple[HostEvidence, ...] = ()
+    story: Tuple[StoryEvent, ...] = ()
+    slow: Tuple[str, ...] = ()
+    missing: Tuple[str, ...] = ()
+
+    def host(self, name: str) -> HostEvidence:
+        """Never fails: of a host without evidence nothing is known."""
+        for one in self.hosts:
+            if one.host == name:
+                return one
+        return HostEvidence(name)
+
+    def ranks_of(self, host: str) -> Tuple[RankEvidence, ...]:
+        return tuple(rank for rank in self.ranks if rank.host == host)
+
+    def by_rank(self) -> Dict[int, RankEvidence]:
+        return {rank.rank: rank for rank in self.ranks}

@@ -1,0 +1,151 @@
+"""What the way a process ended says: its exit code, its signal, and what the kernel had to do with it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, SYMPTOM, TEARDOWN, Clue, proof_of
+from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
+from ascendrun.health.diagnosis.times import Moment, moment
+from ascendrun.health.diagnosis.verdict import Proof
+
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
+                     signal.SIGSYS})
+LOW_MEMORY_SHARE = 0.03
+"""With less of its memory free than this a host is out of it for all practical purposes."""
+_VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_of(rank: RankEvidence) -> Optional[int]:
+    """What killed it; a shell or launcher around it tells that as 128 + number, or as a negative code."""
+    if rank.signal is not None:
+        return rank.signal
+    code = rank.code
+    if code is not None and code < 0:
+        return -code
+    if code is not None and 128 < code <= 128 + 31 and code - 128 in set(signal.Signals):
+        return code - 128
+    return None
+
+
+def victims(host: HostEvidence) -> Mapping[int, Line]:
+    """Pids that the kernel killed for want of memory, with the line that says so."""
+    found: Dict[int, Line] = {}
+    for line in host.dmesg or ():
+        match = _VICTIM.search(line.text)
+        if match is not None:
+            pid = int(next(group for group in match.groups() if group))
+            found.setdefault(pid, line)
+    return found
+
+
+def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
+    """Pids of its data loader's workers that a rank says it lost."""
+    found: Dict[int, Line] = {}
+    for line in lines:
+        match = _WORKER.search(line.text) if "DataLoader worker" in line.text else None
+        if match is not None:
+            found.update((int(pid), line) for pid in re.findall(r"\d+", match.group(1)))
+    return found
+
+
+def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
+    """The way the process ended, as a reason; None: it ended well, or not at all."""
+    host = evidence.host(rank.host)
+    when = moment(evidence, rank.host, rank.exited_at_s)
+    if rank.start_failed is not None:
+        proof = Proof(text=rank.start_failed, rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
+        return Clue("start-failed", CAUSE, STRENGTH["start-failed"], rank.rank, rank.host, when, (proof,),
+                    {"message": rank.start_failed.strip()[:300]}, retry="never", key="start")
+    killed = _killed_for_memory(evidence, host, rank)
+    if killed is not None:
+        return killed
+    if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
+        return None
+    number = signal_of(rank)
+    values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
+    proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
+    code, role = _kind_of(rank, number)
+    return Clue(code, role, STRENGTH[code], rank.rank, rank.host, when, (proof,), values,
+                key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
+                sure=code == "killed", is_vague=code in ("exit-code", "killed", "crash", "terminated"))
+
+
+def _kind_of(rank: RankEvidence, number: Optional[int]) -> Tuple[str, str]:
+    role = TEARDOWN if rank.stopped else CAUSE
+    if number is None:
+        return "exit-code", role
+    if number == signal.SIGKILL:
+        return "killed", role
+    if number in CRASHES:
+        return "crash", role
+    if number == signal.SIGINT:
+        return "interrupted", role
+    return "terminated", SYMPTOM if role == CAUSE else role
+
+
+def describe_end(rank: RankEvidence) -> str:
+    """exited with code 1; was killed by SIGKILL; has no exit record."""
+    number = signal_of(rank)
+    if rank.signal is not None and number is not None:
+        how = f"was ended by {signal_name(number)}"
+    elif rank.code is not None and number is not None:
+        how = f"exited with code {rank.code} ({signal_name(number)} inside)"
+    elif rank.code is not None:
+        how = f"exited with code {rank.code}"
+    else:
+        return "has no exit record"
+    return f"{how}, after the stop" if rank.stopped else how
+
+
+def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Optional[Clue]:
+    """By the kernel's own words when they name its pid or a worker of it; by circumstances otherwise."""
+    dead = victims(host)
+    when = moment(evidence, rank.host, rank.exited_at_s)
+    if rank.pid is not None and rank.pid in dead:
+        proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
+        return _oom(rank, when, (proof,), pid=rank.pid, sure=True)
+    workers = own_workers(rank.lines)
+    for pid in workers:
+        if pid in dead:
+            proofs = (proof_of(evidence, dead[pid], rank=rank.rank, host=rank.host),
+                      proof_of(evidence, workers[pid], rank=rank.rank, host=rank.host))
+            at = moment(evidence, rank.host, workers[pid].at_s) or when
+            return _oom(rank, at, proofs, pid=pid, sure=True)
+    if rank.stopped or signal_of(rank) != signal.SIGKILL:
+        return None
+    proofs_found: List[Proof] = []
+    ours = {one.pid for one in evidence.ranks_of(rank.host)}
+    others = [line for pid, line in dead.items() if pid not in ours]
+    if others:
+        proofs_found.append(proof_of(evidence, others[0], rank=rank.rank, host=rank.host))
+    if is_low(host):
+        proofs_found.append(Proof(text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} "
+                                       "memory free near the end", host=host.host))
+    return _oom(rank, when, tuple(proofs_found), pid=rank.pid, sure=False) if proofs_found else None
+
+
+def is_low(host: HostEvidence) -> bool:
+    free, total = host.memory_free_bytes, host.memory_total_bytes
+    return free is not None and total is not None and free < total * LOW_MEMORY_SHARE
+
+
+def _mib(count: Optional[int]) -> str:
+    return "?" if count is None else f"{count / 2**20:.0f} MiB"
+
+
+def _oom(rank: RankEvidence, at: Optional[Moment], proofs: Tuple[Proof, ...], *, pid: Optional[int], sure: bool
+         ) -> Clue:
+    strength = STRENGTH["host-oom" if sure else "host-oom-likely"]
+    return Clue("host-oom", CAUSE, strength, rank.rank, rank.host, at, proofs,
+                {"pid": "?" if pid is None else str(pid)}, blames="node", retry="same", sure=sure, key=rank.host)

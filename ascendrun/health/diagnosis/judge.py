@@ -1,0 +1,218 @@
+"""Which candidate was first, how sure that is, and what role every rank's end has beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SYMPTOM, TEARDOWN
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.exits import describe_end
+from ascendrun.health.diagnosis.stories import RankStory
+from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.health.diagnosis.verdict import ChainLink, Confidence, Diagnosis, Role
+from ascendrun.health.diagnosis.waiting import blame_waiting
+
+CERTAIN_FROM = 60
+"""A weaker reason than this is never called certain."""
+CLEARLY_S = 1.0
+
+RETRIES: Mapping[str, str] = {"exception": "never", "crash": "same", "exit-code": "unknown", "rank-silent": "same"}
+
+
+def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+    """For an attempt that failed; pure."""
+    candidates = list(candidates_of(evidence, stories))
+    winner = choose(candidates)
+    if winner is None or not winner.is_credible:
+        waiting = blame_waiting(evidence, stories)
+        if waiting is not None and (winner is None or waiting.strength > winner.strength):
+            candidates.append(waiting)
+            winner = waiting
+    if winner is None:
+        winner = _symptom(stories)
+    if winner is None:
+        return _unknown(evidence, stories)
+    doubts = doubts_about(winner, candidates, evidence, stories)
+    chain = make_chain(winner, stories)
+    return Diagnosis(
+        code=winner.code, confidence=_confidence(winner, doubts), ranks=winner.ranks, hosts=winner.hosts,
+        values=winner.values, at_s=winner.at.at_s if winner.at else None,
+        time_error_s=winner.at.error_s if winner.at else None, lag_s=_lag(chain), proofs=winner.proofs, chain=chain,
+        doubts=doubts, rivals=_rivals(winner, candidates), missing=_missing(evidence),
+        retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
+    )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def choose(candidates: Sequence[Candidate]) -> Optional[Candidate]:
+    """The strongest of those that no credible other one surely preceded; among equals the earliest."""
+    if not candidates:
+        return None
+    credible = [one for one in candidates if one.is_credible] or list(candidates)
+    first = [one for one in credible if not any(_surely_before(other, one) for other in credible if other is not one)]
+    return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
+
+
+def _surely_before(one: Candidate, other: Candidate) -> bool:
+    return one.at is not None and other.at is not None and one.at.is_before(other.at)
+
+
+def _symptom(stories: Sequence[RankStory]) -> Optional[Candidate]:
+    """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
+    signs = [story.own for story in stories if story.own is not None and story.own.role == SYMPTOM
+             and not story.rank.stopped]
+    if not signs:
+        return None
+    best = max(signs, key=lambda clue: (clue.strength, -(clue.at.at_s if clue.at else 0.0)))
+    group = [clue for clue in signs if clue.sameness == best.sameness]
+    return replace(make_candidate(group), sure=False, doubts=("only-symptom",))
+
+
+# ---------------------------------------------------------------- how sure
+
+
+def doubts_about(winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence,
+                 stories: Sequence[RankStory]) -> Tuple[str, ...]:
+    """Names of what speaks against calling it certain; () nothing does."""
+    doubts = list(winner.doubts)
+    if not winner.sure:
+        doubts.append("unsure")
+    if winner.code == "killed":
+        doubts.append("killer-unknown")
+    if winner.code in ("exit-code", "crash"):
+        doubts.append("said-nothing")
+    if winner.strength < CERTAIN_FROM and not doubts:
+        doubts.append("weak")
+    if _rivals(winner, candidates):
+        doubts.append("rivals")
+    if _unseen(winner, evidence, stories):
+        doubts.append("not-all-seen")
+    if _unexplained(winner, stories):
+        doubts.append("unexplained")
+    return tuple(dict.fromkeys(doubts))
+
+
+def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> Tuple[str, ...]:
+    """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
+    rivals = []
+    for one in candidates:
+        if one is winner or (set(one.ranks) <= set(winner.ranks) and one.ranks):
+            continue
+        clearly_later = winner.at is not None and one.at is not None and winner.at.is_before(one.at, by_s=CLEARLY_S)
+        if one.is_credible or not clearly_later:
+            rivals.append(one.code)
+    return tuple(rivals)
+
+
+def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory]) -> bool:
+    """Ranks of which neither an end nor a word is known, beside those that are blamed."""
+    known = {story.rank.rank for story in stories if story.rank.has_ended or story.rank.start_failed is not None}
+    expected = set(range(evidence.world_size)) if not any(story.rank.inner for story in stories) else set()
+    hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
+    silent = {story.rank.rank for story in stories if story.rank.host in hosts and not story.rank.has_ended}
+    alive_anyway = {story.rank.rank for story in stories if story.rank.lines and not story.rank.has_ended
+                    and story.rank.host not in hosts}
+    return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
+
+
+def _unexplained(winner: Candidate, stories: Sequence[RankStory]) -> bool:
+    """A rank that failed by itself, not clearly later, and whose own traces do not say that it only suffered."""
+    for story in stories:
+        if story.rank.rank in winner.ranks or not story.rank.has_failed or story.waited is not None:
+            continue
+        if story.own is not None and story.own.role != CAUSE and story.own.code != "terminated":
+            continue
+        if winner.at is None or story.end is None or not winner.at.is_before(story.end, by_s=CLEARLY_S):
+            return True
+    return False
+
+
+def _confidence(winner: Candidate, doubts: Sequence[str]) -> Confidence:
+    if not doubts:
+        return Confidence.CERTAIN
+    if "only-symptom" in doubts and winner.strength < 30:
+        return Confidence.UNKNOWN
+    return Confidence.LIKELY
+
+
+# ---------------------------------------------------------------- what followed
+
+
+def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> Tuple[ChainLink, ...]:
+    """Every rank with the role of its end, alike ones together: the first, consequences, then the clearing away."""
+    groups: Dict[Tuple[Role, str], List[RankStory]] = {}
+    for story in stories:
+        groups.setdefault(_role_of(winner, story), []).append(story)
+    links = [_link(winner, role, code, group) for (role, code), group in groups.items()]
+    if not winner.ranks and winner.hosts:
+        links.append(ChainLink(Role.INITIATING, winner.code, (), winner.hosts, winner.values))
+    order = list(Role)
+    return tuple(sorted(links, key=lambda link: (order.index(link.role), link.at_s is None, link.at_s or 0.0,
+                                                 link.ranks)))
+
+
+def _role_of(winner: Candidate, story: RankStory) -> Tuple[Role, str]:
+    rank, own = story.rank, story.own
+    if rank.rank in winner.ranks:
+        return Role.INITIATING, winner.code
+    if story.waited is not None:
+        return Role.CONSEQUENCE, f"waited-{story.waited}"
+    if rank.stopped:
+        return Role.TEARDOWN, "stopped-with-it"
+    if own is not None and own.role == SYMPTOM:
+        return Role.CONSEQUENCE, own.code
+    if own is not None and own.role == CAUSE:
+        later = winner.at is not None and own.at is not None and winner.at.is_before(own.at)
+        return (Role.CONSEQUENCE if later or own.strength < CREDIBLE else Role.UNKNOWN), own.code
+    if own is not None and own.role == TEARDOWN:
+        return Role.TEARDOWN, own.code
+    if rank.code == 0:
+        return Role.TEARDOWN, "ended-well"
+    if own is not None:
+        return Role.CONSEQUENCE, own.code
+    return (Role.CONSEQUENCE, "failed-after") if rank.has_ended else (Role.UNKNOWN, "no-record")
+
+
+def _link(winner: Candidate, role: Role, code: str, stories: Sequence[RankStory]) -> ChainLink:
+    when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(story) for story in stories)
+    values = next((story.own.values for story in stories if story.own is not None and story.own.code == code), {})
+    if not values:
+        values = {"how": describe_end(stories[0].rank)}
+    return ChainLink(role, code, tuple(sorted(story.rank.rank for story in stories)),
+                     tuple(sorted({story.rank.host for story in stories})), values,
+                     at_s=when.at_s if when else None, lag_s=_lag_between(winner.at, when, role))
+
+
+def _when(story: RankStory) -> Optional[Moment]:
+    return story.waited_at or story.end
+
+
+def _lag_between(first: Optional[Moment], then: Optional[Moment], role: Role) -> Optional[float]:
+    """Seconds after the first failure, where the clocks are good enough to say so."""
+    if role is Role.INITIATING or first is None or then is None:
+        return None
+    error_s = 0.0 if first.host == then.host else first.error_s + then.error_s
+    lag_s = then.at_s - first.at_s
+    return lag_s if lag_s >= 0 and error_s <= max(1.0, 0.5 * lag_s) else None
+
+
+def _lag(chain: Sequence[ChainLink]) -> Optional[float]:
+    return min((link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None), default=None)
+
+
+def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+    nobody = Candidate("not-known", 0)
+    suffered = [story for story in stories if story.waited is not None]
+    code = "peer-lost" if suffered else "not-known"
+    first = earliest(_when(story) for story in suffered) if suffered else None
+    proofs = tuple(proof for story in suffered[:2] for clue in story.clues[:1] for proof in clue.proofs[:1])
+    return Diagnosis(code=code, confidence=Confidence.UNKNOWN, at_s=first.at_s if first else None, proofs=proofs,
+                     chain=make_chain(nobody, stories), missing=_missing(evidence), values={"reason": evidence.reason})
+
+
+def _missing(evidence: Evidence) -> Tuple[str, ...]:
+    return (*evidence.missing, *(f"{host.host}: {what}" for host in evidence.hosts for what in host.missing))

@@ -1,0 +1,145 @@
+"""Ranks that run under a launcher of their own (torchrun, deepspeed): its process' traces taken apart by rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.times import stamp_of
+from ascendrun.health.diagnosis.tracebacks import rank_of_prefix, split_prefix
+
+LAUNCHERS = frozenset({"torchrun", "deepspeed"})
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
+_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+_SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
+_LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
+_RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
+_MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
+_OWN_WORDS = re.compile(r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
+                        r"deepspeed/launcher|bin/torchrun|multiprocessing/errors")
+
+
+@dataclass(frozen=True)
+class InnerEnd:
+    """How the launcher says one of its ranks ended. `is_root`: torchrun calls it the first one observed."""
+
+    rank: int
+    pid: Optional[int]
+    code: int
+    at_s: Optional[float]
+    line: Line
+    is_root: bool = False
+
+
+def expand(evidence: Evidence) -> Evidence:
+    """Evidence by the real ranks where their launchers tell of them; unchanged where none does."""
+    if evidence.launcher not in LAUNCHERS:
+        return evidence
+    parts = [_expand_process(one) for one in evidence.ranks]
+    if not any(inner for inner, _ in parts):
+        return evidence
+    ranks: List[RankEvidence] = [rank for inner, rest in parts for rank in (inner or rest)]
+    unique: Dict[int, RankEvidence] = {}
+    for rank in ranks:
+        unique.setdefault(rank.rank, rank)
+    return replace(evidence, ranks=tuple(unique[number] for number in sorted(unique)),
+                   world_size=max(evidence.world_size, len(unique)))
+
+
+def _expand_process(process: RankEvidence) -> Tuple[Tuple[RankEvidence, ...], Tuple[RankEvidence, ...]]:
+    """(its ranks, or () when it tells of none; the process itself)."""
+    ends = {end.rank: end for end in (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines))}
+    by_rank: Dict[int, List[Line]] = {}
+    for line in process.lines:
+        rank = rank_of_prefix(split_prefix(line.text)[0])
+        if rank is not None:
+            by_rank.setdefault(rank, []).append(line)
+    numbers = sorted({*ends, *by_rank})
+    loose = [line for line in process.lines if rank_of_prefix(split_prefix(line.text)[0]) is None]
+    if not numbers:
+        return (), (process,)
+    only = numbers[0] if len(numbers) == 1 else None
+    return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number == only else ())
+                 for number in numbers), (process,)
+
+
+def _inner(process: RankEvidence, number: int, end: Optional[InnerEnd], lines: Sequence[Line], loose: Sequence[Line]
+           ) -> RankEvidence:
+    """The launcher kills its other ranks with TERM: that is a stop like ours."""
+    own = [line for line in loose if not _OWN_WORDS.search(line.text)] if _has_no_words(lines) else []
+    code = None if end is None else end.code
+    died = code is not None and code < 0
+    exited_s = process.exited_at_s
+    return replace(
+        process, rank=number, pid=end.pid if end is not None else None, device=None, inner=True,
+        code=None if died else code, signal=-code if died and code is not None else None,
+        stopped=process.stopped or (end is not None and not end.is_root and code in (-15, -9)),
+        exited_at_s=exited_s, lines=(*lines, *own), last_output_s=None, plog=None, error=(),
+    )
+
+
+def _has_no_words(lines: Sequence[Line]) -> bool:
+    return not any("Traceback" in line.text or "Error" in line.text for line in lines)
+
+
+def find_torchrun_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
+    """From the summary that torchrun prints of its failed ranks; () when there is none."""
+    found: List[InnerEnd] = []
+    fields: Dict[str, str] = {}
+    is_root, first = False, None
+    for line in lines:
+        text = split_prefix(line.text)[1]
+        if "Root Cause (first observed failure)" in text:
+            is_root = True
+        elif text.strip() == "Failures:" or "Other failures" in text:
+            is_root = False
+        match = _FIELD.match(text)
+        if match is None:
+            continue
+        name, value = match.groups()
+        if name == "time":
+            fields, first = {}, line
+        fields[name] = value
+        if name == "exitcode" and first is not None:
+            end = _torchrun_end(fields, line, is_root=is_root)
+            found.extend([end] if end is not None else [])
+    return tuple(found)
+
+
+def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> Optional[InnerEnd]:
+    rank, code = _RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", ""))
+    if rank is None or code is None:
+        return None
+    return InnerEnd(int(rank[1]), int(code[2]), int(code[1]), stamp_of(fields.get("time", "")), line, is_root)
+
+
+def find_deepspeed_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
+    """From what deepspeed's launcher says of the processes that it starts and loses."""
+    pids: Dict[int, int] = {}
+    here: Tuple[int, ...] = ()
+    node_rank = 0
+    found: List[InnerEnd] = []
+    for line in lines:
+        text = line.text
+        if "global_rank_mapping" in text:
+            rows = [tuple(int(one) for one in ranks.split(",") if one.strip()) for _, ranks in _MAPPING.findall(text)]
+            here = rows[node_rank] if node_rank < len(rows) else ()
+        if "node_rank=" in text:
+            match = re.search(r"node_rank=(\d+)", text)
+            node_rank = int(match[1]) if match else node_rank
+        spawned = _SPAWNED.search(text)
+        if spawned is not None:
+            local = _LOCAL_RANK.search(spawned[2])
+            if local is not None:
+                pids[int(local[1])] = int(spawned[1])
+        returned = _RETURNED.search(text)
+        if returned is not None:
+            local = _LOCAL_RANK.search(returned[1])
+            if local is not None:
+                number = int(local[1])
+                rank = here[number] if number < len(here) else number
+                found.append(InnerEnd(rank, pids.get(number), int(returned[2]), None, line, is_root=not found))
+    return tuple(found)

@@ -1,0 +1,261 @@
+"""Words of a rank about other ranks: whom it lost, whom it waited for, whom its communication library accuses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Tuple
+
+from ascendrun.health.diagnosis.evidence import Line
+
+LOST, CONNECT, EXEC = "lost", "connect", "exec"
+"""Of `Word.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One line that speaks of other ranks. `wait`: what this rank suffered by it, None: it only accuses.
+
+    `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
+    """
+
+    kind: str
+    line: Line
+    wait: Optional[str] = None
+    ranks: Tuple[int, ...] = ()
+    addresses: Tuple[Tuple[str, Optional[int]], ...] = ()
+    values: Mapping[str, str] = None  # type: ignore[assignment]
+
+
+_IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+)"
+
+Maker = Callable[[Match[str], Line], Word]
+_TABLE: List[Tuple[Tuple[str, ...], Pattern[str], Maker]] = []
+
+
+def _word(needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
+    """Registers a maker for lines that hold one of `needles` and match `pattern`."""
+    def register(maker: Maker) -> Maker:
+        _TABLE.append((tuple(needles), re.compile(pattern), maker))
+        return maker
+    return register
+
+
+def find_words(lines: Iterable[Line]) -> Iterator[Word]:
+    """In the order of the lines; one line may say several things."""
+    for line in lines:
+        text = line.text
+        for needles, pattern, maker in _TABLE:
+            if any(needle in text for needle in needles):
+                found = pattern.search(text)
+                if found is not None:
+                    yield maker(found, line)
+
+
+def _numbers(text: str) -> Tuple[int, ...]:
+    return tuple(int(one) for one in re.findall(r"\d+", text))
+
+
+def _server(text: str) -> str:
+    return text.partition("%")[0]
+
+
+def _device(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+# ---------------------------------------------------------------- HCCL accuses
+
+
+@_word(["Exception Location"], r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
+                               r".*?ExceptionType:\[(?P<type>[^\]]+)\]")
+def _location(found: Match[str], line: Line) -> Word:
+    return Word("location", line, addresses=((_server(found["ip"]), _device(found["dev"])),),
+                values={"type": found["type"]})
+
+
+@_word(["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
+def _crimer(found: Match[str], line: Line) -> Word:
+    return Word("location", line, addresses=((_server(found["ip"]), _device(found["dev"])),),
+                values={"type": found["type"]})
+
+
+@_word(["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]")
+def _missing_agents(found: Match[str], line: Line) -> Word:
+    return Word("missing", line, wait=CONNECT, ranks=_numbers(found["ranks"]))
+
+
+@_word(["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
+def _connected(found: Match[str], line: Line) -> Word:
+    return Word("connected", line, ranks=_numbers(found["ranks"]))
+
+
+@_word(["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
+def _needed(found: Match[str], line: Line) -> Word:
+    return Word("needed", line, values={"count": found["count"]})
+
+
+@_word(["|"], r"\|\s*(?P<dst>" + _IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
+              r"\s*(?P<src>" + _IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
+              r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?")
+def _link_row(found: Match[str], line: Line) -> Word:
+    return Word("link", line, wait=CONNECT, ranks=(int(found["drank"]),), addresses=((found["dst"], None),),
+                values={"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""})
+
+
+@_word(["createLink para"], r"createLink para:rank\[\d+\]-localUserrank\[(?P<l>\d+)\]-localIpAddr\[(?P<lip>[^\]]*)\], "
+                            r"(?:remoteRank|dst_rank)\[\d+\]-remoteUserrank\[(?P<r>\d+)\]-"
+                            r"remote(?:IpAddr|_ip_addr)\[(?P<rip>[^\]]*)\]")
+def _transport(found: Match[str], line: Line) -> Word:
+    address, _, device = found["rip"].partition("/")
+    wait = None if "Create Dest error" in line.text else CONNECT
+    return Word("link", line, wait=wait, ranks=(int(found["r"]),), addresses=((address, _device(device)),),
+                values={"from": found["l"], "status": "", "tls": ""})
+
+
+@_word(["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)")
+def _detected(found: Match[str], line: Line) -> Word:
+    return Word("link", line, wait=CONNECT, addresses=((_server(found["d"]), _device(found["dd"])),),
+                values={"from": "", "status": "detected", "tls": ""})
+
+
+@_word(["rankList for enabled tls"], r"rankList for enabled tls:(?P<on>.*?); ?rankList for disabled tls:(?P<off>.*?);")
+def _tls(found: Match[str], line: Line) -> Word:
+    return Word("tls", line, wait=None, values={"on": found["on"], "off": found["off"]})
+
+
+@_word(["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inconsistent")
+def _tls_plain(found: Match[str], line: Line) -> Word:
+    return Word("tls", line, values={"on": "", "off": ""})
+
+
+@_word(["cqe err", "cqe error"], r"cqe err(?:or)? status\[(?P<status>\d+)\].*?(?:remoteIP\{server\[(?P<rs>[^\]]+)\],"
+                                 r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])")
+def _cqe(found: Match[str], line: Line) -> Word:
+    addresses = [(_server(one), None) for one in (found["rip"], found["rs"], found["ip"]) if one]
+    return Word("cqe", line, addresses=tuple(addresses), values={"status": found["status"]})
+
+
+@_word(["CQE"], r"EI0013.*?Peer information: server (?P<s>[^,]+), device ID (?P<d>\d+)")
+def _cqe_words(found: Match[str], line: Line) -> Word:
+    return Word("cqe", line, addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
+
+
+@_word(["EI0005", "check fail. local[", "inconsistent between ranks"],
+       r"EI0005|CMD information \w+ check fail|inconsistent between ranks")
+def _differs(found: Match[str], line: Line) -> Word:
+    return Word("differs", line)
+
+
+@_word(["Task run failed, base information", "tag["], r"(?:Task run failed, base information|base information: ).*?"
+                                                     r"tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]")
+def _task_tag(found: Match[str], line: Line) -> Word:
+    return Word("tag", line, values={"tag": found["tag"], "group": found["group"]})
+
+
+@_word(["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
+def _op_index(found: Match[str], line: Line) -> Word:
+    return Word("index", line, values={"index": found["index"]})
+
+
+@_word(["remote rank:["], r"remote rank:\[(?P<r>\d+)\].*?(?:rankSize\[(?P<size>\d+)\])?")
+def _remote(found: Match[str], line: Line) -> Word:
+    return Word("remote", line, ranks=(int(found["r"]),))
+
+
+@_word(["from remote rank ["], r"from remote rank \[(?P<r>\d+)\]")
+def _remote_wait(found: Match[str], line: Line) -> Word:
+    return Word("remote", line, wait=EXEC, ranks=(int(found["r"]),))
+
+
+# ---------------------------------------------------------------- waits
+
+
+@_word(["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],
+       r"EI0002|wait execution of the Notify register times out|notify wait timeout|taskType\[Notify Wait\]|"
+       r"\[TaskExecStage\]\[Timeout\]")
+def _exec_timeout(found: Match[str], line: Line) -> Word:
+    return Word("timeout", line, wait=EXEC)
+
+
+@_word(["EI0006", "socket time", "socket establish timeout", "link establish"],
+       r"EI0006|[Gg]et(?:ting)? socket time(?:s )?out|wait socket establish timeout")
+def _connect_timeout(found: Match[str], line: Line) -> Word:
+    return Word("timeout", line, wait=CONNECT)
+
+
+@_word(["EI0015", "topo exchange", "TopoExchangeAgent"],
+       r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed")
+def _meeting_timeout(found: Match[str], line: Line) -> Word:
+    return Word("timeout", line, wait=CONNECT)
+
+
+@_word(["Watchdog caught collective operation timeout"],
+       r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: \w+\("
+       r"(?:.*?SeqNum=(?P<seq>\d+))?(?:.*?OpType=(?P<op>\w+))?")
+def _watchdog(found: Match[str], line: Line) -> Word:
+    values = {name: found[name] for name in ("seq", "op") if found[name]}
+    return Word("sequence" if "seq" in values else "timeout", line, wait=EXEC, values=values)
+
+
+@_word(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
+def _barrier(found: Match[str], line: Line) -> Word:
+    return Word("missing", line, wait=EXEC, ranks=_numbers(found["ranks"]))
+
+
+@_word(["joined", "worker_count"], r"\d+/\d+ clients joined|world_size=(?P<size>\d+), worker_count=(?P<count>\d+)")
+def _store_missing(found: Match[str], line: Line) -> Word:
+    return Word("timeout", line, wait=CONNECT)
+
+
+@_word(["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "pair closure",
+        "No route to host", "Software caused connection abort", "Connection timed out"],
+       r"(?:gloo|pair\.cc|TCPStore|SocketImpl|socket\.cpp|\[c10d\]).*?"
+       r"(?:Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|pair closure|"
+       r"No route to host|connection abort|Connection timed out)"
+       r"(?:[ :]*\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+")
+def _lost(found: Match[str], line: Line) -> Word:
+    address = found["ip"] or found["ip2"]
+    return Word("lost", line, wait=LOST, addresses=((address, None),) if address else ())
+
+
+@_word(["Connection closed by peer", "Connection reset by peer"],
+       r"Connection (?:closed|reset) by peer \[(?P<ip>[^\]]+)\]")
+def _lost_named(found: Match[str], line: Line) -> Word:
+    return Word("lost", line, wait=LOST, addresses=((found["ip"], None),))
+
+
+@_word(["ncclRemoteError", "remote process exited", "NCCL communicator was aborted", "failed to recv, got 0 bytes",
+        "recvValue failed", "sendBytes failed", "recvBytes failed", "Failed to check the \"should dump\"",
+        "process group has been aborted", "Timed out waiting", "Socket Timeout", "wait timeout after",
+        "client socket has timed out", "client socket has failed to connect"],
+       r"ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted|"
+       r"failed to recv, got 0 bytes|(?:recvValue|sendBytes|recvBytes) failed|Failed to check the .should dump|"
+       r"process group has been aborted|Timed out waiting \d+ms for (?:recv|send) operation|Socket Timeout|"
+       r"wait timeout after \d+|client socket has (?:timed out|failed to connect)")
+def _lost_quietly(found: Match[str], line: Line) -> Word:
+    is_wait = any(word in found.group() for word in ("imed out", "imeout", "failed to connect"))
+    return Word("timeout" if is_wait else "lost", line, wait=EXEC if is_wait else LOST)
+
+
+_LOOKS_LOST = re.compile(r"connection (?:was )?(?:reset|closed|refused|aborted|lost|broken)|broken pipe|"
+                         r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
+                         r"connection error|process group .*(?:abort|destroyed)|"
+                         r"communicator .*abort", re.IGNORECASE)
+_LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous", re.IGNORECASE)
+
+
+def looks_suffered(text: str) -> Optional[str]:
+    """LOST or EXEC when an exception's words are those of one that another rank has let down; else None."""
+    if _LOOKS_LOST.search(text):
+        return LOST
+    return EXEC if _LOOKS_WAITED.search(text) else None
+
+
+def count_votes(words: Iterable[Word]) -> Dict[int, int]:
+    """How many words name each rank."""
+    votes: Dict[int, int] = {}
+    for word in words:
+        for rank in word.ranks:
+            votes[rank] = votes.get(rank, 0) + 1
+    return votes

@@ -1,0 +1,303 @@
+"""One rank's end as its own traces tell it: what it did, what it suffered, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.health.diagnosis.clues import (
+    CAUSE,
+    CONSEQUENCE,
+    CREDIBLE,
+    STRENGTH,
+    SYMPTOM,
+    TEARDOWN,
+    Clue,
+    proof_of,
+    same_words,
+)
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.exits import exit_clue
+from ascendrun.health.diagnosis.peers import Word, find_words, looks_suffered
+from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment, with_stamps
+from ascendrun.health.diagnosis.tracebacks import Chain, Raised, find_chains
+from ascendrun.health.diagnosis.verdict import Proof
+
+AFTERWARDS_LINES = 12
+"""So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
+AFTERWARDS_LIMIT = 200
+NEAR_THE_END_S = 30.0
+MESSAGE_LINES = 15
+"""An exception's message may go on for so many lines."""
+
+RULED = frozenset({
+    "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
+    "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
+    "hccl-root-unreachable",
+})
+"""Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
+
+_OF_SEVERAL = frozenset({"cqe", "tls", "differs", "location", "link"})
+_TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
+_TOLD_TO_END = re.compile(r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM",
+                          re.IGNORECASE)
+_VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError",
+                          "ProcessRaisedException", "ProcessExitedException", "ChildFailedError", "BaseException",
+                          "InternalError", "OSError"})
+_REMARK = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[::]")
+_POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
+_QUIET = re.compile(r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
+                    r"resource_tracker|^W\d{4} |^E\d{4} ")
+
+
+@dataclass(frozen=True)
+class RankStory:
+    """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
+    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait."""
+
+    rank: RankEvidence
+    own: Optional[Clue]
+    clues: Tuple[Clue, ...] = ()
+    words: Tuple[Word, ...] = ()
+    chain: Optional[Chain] = None
+    end: Optional[Moment] = None
+    waited: Optional[str] = None
+    waited_at: Optional[Moment] = None
+    is_silent: bool = False
+
+    @property
+    def has_cause(self) -> bool:
+        return self.own is not None and self.own.role == CAUSE
+
+
+def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
+    """Pure; of a rank without any trace the story says so."""
+    host = evidence.host(rank.host)
+    plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
+    reading = _Reading(evidence, rank, (*rank.error, *rank.lines), plog)
+    clues = [*reading.chain_clues(), *reading.hit_clues()]
+    ending = exit_clue(evidence, rank)
+    if ending is not None:
+        clues.append(ending)
+    words = tuple(word for word in find_words((*rank.lines, *rank.error, *plog)) if not reading.is_late(word.line))
+    waits = [word for word in words if word.wait is not None]
+    own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
+    suffered = waits[0] if waits else None
+    return RankStory(
+        rank=rank, own=own, clues=tuple(clues), words=words, chain=reading.fatal,
+        end=moment(evidence, rank.host, rank.exited_at_s), waited=suffered.wait if suffered else None,
+        waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
+        is_silent=not rank.has_ended and not rank.lines,
+    )
+
+
+def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Optional[Clue]:
+    """Of all that speaks about one rank: a cause before a symptom before a consequence; of causes the strongest.
+
+    A way of ending that fits many reasons (a crash, a code) explains nothing when the rank's words tell what it
+    suffered: programs crash while they are cleaning up.
+    """
+    causes = [clue for clue in clues if clue.role == CAUSE]
+    telling = [clue for clue in causes if not clue.is_vague]
+    suffered = [clue for clue in clues if clue.role in (SYMPTOM, CONSEQUENCE) and clue.code != "terminated"]
+    if telling:
+        return max(telling, key=lambda clue: clue.strength)
+    if causes and not suffered and not waited:
+        return max(causes, key=lambda clue: clue.strength)
+    if suffered:
+        return max(suffered, key=lambda clue: (clue.role == SYMPTOM, clue.strength))
+    rest = [clue for clue in clues if clue.role == TEARDOWN or not waited]
+    if waited and has_failed:
+        return None
+    return max(rest, key=lambda clue: clue.strength, default=None)
+
+
+class _Reading:
+    """A rank's lines with what is known of each."""
+
+    def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
+        self._evidence, self._rank = evidence, rank
+        self._host = evidence.host(rank.host)
+        self._lines, self._plog = lines, plog
+        self._hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
+                      if not _REMARK.match(hit.text)]
+        self._chains = find_chains(lines)
+        self._after = _count_after(lines, self._chains, {hit.line for hit in self._hits})
+        self.fatal: Optional[Chain] = self._fatal_chain()
+
+    def is_late(self, line: Line) -> bool:
+        """It came after the rank had been told to stop."""
+        return is_after_stop(self._host, line.at_s) and (self._rank.stopped or not self._rank.has_ended)
+
+    def _is_terminal(self, index: int) -> bool:
+        """Nothing much came after it: the rank did not go on with its work."""
+        line, after = self._lines[index], self._after[index]
+        if line.stream == "error" or after <= AFTERWARDS_LINES:
+            return True
+        end_s = self._rank.exited_at_s
+        if end_s is None or line.at_s is None:
+            return after <= 5 * AFTERWARDS_LINES
+        return end_s - line.at_s <= NEAR_THE_END_S and after <= AFTERWARDS_LIMIT
+
+    def _fatal_chain(self) -> Optional[Chain]:
+        """The exception that ended the rank: the last one that Python did not pass over and no work followed; but what
+        is only the echo of others' ends does not hide an earlier one of its own."""
+        terminal = [chain for chain in self._chains if chain.kind != "ignored" and self._is_terminal(chain.last)]
+        ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
+        own = [chain for chain in ordered if self._chain_role(chain) == CAUSE]
+        return (own or ordered)[-1] if ordered else None
+
+    # --- exceptions
+
+    def chain_clues(self) -> List[Clue]:
+        chain = self.fatal
+        if chain is None:
+            return []
+        role = self._chain_role(chain)
+        hit = self._hit_of(chain, role)
+        last = self._lines[chain.last]
+        is_late = self.is_late(last)
+        if is_late:
+            role = TEARDOWN
+        at_line = self._lines[chain.first]
+        when = moment(self._evidence, self._rank.host, at_line.at_s if at_line.at_s is not None else last.at_s)
+        proofs = tuple(self._proof(one) for one in _distinct((chain.root, chain.final)))
+        values = _exception_values(chain)
+        unsure = self._rank.stopped and last.at_s is None
+        if hit is not None:
+            return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
+        strength = STRENGTH["exception"] - (10 if unsure else 0)
+        return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when or self._end(), proofs, values,
+                     blames="self", retry="unknown", sure=not unsure and chain.kind == "main",
+                     key=f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}")]
+
+    def _chain_role(self, chain: Chain) -> str:
+        root = chain.root
+        if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
+            return TEARDOWN
+        lines = [self._lines[index] for index in self._range(chain, root)]
+        words = tuple(find_words(lines))
+        if any(word.wait is not None for word in words):
+            return CONSEQUENCE
+        if any(word.kind in _OF_SEVERAL for word in words):
+            return SYMPTOM
+        hit = self._best([hit for hit in self._hits if hit.line in self._range(chain, root) and not _is_neutral(hit)])
+        if hit is not None:
+            return hit.signature.role
+        if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective):
+            return SYMPTOM
+        return CAUSE
+
+    def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
+        """The signature that names the chain's reason: of its root, or of a later part that says it better."""
+        root = self._best([hit for hit in self._hits if hit.line in self._range(chain, chain.root)])
+        if root is not None and root.signature.role == role:
+            return root
+        later = self._best([hit for one in chain.raised[1:] for hit in self._hits
+                            if hit.line in self._range(chain, one) and hit.signature.role == CAUSE])
+        return later if role == CAUSE and later is not None and later.signature.strength >= 80 else None
+
+    def _range(self, chain: Chain, raised: Raised) -> range:
+        """The lines of one exception: from its traceback to the end of its message."""
+        begins = sorted(one.first for other in self._chains for one in other.raised if one.first > raised.last)
+        end = min([raised.last + MESSAGE_LINES, len(self._lines), *begins[:1]])
+        stream = self._lines[raised.last].stream
+        while end > raised.last + 1 and self._lines[end - 1].stream != stream:
+            end -= 1
+        return range(raised.first, max(end, raised.last + 1))
+
+    def _best(self, hits: Iterable[Hit]) -> Optional[Hit]:
+        found = [hit for hit in hits if hit.signature.code not in RULED]
+        return max(found, default=None,
+                   key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line))
+
+    def _proof(self, raised: Raised) -> Proof:
+        return proof_of(self._evidence, self._lines[raised.last], rank=self._rank.rank, host=self._rank.host)
+
+    # --- signatures outside of exceptions
+
+    def hit_clues(self) -> List[Clue]:
+        """Known lines that stand for themselves. In front of an exception with words of its own they are side
+        remarks; a vague one they explain."""
+        taken = set(self._range_of_fatal())
+        speaks = self.fatal is not None and self._chain_role(self.fatal) == CAUSE \
+            and self.fatal.root.short_type not in _VAGUE_TYPES
+        clues = []
+        for hit in self._hits:
+            if hit.line in taken or hit.signature.code in RULED or not self._is_terminal(hit.line):
+                continue
+            clues.append(self._line_clue(hit, self._lines[hit.line], weaker=speaks))
+        for hit in scan((index, line.text) for index, line in enumerate(self._plog)):
+            if hit.signature.code not in RULED and not _REMARK.match(hit.text) and _is_error_line(hit.text):
+                clues.append(self._line_clue(hit, self._plog[hit.line], weaker=speaks))
+        return clues
+
+    def _range_of_fatal(self) -> Iterable[int]:
+        if self.fatal is None:
+            return ()
+        return (index for one in self.fatal.raised for index in self._range(self.fatal, one))
+
+    def _line_clue(self, hit: Hit, line: Line, *, weaker: bool) -> Clue:
+        role = TEARDOWN if self.is_late(line) else hit.signature.role
+        when = moment(self._evidence, self._rank.host, line.at_s)
+        clue = self._clue(hit, role, when or self._end(),
+                          (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=True)
+        if weaker:
+            return replace(clue, strength=min(clue.strength, CREDIBLE - 1), sure=False)
+        return clue
+
+    def _clue(self, hit: Hit, role: str, when: Optional[Moment], proofs: Tuple[Proof, ...],
+              values: Mapping[str, str], *, sure: bool) -> Clue:
+        row = hit.signature
+        shown = proofs if any(proof.text == hit.text.strip() for proof in proofs) else (
+            *proofs, *([proof_of(self._evidence, self._lines[hit.line], rank=self._rank.rank, host=self._rank.host)]
+                       if values else []))
+        return Clue(row.code, role, row.strength, self._rank.rank, self._rank.host, when, shown,
+                    {**values, **hit.values}, blames=row.blames, retry=row.retry, sure=sure,
+                    key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code)
+
+    def _end(self) -> Optional[Moment]:
+        return moment(self._evidence, self._rank.host, self._rank.exited_at_s)
+
+
+def _is_neutral(hit: Hit) -> bool:
+    """A postscript that every failure carries, such as torch_npu's ERR codes: it says nothing of the reason."""
+    return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
+
+
+def _count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
+    """For every line, how many ordinary ones its stream wrote after it."""
+    quiet = set(known)
+    for chain in chains:
+        for one in chain.raised:
+            quiet.update(range(one.first, one.last + 1))
+    counts = [0] * len(lines)
+    seen: dict[str, int] = {}
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        counts[index] = seen.get(line.stream, 0)
+        if index not in quiet and line.text.strip() and not _QUIET.search(line.text):
+            seen[line.stream] = counts[index] + 1
+    return counts
+
+
+def _exception_values(chain: Chain) -> Mapping[str, str]:
+    root, final = chain.root, chain.final
+    values = {"type": final.short_type, "message": final.text[:300], "where": root.where or final.where or "?"}
+    if len(chain.raised) > 1:
+        values["root"] = root.text[:300]
+    return values
+
+
+def _distinct(raised: Iterable[Raised]) -> List[Raised]:
+    found: List[Raised] = []
+    for one in raised:
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def _is_error_line(text: str) -> bool:
+    return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))

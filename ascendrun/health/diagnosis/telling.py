@@ -1,0 +1,98 @@
+"""A diagnosis in words: from texts/en.json, texts/zh.json and the signature catalogue."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Dict, Mapping, Tuple
+
+from ascendrun.ascend.signatures import signature_of
+from ascendrun.core.loglines import fold_ranks
+from ascendrun.core.names import fold_names
+from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Role
+
+LANGUAGES = ("en", "zh")
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+
+@lru_cache(maxsize=None)
+def texts(lang: str) -> Mapping[str, Any]:
+    """{"verdicts": {code: {says, why, advice}}, "ends": {code: text}, "doubts", "odd", "labels": {name: text}}."""
+    raw = resources.files(__package__ or "").joinpath("texts").joinpath(f"{lang}.json").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = json.loads(raw)
+    return found
+
+
+def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
+    """With `says`, `why`, `advice`, the chain's sentences, and doubts and oddities as sentences."""
+    words = texts(lang if lang in LANGUAGES else "en")
+    values = {"who": who(diagnosis.ranks, diagnosis.hosts, lang), **diagnosis.values}
+    says, why, advice = _verdict(diagnosis, values, lang)
+    return replace(
+        diagnosis, says=says, why=why, advice=advice,
+        chain=tuple(replace(link, says=_link(link, lang)) for link in diagnosis.chain),
+        doubts=tuple(words["doubts"].get(doubt, doubt) for doubt in diagnosis.doubts),
+        odd=tuple(_odd(text, words) for text in diagnosis.odd),
+        rivals=tuple(_short(code, {}, lang) for code in dict.fromkeys(diagnosis.rivals)),
+    )
+
+
+def who(ranks: Tuple[int, ...], hosts: Tuple[str, ...], lang: str) -> str:
+    """rank 2 on npu01; ranks 8-15 on npu02; npu03."""
+    words = texts(lang)["labels"]
+    place = fold_names(hosts) if hosts else ""
+    if not ranks:
+        return place or words["nobody"]
+    name = words["rank" if len(ranks) == 1 else "ranks"].replace("{ranks}", fold_ranks(ranks))
+    return words["rank_on"].replace("{rank}", name).replace("{host}", place) if place else str(name)
+
+
+def label(name: str, lang: str) -> str:
+    text: str = texts(lang)["labels"].get(name, name)
+    return text
+
+
+def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Tuple[str, str, str]:
+    row = texts(lang)["verdicts"].get(diagnosis.code)
+    labels = texts(lang)["labels"]
+    if row is not None:
+        return tuple(fill(row.get(part, ""), values) for part in ("says", "why", "advice"))  # type: ignore[return-value]
+    signature = signature_of(diagnosis.code)
+    if signature is None:
+        return fill(labels["failed_first"], {**values, "says": diagnosis.code}), "", ""
+    words = signature.words(lang, diagnosis.values)
+    says = words.says
+    if diagnosis.values.get("message"):
+        says = fill(labels["with_exception"], {**values, "says": words.says})
+    return fill(labels["failed_first"], {**values, "says": says}), words.cause, words.advice
+
+
+def _short(code: str, values: Mapping[str, str], lang: str) -> str:
+    """What a code means, without who."""
+    ends: Dict[str, str] = texts(lang)["ends"]
+    if code in ends:
+        return fill(ends[code], values)
+    signature = signature_of(code)
+    return code if signature is None else signature.words(lang, values).says
+
+
+def _link(link: ChainLink, lang: str) -> str:
+    if link.role is Role.INITIATING:
+        return label("first", lang)
+    return _short(link.code, link.values, lang)
+
+
+def _odd(text: str, words: Mapping[str, Any]) -> str:
+    name, *rest = text.split("|")
+    template: str = words["odd"].get(name, text)
+    for index, value in enumerate(rest):
+        template = template.replace("{%d}" % index, value)
+    return template
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Each {name} by its value; without one, by "?"."""
+    return _PLACE.sub(lambda place: values.get(place[1], "?"), text)

@@ -1,0 +1,202 @@
+"""Python's tracebacks in a stream: which exceptions, in which chains, from which line of whose code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ascendrun.health.diagnosis.evidence import Line
+
+PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
+_RANK = re.compile(r"\[rank(\d+)\]:")
+_TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*:?\s*$")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_SURE = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Timeout|Failure|Expired"
+    r"|Unavailable|Signal|NotMet|NotFound|Missing|Invalid|Refused|Abort|Aborted|Fault|Group|Empty|Full))"
+    r"(?::\s?(?P<message>.*))?$")
+_ANY = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(?P<message>.*))?$")
+_LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTE"})
+_DURING = "During handling of the above exception, another exception occurred"
+_DIRECT = "The above exception was the direct cause of the following exception"
+_IGNORED = re.compile(r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
+                      r"|Exception ignored on|Exception ignored while)")
+_THREAD = re.compile(r"^Exception in thread ")
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
+_COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
+                         r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/")
+NOISE_LIMIT = 60
+"""So many lines of others may stand inside one traceback before it counts as torn."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
+    `collective`: it came out of torch.distributed. `first`, `last`: indices in the lines that were searched."""
+
+    type: str
+    message: str
+    where: Optional[str]
+    collective: bool
+    first: int
+    last: int
+    origin: Tuple[str, int] = ("", 0)
+
+    @property
+    def short_type(self) -> str:
+        return self.type.rpartition(".")[2]
+
+    @property
+    def text(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
+    `kind`: main, thread, or ignored (Python printed it and went on)."""
+
+    raised: Tuple[Raised, ...]
+    rank: Optional[int] = None
+    kind: str = "main"
+
+    @property
+    def root(self) -> Raised:
+        return self.raised[0]
+
+    @property
+    def final(self) -> Raised:
+        return self.raised[-1]
+
+    @property
+    def first(self) -> int:
+        return min(one.first for one in self.raised)
+
+    @property
+    def last(self) -> int:
+        return max(one.last for one in self.raised)
+
+
+def split_prefix(text: str) -> Tuple[Optional[str], str]:
+    """("[rank3]:", the rest) for lines of torch and torchrun; (None, text) for others."""
+    found = PREFIX.match(text)
+    return (None, text) if found is None else (found.group().rstrip(), text[found.end():])
+
+
+def rank_of_prefix(prefix: Optional[str]) -> Optional[int]:
+    found = _RANK.search(prefix or "")
+    return int(found.group(1)) if found else None
+
+
+def find_chains(lines: Sequence[Line]) -> Tuple[Chain, ...]:
+    """Every chain of exceptions, by where it ends. Streams, and ranks that share one, are read apart."""
+    groups: Dict[Tuple[str, Optional[str]], List[Tuple[int, str]]] = {}
+    for index, line in enumerate(lines):
+        prefix, text = split_prefix(line.text)
+        groups.setdefault((line.stream, prefix), []).append((index, text))
+    found: List[Chain] = []
+    for (_stream, prefix), group in groups.items():
+        rank = rank_of_prefix(prefix)
+        found.extend(replace(chain, rank=rank) for chain in _Parser(group).chains())
+    return tuple(sorted(found, key=lambda chain: chain.last))
+
+
+class _Parser:
+    """Reads one stream of one process from above."""
+
+    def __init__(self, group: Sequence[Tuple[int, str]]) -> None:
+        self._group = group
+        self._chains: List[Chain] = []
+        self._open: List[Raised] = []
+        self._kind = "main"
+        self._linked = False
+
+    def chains(self) -> List[Chain]:
+        at = 0
+        while at < len(self._group):
+            text = self._group[at][1]
+            found = _TRACEBACK.match(text)
+            if found is None:
+                self._hear(text)
+                at += 1
+                continue
+            nested = "Original" in found.group("before") or found.group("before").rstrip().endswith(("'''", '"""'))
+            raised, at = self._read(at, indent=len(found.group("indent")))
+            if raised is not None:
+                self._take(raised, nested=nested)
+        self._close()
+        return self._chains
+
+    def _hear(self, text: str) -> None:
+        """Lines between tracebacks say how they belong together."""
+        if _DURING in text or _DIRECT in text:
+            self._linked = True
+        elif _IGNORED.match(text):
+            self._close()
+            self._kind = "ignored"
+        elif _THREAD.match(text):
+            self._close()
+            self._kind = "thread"
+
+    def _take(self, raised: Raised, *, nested: bool) -> None:
+        if nested and self._open:
+            self._open.insert(0, raised)  # a worker's own traceback, told inside its parent's
+        elif self._linked and self._open:
+            self._open.append(raised)
+        else:
+            kind = self._kind if not self._open else "main"
+            self._close()
+            self._kind = kind
+            self._open = [raised]
+        self._linked = False
+
+    def _close(self) -> None:
+        if self._open:
+            self._chains.append(Chain(tuple(self._open), kind=self._kind))
+        self._open, self._linked, self._kind = [], False, "main"
+
+    def _read(self, start: int, *, indent: int) -> Tuple[Optional[Raised], int]:
+        """The exception of the traceback that begins at `start`, and where to go on."""
+        frames: List[Tuple[str, int]] = []
+        noise, at, after_frame = 0, start + 1, False
+        while at < len(self._group) and noise <= NOISE_LIMIT:
+            text = self._group[at][1]
+            body = text[indent:] if text[:indent].strip(" \t|+") == "" else text
+            frame = _FRAME.match(body)
+            if frame is not None:
+                frames.append((frame.group("file"), int(frame.group("line"))))
+                after_frame = True
+            elif body[:1] in (" ", "\t") or not body.strip():
+                pass
+            elif _TRACEBACK.match(text):
+                break
+            else:
+                found = _exception_line(body, after_frame=after_frame)
+                if found is not None:
+                    return self._raised(start, at, found, frames), at + 1
+                noise += 1
+            at += 1
+        return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
+
+    def _raised(self, start: int, end: int, found: Tuple[str, str], frames: Sequence[Tuple[str, int]]) -> Raised:
+        own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+        last = (own or frames)[-1] if frames else None
+        where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
+        collective = bool(frames) and any(_COLLECTIVE.search(frame[0]) for frame in frames[-2:])
+        return Raised(found[0], found[1].strip(), where, collective, self._group[start][0], self._group[end][0],
+                      last or ("", 0))
+
+
+def _exception_line(body: str, *, after_frame: bool) -> Optional[Tuple[str, str]]:
+    found = _SURE.match(body)
+    if found is None and after_frame:
+        found = _ANY.match(body)
+        if found is not None and (found.group("type").upper() in _LEVELS or not _is_class_name(found.group("type"))):
+            return None
+    return None if found is None else (found.group("type"), found.group("message") or "")
+
+
+def _is_class_name(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last[:1].isupper() and any(letter.islower() for letter in last)

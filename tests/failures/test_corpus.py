@@ -1,0 +1,79 @@
+"""Every case of the corpus: the right first rank and reason, and nothing wrong that is called certain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from corpus import Case, case_files, load, mutate
+
+from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, tell
+
+CASES = case_files()
+MUTATIONS = 6
+RIGHT_SHARE = 0.95
+
+
+def faults_of(case: Case, found: Diagnosis) -> List[str]:
+    """In words, what the diagnosis has wrong; [] nothing."""
+    expected = case.expected
+    faults = []
+    if expected.first is not None and found.ranks != expected.first:
+        faults.append(f"first ranks {found.ranks}, not {expected.first}")
+    if expected.hosts is not None and set(found.hosts) != set(expected.hosts):
+        faults.append(f"hosts {found.hosts}, not {expected.hosts}")
+    if found.code not in expected.codes:
+        faults.append(f"code {found.code}, not {expected.codes}")
+    if expected.where is not None and found.values.get("where") != expected.where:
+        faults.append(f"at {found.values.get('where')}, not {expected.where}")
+    if expected.text is not None and expected.text not in tell(found).says:
+        faults.append(f"{expected.text!r} is not in {tell(found).says!r}")
+    roles = {rank: link.role.value for link in found.chain for rank in link.ranks}
+    faults += [f"rank {rank} is {roles.get(int(rank))}, not {role}" for rank, role in expected.roles
+               if roles.get(int(rank)) != role]
+    return faults
+
+
+def is_wrong(case: Case, found: Diagnosis) -> bool:
+    """Another rank or another reason than the right one; the place in the code is not asked for."""
+    expected = case.expected
+    return found.code not in expected.codes or (expected.first is not None and found.ranks != expected.first)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_first_rank_and_its_reason_are_named(path: Path) -> None:
+    case = load(path)
+    found = diagnose(case.evidence)
+    assert not faults_of(case, found), f"{found.code} {found.confidence.value}: {tell(found).says} {found.doubts}"
+    assert found.confidence.value in case.expected.sure, f"{found.confidence.value}, {found.doubts}, {found.rivals}"
+
+
+def test_the_corpus_is_as_large_and_as_good_as_promised() -> None:
+    cases = [load(path) for path in CASES]
+    right = [case.name for case in cases if not faults_of(case, diagnose(case.evidence))]
+    assert len(cases) >= 60
+    assert len(right) >= RIGHT_SHARE * len(cases), sorted({case.name for case in cases} - set(right))
+
+
+@pytest.mark.parametrize("seed", range(MUTATIONS))
+def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: int) -> None:
+    wrong = []
+    for path in CASES:
+        case = mutate(load(path), seed)
+        found = diagnose(case.evidence)
+        if found.confidence is Confidence.CERTAIN and is_wrong(case, found):
+            wrong.append(f"{case.name}: {found.ranks} {found.code}, not {case.expected.first} {case.expected.codes}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_diagnosis_has_its_words(lang: str) -> None:
+    for path in CASES:
+        told = tell(diagnose(load(path).evidence), lang)
+        assert told.says and "{" not in told.says and told.says != told.code, (path.stem, told.says)
+        assert all(link.says for link in told.chain), (path.stem, told.chain)
