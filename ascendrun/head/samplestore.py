@@ -134,6 +134,19 @@ class SampleStore:
             rows = self._db.execute("SELECT generation, offset FROM progress WHERE source = ?", (source,)).fetchall()
         return {int(generation): int(offset) for generation, offset in rows}
 
+    def all_progress(self) -> Mapping[str, Mapping[int, int]]:
+        """The same of every source that is not forgotten."""
+        found: Dict[str, Dict[int, int]] = {}
+        with telling(self.path):
+            for source, generation, offset in self._db.execute("SELECT source, generation, offset FROM progress"):
+                found.setdefault(source, {})[int(generation)] = int(offset)
+        return found
+
+    def forget_progress(self, source: str) -> None:
+        """The source's file will not be read again. Raises StoreUnusable."""
+        with telling(self.path):
+            self._db.execute("DELETE FROM progress WHERE source = ?", (source,))
+
     def tend(self, *, now_s: float) -> bool:
         """Sums up some of the stretches that are over, then forgets some of what is too old: one bounded step.
 

@@ -55,14 +55,14 @@ class LineReader:
 
 def _said(line: Mapping[str, Any], at_s: float) -> Said:
     code = line.get("code")
-    return Said(str(line["tool"]), at_s, _text(line), code if isinstance(code, int) else None,
+    return Said(_sane(line["tool"])[:40], at_s, _text(line), code if isinstance(code, int) else None,
                 timed_out=line.get("timed_out") is True)
 
 
 def _text(line: Mapping[str, Any]) -> str:
     packed = line.get("z")
     if not isinstance(packed, str):
-        return str(line.get("text", ""))
+        return _sane(str(line.get("text", "")))
     try:
         return zlib.decompressobj().decompress(base64.b64decode(packed), TEXT_BYTES).decode("utf-8", "replace")
     except (binascii.Error, zlib.error, ValueError):
@@ -91,7 +91,12 @@ def _decimal(value: Any) -> Optional[float]:
 
 
 def _word(value: Any) -> Optional[str]:
-    return value[:20] if isinstance(value, str) else None
+    return _sane(value[:20]) if isinstance(value, str) else None
+
+
+def _sane(text: str) -> str:
+    """Without halves of characters, which no database takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {"Optional[int]": _whole, "Optional[float]": _decimal,
