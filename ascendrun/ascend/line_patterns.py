@@ -4,7 +4,7 @@
 
 {name} stands for a word, {name:KIND} for one of KINDS, {name:one|other} for one of these texts, {name:=one} for this
 text, {*} for anything up to 200 characters; without a name the value is not kept. Two spaces stand for any number of
-blanks. A pattern does not match inside a word or number of the line. Every gap is bounded, so no line makes a pattern slow.
+blanks. A pattern does not match inside a word or number of the line. Every gap is bounded, so no line makes it slow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LinePattern:
 
     @property
     def needle(self) -> str:
-        """A text that every matching line holds; of an error code the part that its kin share, to be looked for once."""
+        """A text that every matching line holds; of an error code only the part that its kin share."""
         longest = max(self.literals, key=len)
         return longest[:4] if _CODE.fullmatch(longest) else longest
 

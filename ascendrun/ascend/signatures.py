@@ -28,7 +28,7 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
 _RETURN_FORMS = ("error code is {code:=%s}", "rror code={code:=%s}", "rrCode={code:=%s}", "retCode={code:=%s}",
-                 "rtCode={code:=%s}", "ret[{code:=%s}]", "return[{code:=%s}]")
+                 "rtCode={code:=%s}", "return[{code:=%s}]")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Signature:
     `blames`: whom: the rank that wrote it, another rank, its node, the network, or the job as it was written.
     `retry`: whether another attempt helps: on the same nodes, without this node, never, or not known.
     `also`: codes of other signatures that rightly match this one's examples too, and are weaker.
+    `is_general`: True where it is told only of a line of which nothing more exact is known.
     `is_verified`: False where the text was never seen in a real log nor in the vendor's documents or source.
     """
 
@@ -64,6 +65,7 @@ class Signature:
     counters: Tuple[str, ...]
     also: Tuple[str, ...]
     source: str
+    is_general: bool
     is_verified: bool
 
     def words(self, lang: str = "en", values: Optional[Mapping[str, str]] = None) -> Words:
@@ -166,7 +168,8 @@ class _Catalogue:
                 values = matcher.values(texts[index])
                 if values is not None:
                     best[code] = Hit(matcher.row, numbers[index], texts[index], values)
-            yield from sorted(best.values(), key=lambda hit: -hit.signature.strength)
+            exact = [hit for hit in best.values() if not hit.signature.is_general]
+            yield from sorted(exact or best.values(), key=lambda hit: -hit.signature.strength)
 
     def _candidates(self, texts: Sequence[str]) -> Dict[int, List[_Matcher]]:
         """Lines by index that hold a needle, with the patterns to try; one search per needle, not one per line."""
@@ -216,7 +219,8 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
         code=row["code"], family=row["family"], role=row["role"], strength=row["strength"], blames=row["blames"],
         retry=row["retry"], texts={lang: Words(**row[lang]) for lang in LANGUAGES}, patterns=tuple(patterns),
         unless=tuple(row.get("unless", ())), examples=tuple(row["examples"]), counters=tuple(row["counters"]),
-        also=tuple(row.get("also", ())), source=row["source"], is_verified=row.get("verified", True),
+        also=tuple(row.get("also", ())), source=row["source"], is_general=row.get("general", False),
+        is_verified=row.get("verified", True),
     )
 
 
