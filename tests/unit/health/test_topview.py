@@ -224,8 +224,8 @@ def test_rows_of_a_job_stand_in_rank_order() -> None:
 
 @pytest.mark.parametrize("choice, hosts", [
     (Choice(job="train"), "ab"), (Choice(hosts=("a", "d*")), "ad"), (Choice(only_bad=True), "c"),
-    (Choice(only_busy=True), "ab"), (Choice(text="ALARM"), "c"), (Choice(text="rank1"), "b"), (Choice(text="?"), "abcd"),
-    (Choice(text="[ab]"), "ab"), (Choice(text="nothing"), ""),
+    (Choice(only_busy=True), "ab"), (Choice(text="ALARM"), "c"), (Choice(text="rank1"), "b"),
+    (Choice(text="?"), "abcd"), (Choice(text="[ab]"), "ab"), (Choice(text="nothing"), ""),
 ])
 def test_rows_are_chosen(choice: Choice, hosts: str) -> None:
     world = make_view(now_s=NOW_S, jobs=[job(places={0: ("a", 0), 1: ("b", 0)})],

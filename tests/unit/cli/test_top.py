@@ -1,0 +1,298 @@
+"""top, printed: from a real store and real samples to lines and records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from story_cluster import Run
+from top_world import TopWorld, controller_lock, make_usual_world, make_world
+
+from ascendrun.cli import main
+from ascendrun.cli.output import width_of
+from ascendrun.cli.toptext import top_lines
+from ascendrun.cluster import Cluster
+from ascendrun.core.hosts import Host
+from ascendrun.core.job import State
+from ascendrun.core.samples import DeviceSample, Newest
+from ascendrun.head.settings import Settings
+from ascendrun.head.store import Store
+from ascendrun.health.topview import TopView
+from ascendrun.insight import TopSource
+
+Say = Callable[..., Run]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Say]:
+    """A command line over tmp_path/state, in which a controller seems to run."""
+    state = tmp_path / "state"
+    make_world(state)
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(state))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    for name in ("LC_ALL", "LC_MESSAGES", "LANGUAGE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv: str) -> Run:
+        capsysbinary.readouterr()
+        code = main(argv)
+        captured = capsysbinary.readouterr()
+        return Run(code, captured.out.decode(), captured.err.decode(), captured.out)
+
+    with controller_lock(state):
+        yield run
+
+
+@pytest.fixture
+def world(tmp_path: Path, say: Say) -> TopWorld:
+    return make_usual_world(tmp_path / "state", busy=4, idle=5)
+
+
+def look(state_dir: Path, *, hosts: tuple[Host, ...] = (), newest: Optional[Newest] = None,
+         refused: Optional[dict[str, str]] = None) -> TopView:
+    source = TopSource(Cluster(Settings(state_dir=state_dir)), hosts,
+                       ask=lambda asked, timeout_s: (newest or Newest(), refused or {}))
+    return source.look(now_s=time.time(), answer_s=30.0)
+
+
+# ---------------------------------------------------------------- once
+
+
+def test_in_a_pipe_it_prints_once_every_device_with_its_rank(say: Say, world: TopWorld) -> None:
+    run = say("top")
+    assert run.code == 0 and "\x1b" not in run.out
+    rows = [line.split() for line in run.out.splitlines() if line.startswith("npu0")]
+    assert len(rows) == 4 * 8 + 1 - 1  # the idle hosts are one line, which starts with npu[
+    assert [row[:2] for row in rows[:9]] == [["npu01", str(device)] for device in range(8)] + [["npu02", "0"]]
+    assert "npu[05-09]" in run.out and "0-7" in run.out
+
+
+def test_what_is_not_known_is_a_dash_and_what_is_wrong_is_said(say: Say, world: TopWorld) -> None:
+    lines = say("top", "--once").out.splitlines()
+    header = next(line for line in lines if line.startswith("HOST"))
+    unknown = next(line for line in lines if line.split()[:2] == ["npu04", "0"])
+    cells = {name: unknown[:header.index(name) + len(name)].split()[-1] for name in ("UTIL", "POWER")}
+    assert cells == {"UTIL": "-", "POWER": "-"}
+    assert any("DOWN" in line and line.startswith("npu03") for line in lines)
+    assert any("Alarm" in line and line.startswith("npu02") for line in lines)
+    assert any("foreign 77123" in line and line.startswith("npu04") for line in lines)
+
+
+def test_only_the_unhealthy(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--bad")
+    rows = [line.split()[:2] for line in run.out.splitlines() if line.startswith("npu")]
+    assert {("npu02", "6"), ("npu03", "2"), ("npu04", "5")} <= {(row[0], row[1]) for row in rows}
+    assert ["npu01", "0"] not in rows and "npu[05-09]" not in run.out
+
+
+def test_only_one_job_by_its_name(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--job", "qwen32b-lora")
+    assert "npu01" in run.out and "npu[05-09]" not in run.out and "waits" not in run.out
+
+
+def test_an_unknown_job_is_an_error_and_not_an_empty_table(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--job", "nosuch")
+    assert (run.code, run.out) == (4, "") and "nosuch" in run.err
+
+
+def test_globs_choose_hosts(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "npu0[12]*")
+    assert "npu01" in run.out and "npu02" in run.out and "npu03" not in run.out
+
+
+def test_sorted_by_temperature_the_hottest_is_first(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--sort", "temp")
+    rows = [line for line in run.out.splitlines() if line.startswith("npu0")]
+    assert rows[0].startswith("npu02") and "91C" in rows[0]
+
+
+def test_a_line_a_host_has_the_load_of_each_device(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--by-host")
+    assert " 88  89  90  99  92  93  94  95" in next(line for line in run.out.splitlines() if line.startswith("npu02"))
+    assert "  -  89  90" in next(line for line in run.out.splitlines() if line.startswith("npu04"))
+
+
+def test_in_chinese_the_words_are_chinese_and_the_data_is_not(say: Say, world: TopWorld) -> None:
+    run = say("top", "--once", "--lang", "zh")
+    assert "利用率" in run.out and "外来进程 77123" in run.out and "UTIL" not in run.out
+    assert "Alarm" in run.out and "qwen32b-lora" in run.out
+
+
+def test_nothing_anywhere_is_said_plainly(say: Say) -> None:
+    run = say("top", "--once")
+    assert run.code == 0 and "nothing to show" in run.out
+
+
+def test_a_job_on_cpus_has_rows_without_the_columns_of_devices(say: Say, tmp_path: Path) -> None:
+    world = make_world(tmp_path / "state")
+    job = world.add_job("quick", ["local1"], per_node=2, family="cpu")
+    world.add_samples(["local1"], job=job, per_node=2, family="cpu")
+    out = say("top", "--once").out
+    assert "CPU" in out and "104%" in out and "MEM GiB" not in out and "POWER" not in out
+
+
+def test_a_live_job_without_samples_still_shows_where_its_ranks_are(say: Say, tmp_path: Path) -> None:
+    make_world(tmp_path / "state").add_job("new", ["n1", "n2"], per_node=2, steps=0)
+    run = say("top", "--once")
+    rows = [line.split() for line in run.out.splitlines() if line.startswith("n1")]
+    assert [row[0] for row in rows] == ["n1", "n1"]
+    assert "n[1-2]  nothing was measured yet" in run.out
+
+
+def test_escapes_in_what_a_node_says_do_not_reach_the_terminal(say: Say, tmp_path: Path) -> None:
+    world = make_world(tmp_path / "state")
+    world.add_samples(["n1"], changes={("n1", 0): {"name": "x\x1b]0;evil\x07", "health": "OK\x1b[2J\n"}})
+    for output in ("table", "wide", "json", "csv", "yaml"):
+        assert b"\x1b" not in say("top", "--once", "-o", output).raw_out
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_json_has_everything_under_its_name(say: Say, world: TopWorld) -> None:
+    told = json.loads(say("top", "-o", "json").out)
+    assert told["schema_version"] == 1 and told["at"].endswith("Z")
+    assert {"totals", "jobs", "hosts", "rows"} <= set(told)
+    row = next(row for row in told["rows"] if (row["host"], row["device"]) == ("npu04", 0))
+    assert (row["utilisation"], row["power_w"], row["rank"], row["job"]) == (None, None, 24, "j-0001")
+    assert len(told["rows"]) == 9 * 8  # nothing is folded for programs
+    assert told["totals"]["devices"] == 72
+
+
+def test_csv_and_jsonl_are_a_row_a_line(say: Say, world: TopWorld) -> None:
+    rows = list(csv.DictReader(io.StringIO(say("top", "-o", "csv").out)))
+    assert len(rows) == 72 and rows[0]["host"] == "npu01" and rows[24]["utilisation"] == ""
+    lines = say("top", "-o", "jsonl", "--job", "qwen32b-lora").out.splitlines()
+    assert len(lines) == 32 and all(json.loads(line)["job"] == "j-0001" for line in lines)
+
+
+# ---------------------------------------------------------------- widths
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(world: TopWorld, lang: str, width: int) -> None:
+    view = look(world.state_dir, hosts=(Host("npu77"),), refused={"npu77": "connection timed out " * 20})
+    lines = top_lines(view, lang=lang, width=width)
+    assert max(width_of(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_columns_stand_under_their_titles_whatever_the_letters_are_wide(world: TopWorld, lang: str) -> None:
+    lines = top_lines(look(world.state_dir), lang=lang, width=200)
+    begin = next(index for index, line in enumerate(lines) if line.startswith(("HOST", "主机")))
+    edge = width_of(lines[begin][:lines[begin].index("RANK") + 4])
+    for line in lines[begin + 1:begin + 33]:
+        cells = "".join(character + "\0" * (width_of(character) - 1) for character in line)
+        assert cells[edge - 1].isdigit() and cells[edge:edge + 2] == "  "
+
+
+def test_with_80_columns_the_main_things_are_there(world: TopWorld) -> None:
+    lines = top_lines(look(world.state_dir), lang="en", width=80)
+    header = next(line for line in lines if line.startswith("HOST"))
+    assert header.split() == ["HOST", "DEV", "UTIL", "MEM", "GiB", "TEMP", "HEALTH", "JOB", "RANK", "VS", "NOTE"]
+
+
+def test_with_room_there_is_more(world: TopWorld) -> None:
+    lines = top_lines(look(world.state_dir), lang="en", width=200)
+    header = next(line for line in lines if line.startswith("HOST"))
+    assert {"POWER", "LINK", "S/STEP", "LOSS", "TOK/S", "MFU", "CPU", "RSS", "AGE"} <= set(header.split())
+
+
+# ---------------------------------------------------------------- asking
+
+
+def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(world: TopWorld) -> None:
+    asked: list[str] = []
+
+    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
+        asked.extend(host.name for host in hosts)  # type: ignore[attr-defined]
+        fresh = DeviceSample(time.time(), "far1", 0, "npu", health="OK", utilisation=1.0)
+        return Newest(devices=(fresh,)), {"far2": "connection refused"}
+
+    world.add_samples(["npu01"], age_s=0.0)
+    hosts = tuple(Host(name) for name in ("npu01", "far1", "far2"))
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, ask=ask)
+    view = source.look(now_s=time.time(), answer_s=30.0)
+    assert asked == ["far1", "far2"]
+    by_name = {host.host: host for host in view.hosts}
+    assert by_name["far1"].why is None
+    assert (by_name["far2"].why, by_name["far2"].detail) == ("no-answer", "connection refused")
+    assert [row.utilisation for row in view.rows if row.host == "far1"] == [1.0]
+
+
+def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> None:
+    import threading
+
+    answered, may_answer = threading.Event(), threading.Event()
+
+    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
+        may_answer.wait(60)
+        answered.set()
+        return Newest(), {"far1": "too late"}
+
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), ask=ask)
+    try:
+        view = source.look(now_s=time.time())
+        assert not answered.is_set() and any(host.host == "far1" for host in view.hosts)
+    finally:
+        may_answer.set()
+    assert answered.wait(60)
+
+
+# ---------------------------------------------------------------- stragglers, growth
+
+
+def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path) -> None:
+    world = make_world(tmp_path / "state")
+    hosts = [f"n{number:02d}" for number in range(1, 10)]
+    job = world.add_job("large", hosts, steps=12)  # 72 ranks: not looked at by a quick look
+    store = Store.open(tmp_path / "state")
+    record = store.find(job).job
+    store.save(record, [("straggler", "rank 13 on n02 is slow: 18 % more time than the others")], now_s=time.time())
+    store.close()
+    told = json.loads(say("top", "-o", "json").out)
+    assert [row["rank"] for row in told["rows"] if "slow" in row["problems"]] == [13]
+
+
+def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> None:
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)))
+    before = source.look(now_s=time.time()).jobs[0].step
+    world.write_metrics("j-0001", "npu01", 0, steps=60, step_s=1.5, own=1.0)
+    assert (before, source.look(now_s=time.time()).jobs[0].step) == (1040, 1060)
+
+
+def test_64_hosts_of_8_cost_little_more_than_starting(tmp_path: Path, say: Say) -> None:
+    """Both halves in one process and on one machine: 512 devices against what one device costs."""
+    few, many = make_world(tmp_path / "few"), make_world(tmp_path / "many")
+    hosts = [f"npu{number:02d}" for number in range(1, 65)]
+    few.add_samples(["npu01"], job=few.add_job("small", ["npu01"], per_node=1), per_node=1)
+    many.add_samples(hosts, job=many.add_job("large", hosts))
+
+    def cost(state: Path) -> float:
+        begin = time.process_time()
+        with controller_lock(state):
+            assert top_lines(look(state), lang="en", width=200)
+        return time.process_time() - begin
+
+    cost(few.state_dir)
+    one, all_of_them = min(cost(few.state_dir) for _ in range(3)), min(cost(many.state_dir) for _ in range(3))
+    assert all_of_them < 512 * one, (one, all_of_them)
+
+
+def test_waiting_jobs_are_listed_with_their_reason(say: Say, tmp_path: Path) -> None:
+    world = make_world(tmp_path / "state")
+    world.add_job("waits", ["n1"], state=State.QUEUED, steps=0)
+    run = say("top", "--once")
+    assert "waits" in run.out and "QUEUED" in run.out
