@@ -17,8 +17,9 @@ from ascendrun.core.folding import FoldedLine, Folder, fold
 from ascendrun.core.job import TERMINAL
 from ascendrun.core.loglines import LogLine, merge
 from ascendrun.core.names import fold_names
-from ascendrun.head.logreader import StreamReader, find_streams, is_complete
+from ascendrun.head.logreader import StreamReader
 from ascendrun.head.settings import spool_dir
+from ascendrun.head.spoolfiles import find_streams, is_complete
 
 POLL_S = (0.02, 0.1)
 NEW_STREAMS_POLL_S = (0.05, 0.5)

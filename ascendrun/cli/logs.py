@@ -104,8 +104,9 @@ def _print_lines(face: Face, detail: JobDetail, attempt: int, view: LogView) -> 
     from ascendrun.cli.logview import FOLD_WINDOW_S
     from ascendrun.core.folding import fold
     from ascendrun.core.loglines import merge
-    from ascendrun.head.logreader import find_streams, read_all
+    from ascendrun.head.logreader import read_all
     from ascendrun.head.settings import spool_dir
+    from ascendrun.head.spoolfiles import find_streams
 
     folder = spool_dir(face.settings.state_dir, detail.job.id, attempt)
     found = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
@@ -132,8 +133,8 @@ def _why_nothing(detail: JobDetail, attempt: int, view: LogView) -> str:
 
 
 def _write_raw(face: Face, job: JobView, attempt: int, view: LogView) -> None:
-    from ascendrun.head.logreader import find_streams, read_bytes
     from ascendrun.head.settings import spool_dir
+    from ascendrun.head.spoolfiles import find_streams, read_bytes
 
     sys.stdout.flush()
     folder = spool_dir(face.settings.state_dir, job.id, attempt)

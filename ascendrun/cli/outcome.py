@@ -10,8 +10,9 @@ from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.names import fold_names
-from ascendrun.head.logreader import find_streams, read_all
+from ascendrun.head.logreader import read_all
 from ascendrun.head.settings import Settings, spool_dir
+from ascendrun.head.spoolfiles import find_streams
 
 FAILED_TAIL_LINES = 20
 

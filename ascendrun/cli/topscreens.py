@@ -135,8 +135,9 @@ class LogScreen(LiveScreen):
         from collections import deque
 
         from ascendrun.core.loglines import merge
-        from ascendrun.head.logreader import find_streams, read_all
+        from ascendrun.head.logreader import read_all
         from ascendrun.head.settings import spool_dir
+        from ascendrun.head.spoolfiles import find_streams
 
         cluster = self.top.source.cluster
         attempt = max(1, cluster.job(self._job).job.attempt)

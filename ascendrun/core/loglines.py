@@ -85,11 +85,24 @@ class LineSplitter:
         kept = bytes(self._kept)
         if self._dropped:
             kept = _without_broken_end(kept)
-        text = kept.decode("utf-8", "replace")
+        text = decode_line(kept)
         if self._dropped:
             text += f"... (+{describe_bytes(self._dropped)})"
         self._restart()
         return text
+
+
+def decode_line(raw: bytes) -> str:
+    """UTF-8; else Chinese of the older kind (GBK, its ordinary characters) when all of it is that; else UTF-8 with the
+    bytes that are none shown as \\xff."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    try:
+        return raw.decode("gb2312")  # not gbk: torn UTF-8 nearly always holds one of the rare characters beyond it
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "backslashreplace")
 
 
 def _without_broken_end(data: bytes) -> bytes:

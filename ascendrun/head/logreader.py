@@ -1,106 +1,45 @@
-"""The head's copy of the ranks' output as LogLines: whole, from its tail, or as it grows.
-
-A file that is missing or still short is no error: the collector may be behind. Files are opened for each read, so
-that thousands of ranks need no open file each.
-"""
+"""The head's copy of the ranks' output as LogLines: whole, from its tail, or as it grows; times in the head's clock."""
 
 from __future__ import annotations
 
-import os
-import re
-import struct
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Optional
 
-from ascendrun.core.loglines import LineSplitter, LogLine
-from ascendrun.head.settings import SPOOL_COMPLETE
+from ascendrun.core.loglines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line
+from ascendrun.head.clocks import HostClock
+from ascendrun.head.spoolfiles import (
+    CHUNK_BYTES,
+    TIME_RECORD,
+    StreamFiles,
+    first_time_record,
+    read_at,
+    size_of,
+    tail_position,
+)
 
-CHUNK_BYTES = 128 * 1024
-TIME_RECORD = struct.Struct(">QQ")
 TIMES_PATIENCE_S = 1.0
 """How long bytes wait for their arrival times, which come in a file of their own."""
-
-STREAM_FILE = re.compile(r"^rank-(\d+)\.(out|err)\.(\d+)$")
-
-
-@dataclass(frozen=True)
-class StreamFiles:
-    """One stream of one rank in one attempt's spool. `host`, `rank`, `stream` as in LogLine."""
-
-    folder: Path
-    host: str
-    rank: int
-    stream: str
-    attempt: int
-
-    def path(self, generation: int) -> Path:
-        return self.folder / f"rank-{self.rank}.{self.stream}.{generation}"
-
-    def times_path(self, generation: int) -> Path:
-        return self.folder / f"rank-{self.rank}.{self.stream}.times.{generation}"
-
-    def generations(self) -> list[int]:
-        """Those that are there, oldest first; rotation may have taken the first ones."""
-        found = []
-        for name in _names(self.folder):
-            match = STREAM_FILE.match(name)
-            if match and int(match.group(1)) == self.rank and match.group(2) == self.stream:
-                found.append(int(match.group(3)))
-        return sorted(found)
-
-
-def find_streams(
-    attempt_dir: Path,
-    attempt: int,
-    *,
-    hosts: Optional[Collection[str]] = None,
-    ranks: Optional[Collection[int]] = None,
-    streams: Collection[str] = ("out", "err"),
-) -> list[StreamFiles]:
-    """Every stream in an attempt's spool, by rank; None for hosts or ranks: all of them."""
-    found: set[tuple[int, str, str]] = set()
-    for host in _names(attempt_dir):
-        if hosts is not None and host not in hosts:
-            continue
-        for name in _names(attempt_dir / host):
-            match = STREAM_FILE.match(name)
-            if match and match.group(2) in streams and (ranks is None or int(match.group(1)) in ranks):
-                found.add((int(match.group(1)), match.group(2), host))
-    return [
-        StreamFiles(attempt_dir / host, host, rank, stream, attempt)
-        for rank, stream, host in sorted(found, key=lambda one: (one[0], one[1] == "err", one[2]))
-    ]
-
-
-def is_complete(attempt_dir: Path) -> bool:
-    """True when the collector has brought every byte of the attempt."""
-    return (attempt_dir / SPOOL_COMPLETE).exists()
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-# ---------------------------------------------------------------- forward
+BATCH_LINES = 2048
+HELD_LINES = 1 << 17
+"""So many lines of all streams together are held at once when they are merged: memory stays bounded."""
 
 
 class StreamReader:
     """Reads one stream forward, as far as it is there; call `read` again for what came since."""
 
-    def __init__(self, files: StreamFiles, *, tail: Optional[int] = None) -> None:
-        """`tail`: begin with the last so many lines instead of the first."""
+    def __init__(self, files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
+                 batch_lines: int = BATCH_LINES) -> None:
+        """`tail`: begin with the last so many lines instead of the first. `clock`: the host's, None: not measured.
+        `batch_lines`: what one `read` gives at most, about."""
         self.files = files
+        self._clock = clock if clock is not None and clock.readings else None
+        self._batch_lines = batch_lines
         self._splitter = LineSplitter()
         self._generation: Optional[int] = None
         self._offset = 0
         self._times_offset = 0
-        self._times: list[tuple[int, int]] = []
+        self._times: list[tuple[int, float]] = []
         self._untimed_since_s: Optional[float] = None
         if tail is not None:
             self._generation, self._offset = tail_position(files, tail)
@@ -114,9 +53,9 @@ class StreamReader:
             if not self._settle():
                 return []
             assert self._generation is not None
-            data = _read_at(self.files.path(self._generation), self._offset, CHUNK_BYTES)
+            data = read_at(self.files.path(self._generation), self._offset, CHUNK_BYTES)
             if data:
-                data = self._with_times(data, final=final)
+                data = self._with_times(cut_lines(data, self._batch_lines), final=final)
                 if not data:
                     return []
                 lines = self._split(data)
@@ -130,6 +69,10 @@ class StreamReader:
         text = self._splitter.finish()
         return [] if text is None else [self._line(text, self._times[0][1] if self._times else None)]
 
+    def position(self) -> tuple[int, int]:
+        """(generation, offset) up to which lines were given out or are held as the beginning of the next one."""
+        return self._generation or 0, self._offset
+
     def _settle(self) -> bool:
         if self._generation is None:
             there = self.files.generations()
@@ -141,7 +84,7 @@ class StreamReader:
         assert self._generation is not None
         if not self.files.path(self._generation + 1).exists():
             return False
-        if _size(self.files.path(self._generation)) > self._offset:
+        if size_of(self.files.path(self._generation)) > self._offset:
             return True  # the last bytes came between our read and our look
         self._generation += 1
         self._offset = self._times_offset = 0
@@ -175,124 +118,91 @@ class StreamReader:
         assert self._generation is not None
         path = self.files.times_path(self._generation)
         if self._times_offset == 0:
-            self._times_offset = _first_time_record(path, self._offset)
-        raw = _read_at(path, self._times_offset, CHUNK_BYTES)
+            self._times_offset = first_time_record(path, self._offset)
+        raw = read_at(path, self._times_offset, CHUNK_BYTES)
         raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
         self._times_offset += len(raw)
-        self._times.extend((end, arrival_ns) for end, arrival_ns in TIME_RECORD.iter_unpack(raw) if end > self._offset)
+        to_head_s = self._clock.to_head_s if self._clock is not None else None
+        for end, arrival_ns in TIME_RECORD.iter_unpack(raw):
+            if end > self._offset:
+                at_s = arrival_ns / 1e9
+                self._times.append((end, at_s if to_head_s is None else to_head_s(at_s)))
 
     def _split(self, data: bytes) -> list[LogLine]:
         """A line came when its last byte came: its time is that of the record which covers its newline."""
-        lines: list[LogLine] = []
-        for arrival_ns, part in _pieces_by_time(data, self._offset, self._times):
-            lines.extend(self._line(text, arrival_ns) for text in self._splitter.feed(part))
+        if self._splitter.is_empty and data.endswith(b"\n") and b"\r" not in data:
+            lines = self._split_plain(data)
+        else:
+            lines = []
+            for at_s, part in _pieces_by_time(data, self._offset, self._times):
+                lines.extend(self._line(text, at_s) for text in self._splitter.feed(part))
         self._offset += len(data)
         keep = next((i for i, record in enumerate(self._times) if record[0] >= self._offset), len(self._times))
         del self._times[:keep]
         return lines
 
-    def _line(self, text: str, arrival_ns: Optional[int]) -> LogLine:
-        at_s = None if arrival_ns is None else arrival_ns / 1e9
+    def _split_plain(self, data: bytes) -> list[LogLine]:
+        """The same for whole lines that need no splitter, at a fraction of the cost."""
+        host, rank, stream, attempt = self.files.host, self.files.rank, self.files.stream, self.files.attempt
+        times = iter(self._times)
+        covered, at_s = 0, None
+        end = self._offset
+        lines = []
+        for raw in data[:-1].split(b"\n"):
+            end += len(raw) + 1
+            while covered < end:
+                covered, at_s = next(times, (1 << 62, None))
+            text = decode_line(raw) if len(raw) <= SHOWN_LINE_BYTES else self._splitter.feed(raw + b"\n")[0]
+            lines.append(LogLine(at_s, host, rank, stream, text, attempt))
+        return lines
+
+    def _line(self, text: str, at_s: Optional[float]) -> LogLine:
         files = self.files
         return LogLine(at_s, files.host, files.rank, files.stream, text, files.attempt)
 
 
+def cut_lines(data: bytes, most: int) -> bytes:
+    """The first so many lines of `data`, all of it when it has no more."""
+    if data.count(b"\n") <= most:
+        return data
+    return data[:len(data) - len(data.split(b"\n", most)[-1])]
+
+
 def _pieces_by_time(
-    data: bytes, offset: int, times: list[tuple[int, int]]
-) -> Iterator[tuple[Optional[int], bytes]]:
+    data: bytes, offset: int, times: list[tuple[int, float]]
+) -> Iterator[tuple[Optional[float], bytes]]:
     """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
     start = 0
-    for end, arrival_ns in times:
+    for end, at_s in times:
         stop = min(end - offset, len(data))
         if stop > start:
-            yield arrival_ns, data[start:stop]
+            yield at_s, data[start:stop]
             start = stop
     if start < len(data):
         yield None, data[start:]
 
 
-def _first_time_record(path: Path, offset: int) -> int:
-    """Where in the file of arrival times the record stands that covers the byte at `offset`."""
-    low, high = 0, _size(path) // TIME_RECORD.size
-    while low < high:
-        middle = (low + high) // 2
-        raw = _read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
-        if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[0] <= offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low * TIME_RECORD.size
-
-
-def read_all(files: StreamFiles, *, tail: Optional[int] = None) -> Iterator[LogLine]:
+def read_all(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None
+             ) -> Iterator[LogLine]:
     """Every line of a stream that is there now, a chunk at a time; a last line without newline too."""
-    reader = StreamReader(files, tail=tail)
+    for batch in read_batches(files, tail=tail, clock=clock):
+        yield from batch
+
+
+def read_batches(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
+                 among: int = 1) -> Iterator[list[LogLine]]:
+    """As `read_all`, in batches; `among` so many streams that are read side by side."""
+    reader = StreamReader(files, tail=tail, clock=clock, batch_lines=batch_lines_for(among))
     while True:
         lines = reader.read(final=True)
         if not lines:
             break
-        yield from lines
-    yield from reader.finish()
+        yield lines
+    last = reader.finish()
+    if last:
+        yield last
 
 
-def read_bytes(files: StreamFiles) -> Iterator[bytes]:
-    """The stream exactly as the rank wrote it."""
-    for generation in files.generations():
-        offset = 0
-        while True:
-            data = _read_at(files.path(generation), offset, CHUNK_BYTES)
-            if not data:
-                break
-            offset += len(data)
-            yield data
-
-
-def _read_at(path: Path, offset: int, count: int) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as opened:
-            opened.seek(offset)
-            return opened.read(count)
-    except FileNotFoundError:
-        return b""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-# ---------------------------------------------------------------- backward
-
-
-def tail_position(files: StreamFiles, count: int) -> tuple[Optional[int], int]:
-    """(generation, offset) where the last `count` lines begin, read from the end; (None, 0) when nothing is there."""
-    there = files.generations()
-    if not there:
-        return None, 0
-    if count <= 0:
-        return there[-1], _size(files.path(there[-1]))
-    wanted = count
-    is_last_byte = True
-    for generation in reversed(there):
-        end = _size(files.path(generation))
-        while end > 0:
-            start = max(0, end - CHUNK_BYTES)
-            block = _read_at(files.path(generation), start, end - start)
-            if is_last_byte and block:
-                is_last_byte = False
-                wanted += block.endswith(b"\n")  # that newline ends the last line, it begins none
-            newlines = block.count(b"\n")
-            if newlines >= wanted:
-                return generation, start + _nth_newline_from_end(block, wanted) + 1
-            wanted -= newlines
-            end = start
-    return there[0], 0
-
-
-def _nth_newline_from_end(block: bytes, count: int) -> int:
-    at = len(block)
-    for _ in range(count):
-        at = block.rfind(b"\n", 0, at)
-    return at
+def batch_lines_for(streams: int) -> int:
+    """How many lines of each stream to hold when so many are merged."""
+    return max(32, min(BATCH_LINES, HELD_LINES // max(1, streams)))

@@ -99,7 +99,8 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
 
     code = """if True:
         import resource, sys
-        from ascendrun.head.logreader import find_streams, read_all
+        from ascendrun.head.logreader import read_all
+        from ascendrun.head.spoolfiles import find_streams
         from ascendrun.core.folding import fold
         from ascendrun.core.loglines import merge
         from pathlib import Path

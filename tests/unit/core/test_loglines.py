@@ -90,8 +90,16 @@ def test_a_cut_never_falls_inside_a_character() -> None:
     assert split(text.encode(), limit_bytes=10)[0].startswith("损失值... (+")
 
 
-def test_broken_utf8_is_replaced_not_raised() -> None:
-    assert split(b"ok \xff\xfe end\n") == ["ok \ufffd\ufffd end"]
+def test_bytes_that_are_no_text_are_shown_as_bytes() -> None:
+    assert split(b"ok \xff\xfe end\n") == ["ok \\xff\\xfe end"]
+    assert split(b"ok \xe6\x8d end\n") == ["ok \\xe6\\x8d end"]
+
+
+def test_a_line_of_gbk_is_read_as_chinese_and_binary_is_not() -> None:
+    text = "设备 3 的温度过高,请检查风扇"
+    assert split(text.encode("gbk") + b"\n" + text.encode() + b"\n") == [text, text]
+    assert "\\x" in split(bytes(range(128, 256)) + b"\n")[0]
+    assert split("half ".encode() + "设".encode("gbk")[:1] + b"\n") == ["half \\xc9"]
 
 
 def test_a_bar_of_megabytes_without_a_newline_takes_no_memory() -> None:

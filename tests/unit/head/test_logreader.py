@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.loglines import LogLine
-from ascendrun.head.logreader import (
-    CHUNK_BYTES,
-    StreamFiles,
-    StreamReader,
-    find_streams,
-    is_complete,
-    read_all,
-    read_bytes,
-    tail_position,
-)
+from ascendrun.head.clocks import HostClock, Reading
+from ascendrun.head.logreader import StreamReader, cut_lines, read_all, read_batches
+from ascendrun.head.spoolfiles import CHUNK_BYTES, StreamFiles, find_streams, is_complete, read_bytes, tail_position
 
 
 class Spool:
@@ -176,3 +169,41 @@ def test_streams_are_found_by_rank_host_and_kind(tmp_path: Path) -> None:
 
 def test_an_attempt_without_a_spool_has_no_streams(tmp_path: Path) -> None:
     assert find_streams(tmp_path / "missing", 1) == []
+
+
+def test_times_are_the_heads(spool: Spool) -> None:
+    spool.write(b"one\n", 100.0)
+    spool.write(b"two\rlast\n", 101.0)
+    clock = HostClock([Reading(at_s=5.0, offset_s=90.0, error_s=0.001)])
+    assert shown(list(read_all(spool.files, clock=clock))) == [(10.0, "one"), (11.0, "last")]
+
+
+def test_lines_in_any_mixture_read_alike_on_both_ways(spool: Spool) -> None:
+    """The quick way for plain lines and the splitter's: whole lines, bars, giants, NULs, cuts at any chunk."""
+    shuffle = random.Random(5)
+    pieces = [b"plain\n", b"\n", b"bar 1\rbar 2\n", b"\x00nul\n", b"x" * 70_000 + b"\n", b"\xff\xfe\n", b"half",
+              "汉\n".encode()]
+    data = b"".join(shuffle.choice(pieces) for _ in range(3000))
+    for start in range(0, len(data), 5000):
+        spool.write(data[start:start + 5000], float(start))
+    from ascendrun.core.loglines import LineSplitter
+
+    splitter = LineSplitter()
+    whole = [*splitter.feed(data), *filter(None, [splitter.finish()])]
+    lines = list(read_all(spool.files))
+    assert [line.text for line in lines] == whole
+    times = [line.at_s for line in lines]
+    assert times == sorted(times) and None not in times
+
+
+def test_a_batch_is_no_longer_than_was_asked_for(spool: Spool) -> None:
+    spool.data(b"\n" * 100_000)
+    batches = list(read_batches(spool.files, among=1 << 20))
+    assert sum(map(len, batches)) == 100_000 and max(map(len, batches)) == 32
+
+
+@pytest.mark.parametrize(("data", "most", "cut"), [
+    (b"a\nb\nc\n", 2, b"a\nb\n"), (b"a\nb", 5, b"a\nb"), (b"", 1, b""), (b"a\nb\nrest", 2, b"a\nb\nrest"),
+    (b"\n\n\n", 1, b"\n")])
+def test_lines_are_cut_after_a_newline(data: bytes, most: int, cut: bytes) -> None:
+    assert cut_lines(data, most) == cut
