@@ -28,6 +28,7 @@ VERBS = (
     Verb("top", "top", "Show every NPU live: load, health, whose rank, what is slow."),
     Verb("logs", "logs", "Print or follow the output of a job's ranks."),
     Verb("events", "events", "Print what happened to jobs, in time; or follow it."),
+    Verb("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
     Verb("stop", "stop", "Stop jobs, giving them time to save."),
     Verb("wait", "wait", "Wait until a job has ended; exit as it did."),
     Verb("validate", "validate", "Report every problem of job files."),

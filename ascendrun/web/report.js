@@ -1,0 +1,78 @@
+// Draws the charts of the report; everything else on the page is plain HTML and there without this script.
+"use strict";
+(() => {
+  const { charts, offset_s } = JSON.parse(document.getElementById("charts").textContent);
+  const drawn = [];
+
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function shorten(value) {
+    const size = Math.abs(value);
+    if (size >= 1e9) return +(value / 1e9).toPrecision(3) + "G";
+    if (size >= 1e6) return +(value / 1e6).toPrecision(3) + "M";
+    if (size >= 1e4) return +(value / 1e3).toPrecision(3) + "k";
+    if (size !== 0 && size < 1e-3) return value.toExponential(1);
+    return String(+value.toPrecision(4));
+  }
+
+  const told = (value) => (value == null ? "–" : shorten(value));
+
+  // Numbers only, the same in every language, in the zone of the machine that made the report.
+  function stamp(seconds, span) {
+    const at = new Date((seconds + offset_s) * 1000), two = (number) => String(number).padStart(2, "0");
+    const day = two(at.getUTCMonth() + 1) + "-" + two(at.getUTCDate());
+    const clock = two(at.getUTCHours()) + ":" + two(at.getUTCMinutes());
+    if (span > 4 * 86400) return day;
+    if (span > 86400) return day + " " + clock;
+    return span > 600 ? clock : clock + ":" + two(at.getUTCSeconds());
+  }
+
+  function linesOf(chart) {
+    const plain = { stroke: () => color("--line"), width: 1.5, points: { show: false }, value: (u, v) => told(v) };
+    const edge = { ...plain, stroke: () => color("--edge"), width: 0.75 };
+    return chart.lines.map((line, index) => ({
+      ...(chart.is_band && index ? edge : plain),
+      label: chart.labels[index],
+      points: { show: line.filter((value) => value !== null).length < 2, size: 5 },
+    }));
+  }
+
+  function draw(chart, place) {
+    const axis = {
+      stroke: () => color("--quiet"), grid: { stroke: () => color("--grid"), width: 1 }, ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
+    const isTime = chart.x === "time";
+    const first = chart.xs[0], last = chart.xs[chart.xs.length - 1];
+    const xs = isTime
+      ? { ...axis, values: (u, splits, i, space, step) =>
+          splits.map((at) => stamp(at, u.scales.x.max - u.scales.x.min)) }
+      : { ...axis, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? shorten(step) : "")) };
+    const one = first === last ? (isTime ? 30 : 0.5) : 0;
+    const plot = new uPlot({
+      width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],
+      tzDate: (at) => uPlot.tzDate(new Date((at + offset_s) * 1000), "Etc/UTC"),
+      scales: { x: { time: isTime, range: (u, low, high) => [low - one, high + one] } },
+      axes: [xs, { ...axis, size: 56, values: (u, splits) => splits.map(shorten) }],
+      series: [
+        { label: chart.x_label, value: (u, at) => (at == null ? "–" : isTime ? stamp(at, 2 * 86400) : String(at)) },
+        ...linesOf(chart),
+      ],
+      bands: chart.is_band ? [{ series: [3, 2], fill: () => color("--band") }] : [],
+      legend: { live: true },
+      cursor: { y: false, sync: isTime ? { key: "time" } : { key: "step" } },
+    }, [chart.xs, ...chart.lines], place);
+    drawn.push([plot, place]);
+  }
+
+  charts.forEach((chart, index) => draw(chart, document.getElementById("chart-" + index)));
+
+  const fit = () => drawn.forEach(([plot, place]) => plot.setSize({ width: place.clientWidth, height: 200 }));
+  window.addEventListener("resize", fit);
+  window.addEventListener("beforeprint", fit);
+  window.addEventListener("afterprint", fit);
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    window.matchMedia(query).addEventListener("change", () => drawn.forEach(([plot]) => plot.redraw(false, true)));
+  }
+  document.documentElement.dataset.drawn = String(drawn.length);
+})();
