@@ -1,0 +1,52 @@
+"""Several samples in one row, each blind to the others: the loss is that of the samples one by one."""
+
+from __future__ import annotations
+
+from typing import Dict, Sequence
+
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer.data import Unit
+
+IGNORED = -100
+
+
+def pack_rows(units: Sequence[Unit], ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], *, pad_id: int,
+              multiple: int = 1) -> Dict[str, torch.Tensor]:
+    """{ids, labels, positions, segments}, each rows x length, padded to the longest row rounded up to `multiple`.
+
+    `ids`, `labels`: of every sample by number, of one length. `positions` begin anew with every sample. `segments`:
+    1, 2, … by sample, 0 for padding. The first label of each sample becomes IGNORED, for its neighbour's last
+    word must not be asked to foretell it.
+    """
+    widest = max(sum(len(ids[number]) for number in unit) for unit in units)
+    shape = len(units), -(-widest // multiple) * multiple
+    found = {"ids": np.full(shape, pad_id, dtype=np.int64), "labels": np.full(shape, IGNORED, dtype=np.int64),
+             "positions": np.zeros(shape, dtype=np.int64), "segments": np.zeros(shape, dtype=np.int64)}
+    for row, unit in enumerate(units):
+        start = 0
+        for segment, number in enumerate(unit, start=1):
+            end = start + len(ids[number])
+            found["ids"][row, start:end] = ids[number]
+            found["labels"][row, start:end] = labels[number]
+            found["labels"][row, start] = IGNORED
+            found["positions"][row, start:end] = np.arange(end - start)
+            found["segments"][row, start:end] = segment
+            start = end
+    return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """rows x 1 x length x length, to be added to the scores: 0 where a word may look, the lowest number elsewhere.
+
+    A word sees its own sample up to itself. Padding sees itself only, so that no row of scores is all lowest. Made
+    on the device, of the small `segments`; transformers takes a mask of four dimensions as it is.
+    """
+    length = segments.shape[1]
+    same = segments[:, :, None] == segments[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    itself = torch.eye(length, dtype=torch.bool, device=segments.device)
+    sees = (same & causal & (segments > 0)[:, :, None]) | itself
+    mask = torch.zeros(sees.shape, dtype=dtype, device=segments.device)
+    return mask.masked_fill_(~sees, torch.finfo(dtype).min)[:, None]
