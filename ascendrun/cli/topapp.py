@@ -237,6 +237,8 @@ class TopApp(App[None]):
     def action_clear(self) -> None:
         if self.query_one("#prompt").has_class("-shown"):
             self._close_prompt()
+            if self._prompt == "/":
+                self.choose(text="")
         else:
             self.choose(text="", only_bad=False, only_busy=False)
 

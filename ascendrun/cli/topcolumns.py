@@ -14,7 +14,8 @@ from ascendrun.health.topview import JobRow, TopRow
 
 GIB = 1024.0**3
 GAP = 2
-NOTE_WIDTH = 8
+NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
+"""What a note needs, it being the last column that may be cut; where there are few columns, less."""
 USUAL_WEIGHT = 25
 """In a pipe, where there is no width, columns of less weight stand only in the wide form."""
 Line = Union[TopRow, IdleHosts]
@@ -345,11 +346,11 @@ def lay_out(columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width
 def _fitting(
     columns: Sequence[TopColumn], sizes: Mapping[str, int], says: Mapping[str, bool], width: int
 ) -> list[TopColumn]:
-    """The last column may be cut, so it needs little room."""
     left = list(columns)
+    of_note = NOTE_WIDTH if width >= NARROW else NOTE_WIDTH_NARROW
 
     def room() -> int:
-        return sum(min(sizes[one.key], NOTE_WIDTH) if one.key == "note" else sizes[one.key] for one in left)
+        return sum(min(sizes[one.key], of_note) if one.key == "note" else sizes[one.key] for one in left)
 
     def value(one: TopColumn) -> int:
         return one.weight if one.weight > 95 or says[one.key] else one.weight - 100
