@@ -15,6 +15,7 @@ from ascendrun.head.settings import Settings, spool_dir
 
 if TYPE_CHECKING:
     from ascendrun.core.job import Job, NodeProgress
+    from ascendrun.core.pipelines import StageStanding
     from ascendrun.core.spec import JobSpec
     from ascendrun.head.control import ControlClient
     from ascendrun.head.deep import DeepLook, DeepOptions
@@ -63,7 +64,9 @@ class EventView:
 @dataclass(frozen=True)
 class JobView:
     """A job as `ps` shows it. `state` is a name of core/lifecycle.State; `reason` is never empty while the job waits,
-    stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet."""
+    stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
+    `pipeline`, `stage`: the pipeline's id and the stage that this job is of it; None: a job by itself.
+    `stages`: of the view of a whole pipeline only: how each of its stages stands."""
 
     id: str
     name: str
@@ -78,6 +81,9 @@ class JobView:
     exit_code: Optional[int]
     file: Optional[str]
     progress: Optional[Mapping[str, Any]]
+    pipeline: Optional[str] = None
+    stage: Optional[str] = None
+    stages: "Tuple[StageStanding, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -144,34 +150,63 @@ class Cluster:
     # Jobs
 
     def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
-               key: Optional[str] = None) -> JobView:
+               key: Optional[str] = None, resume: Optional[str] = None, from_stage: Optional[str] = None) -> JobView:
         """Checks the file completely, stages its folders, stores the job. When this returns the job survives a crash.
-        `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job."""
+        `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job.
+        `resume`: a pipeline of the same stages that goes on, in its folder, `from_stage` on; None: from the first
+        stage that has not succeeded. Of a pipeline the view of the whole is returned."""
         import secrets
 
-        from ascendrun.head.submit import make_submission
-        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
-                                     state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
+        from ascendrun.head.submit import make_submissions, stages_to_repeat
+        submissions = make_submissions(job_file, overrides=overrides, hostfile=hostfile,
+                                       state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
         # The controller may die between storing and answering; the key makes asking again harmless.
-        answer = self._ask("submit", {"submission": submission.to_json()}, repeat=True)
-        return self.job(answer["job"]).job
+        if resume is None and from_stage is None and submissions[0].stage is None:
+            answer = self._ask("submit", {"submission": submissions[0].to_json()}, repeat=True)
+            return self.job(answer["job"]).job
+        before = self.stages(resume) if resume is not None else ()
+        wanted = stages_to_repeat(submissions, [one.job for one in before], from_stage, resume)
+        answer = self._ask("submit_stages", {"submissions": [one.to_json() for one in wanted],
+                                             "pipeline": before[0].job.pipeline if before else None}, repeat=True)
+        view = self.pipeline(answer["job"])
+        assert view is not None
+        return view
 
     def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None
-             ) -> Mapping[str, Any]:
-        """Exactly what `submit` would start, as `core.plan.render_plan` shows it: asks the nodes, starts nothing."""
-        from ascendrun.head.submit import make_submission
-        submission = make_submission(job_file, overrides=overrides, hostfile=hostfile,
-                                     state_dir=self.settings.state_dir, key="dry-run")
-        plan: Mapping[str, Any] = self._ask("plan", {"submission": submission.to_json()}, timeout_s=120.0)["plan"]
-        return plan
+             ) -> Tuple[Mapping[str, Any], ...]:
+        """Exactly what `submit` would start, as `core.plan.render_plan` shows it, one for each stage: asks the nodes,
+        starts nothing."""
+        from ascendrun.head.submit import make_submissions
+        submissions = make_submissions(job_file, overrides=overrides, hostfile=hostfile,
+                                       state_dir=self.settings.state_dir, key="dry-run")
+        return tuple(self._ask("plan", {"submission": one.to_json()}, timeout_s=120.0)["plan"] for one in submissions)
 
-    def jobs(self, *, everything: bool = False) -> Tuple[JobView, ...]:
-        """Live jobs, newest first; with `everything` the ended ones too."""
+    def jobs(self, *, everything: bool = False, folded: bool = False) -> Tuple[JobView, ...]:
+        """Live jobs, newest first; with `everything` the ended ones too. `folded`: of a pipeline one view."""
         with self._reading() as store:
             stored = store.all_jobs() if store else ()
-        views = [self._view(one) for one in reversed(stored) if everything or not one.job.is_over]
+        wanted = [one for one in reversed(stored) if everything or not one.job.is_over]
+        if folded:
+            whole = {one.job.pipeline: [each for each in stored if each.job.pipeline == one.job.pipeline]
+                     for one in wanted if one.job.pipeline is not None}
+            views = [self._view(one) for one in wanted if one.job.pipeline is None]
+            views += [self._pipeline_view(stages) for stages in whole.values()]
+            views.sort(key=lambda view: view.created_at_s, reverse=True)
+        else:
+            views = [self._view(one) for one in wanted]
         self._keep_watched(views)
         return tuple(views)
+
+    def stages(self, ref: str) -> "Tuple[StoredJob, ...]":
+        """Every job of a pipeline, oldest first; () when `ref` (an id or a name) names none."""
+        with self._reading() as store:
+            pipeline = store.pipeline_id(ref) if store else None
+            return store.stages(pipeline) if store and pipeline else ()
+
+    def pipeline(self, ref: str) -> Optional[JobView]:
+        """A whole pipeline in one view, as the stage stands that tells most; None when `ref` names none."""
+        stages = self.stages(ref)
+        return self._pipeline_view(stages) if stages else None
 
     def job(self, ref: str) -> JobDetail:
         """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFound."""
@@ -187,17 +222,23 @@ class Cluster:
         return self._detail(stored, view, events)
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
-        """Asks for a stop and returns at once; `now` skips the grace. Raises NotFound; Conflict when it has ended."""
+        """Asks for a stop and returns at once; `now` skips the grace. Of a pipeline all its stages are stopped.
+
+        Raises NotFound; Conflict when it has ended.
+        """
+        live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_over]
         job = self.job(ref).job
-        self._ask("stop", {"job": job.id, "now": now}, repeat=True)
+        for job_id in reversed(live or [job.id]):
+            self._ask("stop", {"job": job_id, "now": now}, repeat=True)
         return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:
-        """Returns when the job has ended. Raises DeadlineExceeded."""
+        """Returns when the job, or the whole pipeline, has ended. Raises DeadlineExceeded."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             detail = self.job(ref)
-            if detail.job.ended_at_s is not None:
+            is_over = all(stored.job.is_over for stored in self.stages(ref))
+            if detail.job.ended_at_s is not None and is_over:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
@@ -363,7 +404,20 @@ class Cluster:
         return JobView(id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt,
                        hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
                        started_at_s=job.started_at_s, ended_at_s=job.ended_at_s, exit_code=exit_code, file=stored.file,
-                       progress=self._progress(job))
+                       progress=self._progress(job), pipeline=job.pipeline, stage=job.stage)
+
+    def _pipeline_view(self, stored: "Sequence[StoredJob]") -> JobView:
+        from ascendrun.core.pipelines import judge_pipeline
+        standing = judge_pipeline([one.job for one in stored])
+        telling, first = stored[standing.telling].job, stored[0].job
+        is_over = all(one.job.is_over for one in stored)
+        starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
+        ends = [one.job.ended_at_s or 0.0 for one in stored]
+        return replace(
+            self._view(stored[standing.telling]), id=str(first.pipeline), name=first.name[:-len(f".{first.stage}")],
+            state=standing.state.value, reason=standing.reason, created_at_s=first.created_at_s,
+            started_at_s=min(starts, default=None), ended_at_s=max(ends) if is_over else None, stage=telling.stage,
+            exit_code=int(standing.state.value != "SUCCEEDED") if is_over else None, stages=standing.stages)
 
     def _progress(self, job: "Job") -> Optional[Mapping[str, Any]]:
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)

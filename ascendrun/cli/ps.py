@@ -26,7 +26,7 @@ def command(face: Face, everything: bool, output: Optional[str]) -> int:
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import JobView
 
-    jobs = face.cluster.jobs(everything=everything)
+    jobs = face.cluster.jobs(everything=everything, folded=True)
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in (None, "table", "wide"):
         face.say("no jobs" if everything else "no live jobs; ended ones: ascendrun ps -a")

@@ -13,7 +13,7 @@ from ascendrun.cli.options import output_option, verb
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
-    from ascendrun.cluster import JobDetail, RankView
+    from ascendrun.cluster import JobDetail, JobView, RankView
 
 
 @verb("show", examples="""
@@ -29,11 +29,25 @@ def command(face: Face, job: str, output: Optional[str]) -> int:
 
     detail = face.cluster.job(job)
     if output in (None, "table", "wide"):
-        sys.stdout.write(describe_job(detail, wide=output == "wide", now_s=time.time()))
+        whole = face.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
+        sys.stdout.write((describe_stages(whole) if whole is not None else "")
+                         + describe_job(detail, wide=output == "wide", now_s=time.time()))
     else:
         assert output is not None
         sys.stdout.write(format_one(detail, output))
     return 0
+
+
+def describe_stages(whole: JobView) -> str:
+    """The pipeline that a job is a stage of, before the job itself."""
+    from ascendrun.cli.output import Column, format_pairs, format_table
+
+    table = format_table(whole.stages, [
+        Column("STAGE", lambda stage: stage.stage),
+        Column("JOB", lambda stage: stage.job_id),
+        Column("STATE", lambda stage: stage.state.value),
+    ])
+    return f"{format_pairs([('pipeline', f'{whole.id} ({whole.name})'), ('state', whole.state)])}\n{table}\n"
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float) -> str:

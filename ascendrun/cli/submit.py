@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
     ascendrun submit job.yaml --dry-run          # exactly what every rank would run
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
+    ascendrun submit pipeline.yaml --resume j-0003 --from finetune   # its earlier stages are kept
 """)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
 @click.option("--wait", "waits", is_flag=True, help="Print no log lines; exit as the job does.")
 @click.option("--dry-run", is_flag=True, help="Ask the nodes and print what would run; start nothing.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the file: args.lr=1e-4.")
+@click.option("--resume", metavar="PIPELINE", help="Go on with this pipeline in its folder, with the file as it is.")
+@click.option("--from", "from_stage", metavar="STAGE", help="With --resume: from this stage on; else the first undone.")
 @hostfile_option
 @output_option
 @click.pass_obj
 def command(
     face: Face, file: Path, detach: bool, waits: bool, dry_run: bool, overrides: tuple[str, ...],
-    hostfile: Optional[str], output: Optional[str],
+    resume: Optional[str], from_stage: Optional[str], hostfile: Optional[str], output: Optional[str],
 ) -> int:
     """Check a job file completely, start it on all its nodes together, follow its output.
 
@@ -41,14 +44,19 @@ def command(
     """
     if detach and waits:
         raise click.UsageError("--detach and --wait exclude each other")
+    if from_stage is not None and resume is None:
+        raise click.UsageError("--from wants --resume PIPELINE: which one goes on?")
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
         return _print_plan(face, file, overrides, hosts_path, output)
     _prepare_this_machine(face, file, overrides, hosts_path)
-    job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path)
-    face.say(f"{job.id} submitted ({job.name})")
+    job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
+    stages = f", {len(job.stages)} stages" if job.stages else ""
+    face.say(f"{job.id} submitted ({job.name}{stages})")
     if detach or (output is not None and not waits):
         return _leave(face, job, output)
+    if job.stages:
+        return follow_stages(face, job, shows_lines=not waits, output=output)
     return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
 
 
@@ -59,22 +67,23 @@ def _print_plan(
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.planview import render_text
 
-    plan = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
+    plans = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
     if output in (None, "table", "wide"):
-        sys.stdout.write(sanitise(render_text(plan)))
+        sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
     else:
         assert output is not None
-        sys.stdout.write(format_one(plan, output))
+        sys.stdout.write(format_one(plans[0] if len(plans) == 1 else {"stages": plans}, output))
     return 0
 
 
 def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path]) -> None:
     """A bundled program on this very machine needs a training stack here: it is set up on first use."""
-    from ascendrun.head.submit import read_hosts, read_job
+    from ascendrun.head.submit import read_hosts, read_stages
 
-    spec = read_job(file, overrides=overrides)
-    hosts = read_hosts(spec, file, hostfile=hostfile)
-    if spec.program is not None and spec.python is None and any(host.is_local for host in hosts):
+    specs = [one.spec for one in read_stages(file, overrides=overrides)]
+    hosts = [host for spec in specs if spec.program is not None and spec.python is None
+             for host in read_hosts(spec, file, hostfile=hostfile)]
+    if any(host.is_local for host in hosts):
         from ascendrun.cli.trainenv import ensure_training_stack
 
         ensure_training_stack(None, face.say)
@@ -90,6 +99,29 @@ def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
         sys.stdout.write(format_one(job, output))
     face.say(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
     return 0
+
+
+def follow_stages(face: Face, pipeline: JobView, *, shows_lines: bool = True, output: Optional[str] = None) -> int:
+    """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last."""
+    from ascendrun.cli.output import format_one
+
+    code, followed = 0, 0
+    for number, stage in enumerate(pipeline.stages, start=1):
+        if stage.state.value == "SUCCEEDED":
+            continue
+        face.say(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
+        code = follow_to_the_end(face, stage.job_id, shows_lines=shows_lines)
+        followed += 1
+        if code:
+            break
+    view = face.cluster.pipeline(pipeline.id)
+    assert view is not None
+    if output not in (None, "table", "wide"):
+        assert output is not None
+        sys.stdout.write(format_one(view, output))
+    elif code == 1:
+        face.say(f"hint: ascendrun submit {view.file} --resume {view.id}    # goes on with that stage")
+    return code
 
 
 def follow_to_the_end(

@@ -42,11 +42,15 @@ def _check(file: Path, overrides: tuple[str, ...]) -> str:
         from ascendrun.cli.options import read_hostfile
 
         return f"fine: {_count(read_hostfile(file))}"
-    from ascendrun.head.submit import read_hosts, read_job
+    from ascendrun.head.submit import read_hosts, read_stages
 
-    spec = read_job(file, overrides=overrides)
-    hosts = f" on {_count(read_hosts(spec, file))}" if spec.hostfile else ""
-    return f"fine: job {spec.name}{hosts}"
+    stages = read_stages(file, overrides=overrides)
+    taken = {host.name: host for one in stages if one.spec.hostfile for host in read_hosts(one.spec, file)}
+    hosts = f" on {_count(tuple(taken.values()))}" if taken else ""
+    if stages[0].stage is None:
+        return f"fine: job {stages[0].spec.name}{hosts}"
+    names = ", ".join(str(one.stage) for one in stages)
+    return f"fine: pipeline of {len(stages)} stages ({names}){hosts}"
 
 
 def _count(hosts: tuple[object, ...]) -> str:

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
-from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.errors import Conflict, InvalidInput, NotFound, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
+from ascendrun.core.job import Job, State
 from ascendrun.core.pipeline import StageJob
+from ascendrun.core.pipelines import newest_stages
 from ascendrun.core.plan import Tree, choose_hosts
 from ascendrun.core.spec import JobSpec, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.wording import suggestion
 from ascendrun.head.programs import load_programs
 from ascendrun.head.staging import tree_file
 from ascendrun.head.statedir import make_state_dir
@@ -78,6 +81,34 @@ def make_submissions(job_file: Path, *, overrides: Sequence[str], hostfile: Opti
                             trees=pack_trees(one.spec, state_dir), file=str(job_file.absolute()), stage=one.stage,
                             needs=one.needs)
                  for one, taken in zip(stages, hosts))
+
+
+def stages_to_repeat(submissions: Sequence[Submission], before: Sequence[Job], from_stage: Optional[str],
+                     pipeline: Optional[str]) -> Tuple[Submission, ...]:
+    """The stages of the file that are still to be done. `before`: the jobs of the pipeline so far.
+
+    Raises InvalidInput when the file has other stages than the pipeline, NotFound when there is no such pipeline or
+    stage, Conflict when it still runs or has nothing left to do.
+    """
+    names = [one.stage or "" for one in submissions]
+    if pipeline is not None and not before:
+        raise NotFound(f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id")
+    if from_stage is not None and from_stage not in names:
+        raise NotFound(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
+    live = [job.id for job in before if not job.is_over]
+    if live:
+        raise Conflict(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
+    done = {str(before[index].stage) for index in newest_stages(before)
+            if before[index].state is State.SUCCEEDED}
+    left = [name for name in names if name not in done]
+    first = from_stage or (left[0] if left else None)
+    if first is None:
+        raise Conflict(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
+    missing = [one.needs for one in submissions[names.index(first):]
+               if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)]
+    if missing:
+        raise Conflict(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
+    return tuple(submissions[names.index(first):])
 
 
 def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:

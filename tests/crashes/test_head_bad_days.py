@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterator

@@ -47,11 +47,11 @@ class StoryCluster:
     # what the command line calls
 
     def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
-               key: Optional[str] = None) -> JobView:
+               key: Optional[str] = None, resume: Optional[str] = None, from_stage: Optional[str] = None) -> JobView:
         self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
         return self.view
 
-    def jobs(self, *, everything: bool = False) -> tuple[JobView, ...]:
+    def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         self.calls.append(("jobs", everything))
         ended = self.view.state in ("SUCCEEDED", "FAILED", "STOPPED")
         return (self.view,) if everything or not ended else ()

@@ -1,0 +1,90 @@
+"""A pipeline on local hosts: stages one after the other in one folder, called off after a failure, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any, Dict, List
+
+from test_controller_crashes import Head, await_that, head
+
+from ascendrun.head.control import ControlClient
+
+__all__ = ["head"]
+
+STAGES = """
+name: pipe
+hostfile: two.hosts
+devices: {per_node: 1}
+stages:
+  - name: prepare
+    command: [sh, -c, "echo of $RANK >data; while test ! -e FOLDER/prepared; do sleep 0.05; done"]
+  - {name: train, command: [sh, -c, "cat data; test ! -e FOLDER/broken"]}
+  - {name: judge, command: [cat, data]}
+"""
+
+
+def pipeline(head: Head) -> str:
+    (head.folder / "pipe.yaml").write_text(STAGES.replace("FOLDER", str(head.folder)))
+    done = head.run("submit", "pipe.yaml", "--detach", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["id"])
+
+
+def touch(path: Path) -> None:
+    path.write_text("")
+
+
+def whole(head: Head) -> Dict[str, Any]:
+    """The one line that ps has for the pipeline."""
+    only, = json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]
+    return dict(only)
+
+
+def states(head: Head) -> List[str]:
+    return [stage["state"] for stage in whole(head)["stages"]]
+
+
+def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_the_same_folder(head: Head) -> None:
+    touch(head.folder / "broken")
+    job = pipeline(head)
+    await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
+    assert "waits for stage prepare" in head.show(f"{job}-2")["job"]["reason"]
+    touch(head.folder / "prepared")
+    assert head.run("wait", job).returncode == 1
+    assert states(head) == ["SUCCEEDED", "FAILED", "STOPPED"]
+    assert whole(head)["state"] == "FAILED" and whole(head)["reason"].startswith("stage 2/3 train: rank ")
+    assert head.show(f"{job}-3")["job"]["reason"] == f"not started: stage train ({job}-2) ended FAILED"
+    assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands
+
+    os.unlink(head.folder / "broken")
+    again = head.run("submit", "pipe.yaml", "--resume", job)
+    assert again.returncode == 0, again.stderr
+    assert "of 0" in again.stdout and "of 1" in again.stdout  # what each host had prepared
+    assert states(head) == ["SUCCEEDED"] * 3 and whole(head)["state"] == "SUCCEEDED"
+    assert [stage["job_id"] for stage in whole(head)["stages"]] == [f"{job}-1", f"{job}-4", f"{job}-5"]
+    nothing_left = head.run("submit", "pipe.yaml", "--resume", job)
+    assert nothing_left.returncode == 7 and "has succeeded" in nothing_left.stderr
+    assert head.run("submit", "pipe.yaml", "--resume", job, "--from", "judge").returncode == 0
+
+
+def test_a_pipeline_goes_on_when_the_controller_is_killed_between_its_stages(head: Head) -> None:
+    job = pipeline(head)
+    await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
+    with ControlClient(head.state_dir) as client:
+        os.kill(int(client.call("status", timeout_s=10.0)["pid"]), signal.SIGKILL)
+    touch(head.folder / "prepared")
+    waited = head.run("wait", job)
+    assert waited.returncode == 0, waited.stderr
+    assert states(head) == ["SUCCEEDED"] * 3
+
+
+def test_stopping_a_pipeline_stops_the_stage_that_runs_and_starts_no_other(head: Head) -> None:
+    job = pipeline(head)
+    await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
+    assert head.run("stop", "pipe", "--now").returncode == 0
+    await_that(lambda: states(head) == ["STOPPED"] * 3)
+    assert whole(head)["state"] == "STOPPED"
+    assert not head.show(f"{job}-2")["ranks"]
