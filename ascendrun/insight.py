@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Collection, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.samples import Newest
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
     from ascendrun.core.hosts import Host
     from ascendrun.core.storylines import StoryLine
+    from ascendrun.head.explaining import Explanation
     from ascendrun.head.noticeview import NoticeTargetView, NoticeTestResult
     from ascendrun.head.settings import Settings
     from ascendrun.head.store import Store
     from ascendrun.health.reportdata import Report
     from ascendrun.health.topview import TopView
 
+GATHER_S = 180.0
+STATUS_S = 3.0
 FRESH_S = 60.0
 """A sample that is older says nothing of now."""
 
@@ -225,3 +228,44 @@ def report(state_dir: Path, ref: str, *, now_s: float) -> "Report":
     """What one job did, where its time went and what it cost, as of now. Raises NotFound, Conflict, StoreUnusable."""
     from ascendrun.head.reportreader import find_report
     return find_report(state_dir, ref, now_s=now_s)
+
+
+# ---------------------------------------------------------------- explain
+
+
+def explain(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None, lang: str = "en") -> "Explanation":
+    """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFound, Conflict."""
+    from ascendrun.head.explaining import explain_job
+    return explain_job(cluster.settings.state_dir, ref, attempt=attempt, lang=lang, now_s=time.time(),
+                       liveness=_liveness(cluster))
+
+
+def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> Optional[str]:
+    """One sentence: who failed first and why. None where there is none: it did not fail, or nobody knows."""
+    from ascendrun.core.errors import NotFound
+    from ascendrun.head.explaining import verdict_line
+    try:
+        return verdict_line(state_dir, ref, lang=lang, now_s=time.time())
+    except NotFound:
+        return None
+
+
+def gather(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None) -> Iterator[Tuple[str, Optional[str]]]:
+    """Brings what the job's hosts have of the attempt: (host, None) when it is here, (host, why not) else."""
+    from ascendrun.head.control import ControlClient
+    fields = {"job": cluster.job(ref).job.id, "attempt": attempt}
+    cluster.ensure_controller()
+    with ControlClient(cluster.settings.state_dir) as client:
+        for header, _ in client.stream("gather", fields, timeout_s=GATHER_S):
+            yield str(header["host"]), header.get("problem")
+
+
+def _liveness(cluster: "Cluster") -> Mapping[str, Mapping[str, str]]:
+    """As the running controller sees it; {} where none runs, or it is too busy to tell."""
+    from ascendrun.core.errors import DeadlineExceeded
+    try:
+        status = cluster.controller_status(timeout_s=STATUS_S)
+    except DeadlineExceeded:
+        return {}
+    found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
+    return found

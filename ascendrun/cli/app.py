@@ -29,6 +29,7 @@ VERBS = (
     Verb("logs", "logs", "Print or follow the output of a job's ranks."),
     Verb("events", "events", "Print what happened to jobs, in time; or follow it."),
     Verb("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
+    Verb("explain", "explain", "Name the rank that failed first, why, and what helps."),
     Verb("stop", "stop", "Stop jobs, giving them time to save."),
     Verb("wait", "wait", "Wait until a job has ended; exit as it did."),
     Verb("validate", "validate", "Report every problem of job files."),

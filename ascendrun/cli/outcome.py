@@ -33,12 +33,14 @@ def tell_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> in
     progress = describe_progress(job.progress)
     parts = [f"{job.id} {job.state}{took}", progress if job.state == "SUCCEEDED" else job.reason]
     screen.say(": ".join(part for part in parts if part))
+    if job.state == "FAILED":
+        _tell_verdict(job, screen, settings)
     if detail.unconfirmed:
         screen.say(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
     if job.state == "FAILED":
         rank = first_failing_rank(detail)
         choice = "" if rank is None else f" --rank {rank.rank}"
-        screen.say(f"hint: ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
+        screen.say(f"hint: ascendrun explain {job.id}    ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
     return exit_code_of(job)
 
 
@@ -52,6 +54,15 @@ def _tell_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None
     if lines:
         screen.say(f"the last lines of rank {rank.rank} on {rank.host} (stderr):")
         screen.say("\n".join(f"    {sanitise(line)}" for line in lines))
+
+
+def _tell_verdict(job: JobView, screen: Screen, settings: Settings) -> None:
+    """Why it failed, in one line; nothing where nobody knows."""
+    from ascendrun import insight
+
+    verdict = insight.verdict(settings.state_dir, job.id)
+    if verdict is not None:
+        screen.say(f"why: {verdict}")
 
 
 def first_failing_rank(detail: JobDetail) -> Optional[RankView]:
