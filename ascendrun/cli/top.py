@@ -69,7 +69,7 @@ def command(
     choice = Choice(job=chosen, hosts=globs, only_bad=bad)
     order = Order(by, by_host=by_host)
     source = TopSource(face.cluster, hosts)
-    if once or output is not None or not sys.stdout.isatty():
+    if once or output is not None or not sys.stdout.isatty() or face.environ.get("TERM") == "dumb":
         return print_once(face, source, choice, order, lang=lang, output=output)
     return run_live(face, source, choice, order, lang=lang, every_s=every or EVERY_S)
 
@@ -140,12 +140,10 @@ def _write_records(view: TopView, output: str) -> None:
 
 def run_live(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
     """The face with keys where textual is installed, else a plain view that is drawn anew."""
-    from importlib.util import find_spec
-
-    if find_spec("textual") is None or face.environ.get("TERM") == "dumb":
+    try:
+        from ascendrun.cli.topapp import run_app
+    except ImportError:
         from ascendrun.cli.topplain import run_plain
 
         return run_plain(face, source, choice, order, lang=lang, every_s=every_s)
-    from ascendrun.cli.topapp import run_app
-
     return run_app(face, source, choice, order, lang=lang, every_s=every_s)
