@@ -24,13 +24,13 @@ KINDS: Mapping[str, str] = {
     "path": r"[^\s'\",;:\[\]]{1,200}",
     "name": r"[A-Za-z_][A-Za-z0-9_.]{0,120}",
     "hccl": r"HCCL_[A-Z_]{2,60}",
+    "bracketed": r"\[[0-9\[\], ;]{1,4000}",
     "inside": r"[^\]\)'\"]{1,200}?",
 }
-"""Regular expressions by kind. `inside`: whatever stands between brackets or quotes."""
+"""Regular expressions by kind. `inside`: whatever stands between brackets or quotes; `bracketed`: [1],[2];"""
 
 _PLACE = re.compile(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}")
 _BLANKS = re.compile(r" {2,}")
-_CODE = re.compile(r"[A-Z]{1,4}[0-9]{4,6}")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ class LinePattern:
 
     @property
     def needle(self) -> str:
-        """A text that every matching line holds; of an error code only the part that its kin share."""
-        longest = max(self.literals, key=len)
-        return longest[:4] if _CODE.fullmatch(longest) else longest
+        """The longest text that every matching line holds."""
+        return max(self.literals, key=len)
 
 
 def parse_pattern(text: str) -> LinePattern:

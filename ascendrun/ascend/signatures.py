@@ -24,6 +24,10 @@ LINE_LIMIT = 16 * 1024
 """Characters of a line that are looked at."""
 CHUNK_CHARACTERS = 256 * 1024
 _PLACE = re.compile(r"\{([a-z_]+)\}")
+_ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
+_STEMS = ("rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", "imed out", "support", "nable",
+          "unavailable", "oom", "(pid: ", "onnect", "ersion", "emory")
+"""Parts of many needles, the commonest first: a chunk without one is not searched for any of those needles."""
 
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
@@ -153,10 +157,24 @@ class _Matcher:
 
 
 class _Catalogue:
+    """The rows, and their patterns in the order of a search: what most lines lack is looked for first.
+
+    `_codes`: by error code. `_stems`: by a text that the needles below it share, then by needle.
+    """
+
     def __init__(self, rows: Sequence[Signature]) -> None:
         self.rows = rows
         self.by_code = {row.code.lower(): row for row in rows}
-        self._needles = _group_by_needle([_Matcher(row, parse_pattern(text)) for row in rows for text in row.patterns])
+        self._codes: Dict[str, List[_Matcher]] = {}
+        self._stems: Dict[str, Dict[str, List[_Matcher]]] = {}
+        matchers = [_Matcher(row, parse_pattern(text)) for row in rows for text in row.patterns]
+        by_needle = [one for one in matchers if not _ERROR_CODE.fullmatch(one.pattern.needle)]
+        for matcher in matchers:
+            if _ERROR_CODE.fullmatch(matcher.pattern.needle):
+                self._codes.setdefault(matcher.pattern.needle, []).append(matcher)
+        for needle, group in _group_by_needle(by_needle).items():
+            stem = next((one for one in _STEMS if one in needle), needle)
+            self._stems.setdefault(stem, {})[needle] = group
 
     def search(self, numbers: Sequence[int], texts: Sequence[str]) -> Iterator[Hit]:
         for index, matchers in sorted(self._candidates(texts).items()):
@@ -174,16 +192,21 @@ class _Catalogue:
     def _candidates(self, texts: Sequence[str]) -> Dict[int, List[_Matcher]]:
         """Lines by index that hold a needle, with the patterns to try; one search per needle, not one per line."""
         joined = "\n".join(texts)
-        starts: List[int] = []
+        starts = _starts(texts)
         found: Dict[int, List[_Matcher]] = {}
-        for needle, matchers in self._needles.items():
-            at = joined.find(needle)
-            if at >= 0 and not starts:
-                starts = _starts(texts)
-            while at >= 0:
-                index = bisect_right(starts, at) - 1
-                found.setdefault(index, []).extend(matchers)
-                at = joined.find(needle, starts[index] + len(texts[index]))
+        for place in _ERROR_CODE.finditer(joined):
+            matchers = self._codes.get(place[0])
+            if matchers:
+                found.setdefault(bisect_right(starts, place.start()) - 1, []).extend(matchers)
+        for stem, needles in self._stems.items():
+            if stem not in joined:
+                continue
+            for needle, matchers in needles.items():
+                at = joined.find(needle)
+                while at >= 0:
+                    index = bisect_right(starts, at) - 1
+                    found.setdefault(index, []).extend(matchers)
+                    at = joined.find(needle, starts[index] + len(texts[index]))
         return found
 
 

@@ -1,0 +1,98 @@
+"""The page of all known errors: `python -m ascendrun.ascend.failures_page > docs/failures.md`."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, Sequence
+
+from ascendrun.ascend.signatures import Signature, signatures
+
+HEAD = """# What ascendrun knows of failures
+
+Made from the catalogue of signatures by `python -m ascendrun.ascend.failures_page > docs/failures.md`; do not edit.
+
+Every row is a line that some program writes when a job fails: what it means, where it usually comes from and the way
+out, in English and Chinese, with an example (its values are made up). `ascendrun explain JOB` finds these lines in the
+logs of all ranks and weighs them; search this page when you have a line and no job.
+
+The role of a line: a **cause** is the reason itself; a **symptom** shows where it broke, not why; a **consequence**
+comes because something else failed; **teardown** is the end of a job that was over already. The number beside it, 0 to
+100, says how surely the line names the reason. `…` stands for what the line names.
+
+每一行对应某个程序在作业失败时输出的日志:含义、常见原因和处理办法,附示例(数值为虚构)。
+`ascendrun explain JOB` 会在所有 rank 的日志中查找并权衡这些行;没有作业、只有一行报错时,可直接在本页搜索。
+角色:**原因**即根因;**现象**说明坏在哪里,而非为何;**后果**由其他故障引起;**收尾**是作业失败后的清理。
+其后的数字(0 到 100)表示该行指明原因的把握。
+
+A row is missing or wrong? It is a few lines in `ascendrun/ascend/signatures.toml`, with an example and a near miss.
+"""
+
+FAMILIES: Mapping[str, str] = {
+    "hccl": "HCCL: collectives between NPUs · HCCL 集合通信",
+    "acl": "ACL: return codes of the runtime · ACL 返回码",
+    "cann": "CANN: runtime, compiler, operators · CANN 运行时、编译器、算子",
+    "torch_npu": "torch_npu",
+    "driver": "Driver and devices · 驱动与设备",
+    "memory": "Memory: device and host · 内存:设备与主机",
+    "numeric": "Numbers: NaN, overflow · 数值:NaN、溢出",
+    "data": "Data loading · 数据加载",
+    "storage": "Files and disks · 文件与磁盘",
+    "limits": "Limits of the system · 系统限额",
+    "network": "Network and rendezvous · 网络与会合",
+    "gloo": "gloo and process groups · gloo 与进程组",
+    "nccl": "NCCL",
+    "cuda": "CUDA",
+    "python": "Python and its packages · Python 与软件包",
+    "ssh": "SSH",
+    "launcher": "Launchers: torchrun, DeepSpeed, Slurm · 启动器",
+    "model": "Models and checkpoints · 模型与检查点",
+    "host": "The node itself · 节点本身",
+    "signal": "Signals and crashes · 信号与崩溃",
+}
+ROLES_ZH: Mapping[str, str] = {"cause": "原因", "symptom": "现象", "consequence": "后果", "teardown": "收尾"}
+BLAMES: Mapping[str, str] = {"self": "this rank", "peer": "another rank", "node": "its node", "network": "the network",
+                             "job": "the job as written"}
+RETRIES: Mapping[str, str] = {"same": "another attempt may pass", "exclude": "try again without this node",
+                              "never": "fails again until it is mended", "unknown": "another attempt: not known"}
+_CODE_SPAN = re.compile(r"(`[^`]*`)")
+
+
+def render_page() -> str:
+    by_family: Dict[str, List[Signature]] = {}
+    for row in signatures():
+        by_family.setdefault(row.family, []).append(row)
+    lines = [HEAD.rstrip(), "", "| | rows |", "|---|---|"]
+    lines += [f"| [{FAMILIES[family]}](#{family}) | {len(rows)} |" for family, rows in by_family.items()]
+    for family, rows in by_family.items():
+        lines += ["", f'<a id="{family}"></a>', "", f"## {FAMILIES[family]}"]
+        for row in rows:
+            lines += _row(row)
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Signature) -> Sequence[str]:
+    english, chinese = row.words("en"), row.words("zh")
+    doubt = "" if row.is_verified else " Its text is unverified."
+    return [
+        "", f"### `{row.code}`", "",
+        f"{_sentence(english.says)} **Cause:** {_plain(english.cause)}. **Way out:** {_plain(english.advice)}.", "",
+        f"{_plain(chinese.says)}。**原因**:{_plain(chinese.cause)}。**处理**:{_plain(chinese.advice)}。", "",
+        f"{row.role} · {ROLES_ZH[row.role]} ({row.strength}); look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
+        "",
+        f"    {row.examples[0].strip()}",
+    ]
+
+
+def _sentence(text: str) -> str:
+    plain = _plain(text)
+    return f"{plain[0].upper()}{plain[1:]}."
+
+
+def _plain(text: str) -> str:
+    """Without anything that Markdown would take for a mark, but for code spans."""
+    parts = _CODE_SPAN.split(text)
+    return "".join(part if part.startswith("`") else re.sub(r"([*<~])", r"\\\1", part) for part in parts)
+
+
+if __name__ == "__main__":
+    print(render_page(), end="")
