@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Optional
 
@@ -17,6 +17,7 @@ from ascendrun.core.folding import FoldedLine, Folder, fold
 from ascendrun.core.job import TERMINAL
 from ascendrun.core.loglines import LogLine, merge
 from ascendrun.core.names import fold_names
+from ascendrun.head.clocks import HostClock, read_clocks
 from ascendrun.head.logreader import StreamReader
 from ascendrun.head.settings import spool_dir
 from ascendrun.head.spoolfiles import find_streams, is_complete
@@ -31,6 +32,7 @@ COMPLETE_DEADLINE_S = 15.0
 BLIND_DEADLINE_S = 60.0
 """How long a controller that does not answer is put up with."""
 BATCH_LINES = 2000
+CLOCKS_POLL_S = 60.0
 LIVE_WINDOW_S = 0.2
 """How long a line waits for other ranks to say the same: their bytes come at different times."""
 BURST_WINDOW_S = 0.08
@@ -167,6 +169,8 @@ class AttemptLogs:
         self._clock_offset_s = time.time() - time.monotonic()
         self._is_first = True
         self._burst_s = self._heard_s = float("-inf")
+        self._clocks: Mapping[str, HostClock] = {}
+        self._clocks_due_s = float("-inf")
 
     def expect_ranks(self, ranks: Optional[int]) -> None:
         """How many ranks can say a line: one that all have said is shown at once. None: not known."""
@@ -218,13 +222,25 @@ class AttemptLogs:
         began_cpu_s = time.process_time()
         view = self._view
         tail = None if view.filters_lines or not self._is_first else self._tail
+        clocks = self._look_at_clocks()
         for files in find_streams(
             self.folder, self._attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams
         ):
             key = (files.host, files.rank, files.stream)
             if key not in self._readers:
                 self._readers[key] = StreamReader(files, tail=tail)
+            self._readers[key].clock = clocks.get(files.host)
         self._look_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
+
+
+    def _look_at_clocks(self) -> Mapping[str, HostClock]:
+        """Read anew now and then: they are measured while the attempt runs."""
+        now_s = time.monotonic()
+        if now_s >= self._clocks_due_s:
+            self._clocks = read_clocks(self.folder)
+            is_known = self._clocks and all(clock.readings for clock in self._clocks.values())
+            self._clocks_due_s = now_s + (CLOCKS_POLL_S if is_known else 0.0)
+        return self._clocks
 
 
 def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
-from ascendrun.cli.options import parse_since, verb
+from ascendrun.cli.options import output_option, parse_since, verb
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     ascendrun logs j-0001 --tail 50
     ascendrun logs -f quickstart --rank 0,8-15
     ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
-    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err     # every byte as it was written
+    ascendrun logs j-0001 --grep warn -i -v --until 10:30               # what is no warning, until half past ten
+    ascendrun logs j-0001 --first -t                                    # which rank complained first, and of what
+    ascendrun logs j-0001 --files                                       # what else was gathered, and where it lies
+    ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # every byte as it was written
 """)
 @click.argument("job")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended; exit as it did. ^C detaches.")
@@ -29,23 +32,30 @@ if TYPE_CHECKING:
 @click.option("--rank", metavar="RANKS", help="Only these ranks: 0,8-15.")
 @click.option("--stream", type=click.Choice(["out", "err", "both"]), default="both", help="Standard output or error.")
 @click.option("--since", metavar="TIME", help="Only lines since: 10m (ago), 10:30, 2026-11-20T10:30.")
+@click.option("--until", metavar="TIME", help="Only lines until then; as --since.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of what is there.")
-@click.option("--grep", metavar="REGEX", help="Only lines in which the regular expression is found.")
+@click.option("--grep", metavar="REGEX", multiple=True,
+              help="Only lines in which it is found; given several times: one of them. Nodes look for themselves.")
+@click.option("-i", "ignore_case", is_flag=True, help="--grep does not care for case.")
+@click.option("-v", "invert", is_flag=True, help="Only lines in which --grep finds nothing.")
+@click.option("--first", is_flag=True, help="Of each rank the first such line, in order of time. Without --grep: the"
+                                            " first that looks like an error.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt.  [default: the newest]")
 @click.option("--raw", is_flag=True, help="The exact bytes, rank after rank, neither merged nor folded.")
-@click.option("--timestamps", "-t", is_flag=True, help="Begin each line with its arrival time on the node.")
+@click.option("--files", is_flag=True, help="List the files instead: output, metrics, and what was gathered.")
+@click.option("--timestamps", "-t", is_flag=True, help="Begin each line with its arrival time, by our clock.")
 @click.option("--no-prefix", is_flag=True, help="Lines without [ranks].")
+@output_option
 @click.pass_obj
-def command(
-    face: Face, job: str, follow: bool, node: Optional[str], rank: Optional[str], stream: str, since: Optional[str],
-    tail: Optional[int], grep: Optional[str], attempt: Optional[int], raw: bool, timestamps: bool, no_prefix: bool,
-) -> int:
-    """Print what the ranks of a job wrote, merged by time; lines that ranks share are shown once: [0-3] text."""
-    if raw and (follow or grep or since or tail is not None or timestamps):
-        raise click.UsageError("--raw gives exact bytes: only --node, --rank, --stream and --attempt go with it")
-    if follow and attempt is not None:
-        raise click.UsageError("--follow shows the newest attempt and those to come; leave --attempt out")
-    view = _make_view(node, rank, stream, since, tail, grep, timestamps, no_prefix)
+def command(face: Face, /, job: str, follow: bool, attempt: Optional[int], raw: bool, files: bool,
+            output: Optional[str], **choice: Any) -> int:
+    """Print what the ranks of a job wrote, merged by time; lines that ranks share are shown once: [0-3] text.
+
+    Numbers that were measured may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from
+    the others' has its own line.
+    """
+    _refuse_nonsense(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
+    view = _make_view(**choice)
     detail = face.cluster.job(job)
     if follow:
         from ascendrun.cli.follow import has_ended
@@ -55,16 +65,38 @@ def command(
             face.cluster.ensure_controller()
         return follow_to_the_end(face, detail.job.id, view=view)
     chosen = _choose_attempt(detail.job, attempt)
-    if raw:
+    if files:
+        from ascendrun.cli.logfiles import print_files
+
+        print_files(face, detail.job, chosen, view, output)
+    elif raw:
         _write_raw(face, detail.job, chosen, view)
     else:
         _print_lines(face, detail, chosen, view)
     return 0
 
 
+def _refuse_nonsense(*, follow: bool, attempt: Optional[int], raw: bool, files: bool, output: Optional[str],
+                     **choice: Any) -> None:
+    filters = choice["grep"] or choice["since"] or choice["until"] or choice["first"] or choice["tail"] is not None
+    if raw and (follow or filters or choice["timestamps"]):
+        raise click.UsageError("--raw gives exact bytes: only --node, --rank, --stream and --attempt go with it")
+    if files and (follow or raw or filters):
+        raise click.UsageError("--files lists files: only --node, --rank, --attempt and -o go with it")
+    if output is not None and not files:
+        raise click.UsageError("-o is for --files; lines are printed as they are")
+    if follow and attempt is not None:
+        raise click.UsageError("--follow shows the newest attempt and those to come; leave --attempt out")
+    if follow and (choice["until"] or choice["first"]):
+        raise click.UsageError("--follow goes on until the job has ended; leave --until and --first out")
+    if (choice["invert"] or choice["ignore_case"]) and not choice["grep"]:
+        raise click.UsageError("-i and -v say how --grep looks; give a pattern with --grep")
+
+
 def _make_view(
-    node: Optional[str], rank: Optional[str], stream: str, since: Optional[str], tail: Optional[int],
-    grep: Optional[str], timestamps: bool, no_prefix: bool,
+    *, node: Optional[str], rank: Optional[str], stream: str, since: Optional[str], until: Optional[str],
+    tail: Optional[int], grep: tuple[str, ...], ignore_case: bool, invert: bool, first: bool, timestamps: bool,
+    no_prefix: bool,
 ) -> LogView:
     """Raises BadParameter naming the option whose text is wrong."""
     from ascendrun.cli.logview import LogView
@@ -79,13 +111,17 @@ def _make_view(
         ranks = None if rank is None else parse_ranks(rank)
         option = "--since"
         since_s = None if since is None else parse_since(since, now_s=time.time())
+        option = "--until"
+        until_s = None if until is None else parse_since(until, now_s=time.time())
         option = "--grep"
-        pattern = None if grep is None else re.compile(grep)
+        for pattern in grep:
+            re.compile(pattern)
     except (ValueError, re.error) as error:
         raise click.BadParameter(str(error), param_hint=option) from error
     return LogView(
         hosts=hosts, ranks=ranks, streams=("out", "err") if stream == "both" else (stream,), since_s=since_s,
-        pattern=pattern, tail=tail, has_times=timestamps, has_prefix=not no_prefix,
+        until_s=until_s, patterns=grep, ignore_case=ignore_case, invert=invert, tail=tail, only_first=first,
+        has_times=timestamps, has_prefix=not no_prefix,
     )
 
 
@@ -100,39 +136,31 @@ def _choose_attempt(job: JobView, attempt: Optional[int]) -> int:
 def _print_lines(face: Face, detail: JobDetail, attempt: int, view: LogView) -> None:
     """Streams lazily: memory does not grow with the logs, unless a filter and --tail are combined, and then by N."""
     from collections import deque
+    from itertools import chain
 
-    from ascendrun.cli.logview import FOLD_WINDOW_S
+    from ascendrun.cli.loggaps import tell_gaps
+    from ascendrun.cli.logsources import open_streams, why_nothing
+    from ascendrun.cli.logview import FOLD_WINDOW_S, first_of_each_rank
     from ascendrun.core.folding import fold
-    from ascendrun.core.loglines import merge
-    from ascendrun.head.logreader import read_all
-    from ascendrun.head.settings import spool_dir
-    from ascendrun.head.spoolfiles import find_streams
+    from ascendrun.core.loglines import merge_batches
 
-    folder = spool_dir(face.settings.state_dir, detail.job.id, attempt)
-    found = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
-    if not found:
-        face.say(_why_nothing(detail, attempt, view))
+    sources = open_streams(face.settings.state_dir, detail, attempt, view, say=face.say)
+    if not sources:
+        face.say(why_nothing(detail, attempt, view))
         return
-    tail = None if view.filters_lines else view.tail
-    shown = fold(view.choose(merge(read_all(files, tail=tail) for files in found)), window_s=FOLD_WINDOW_S)
+    lines = chain.from_iterable(merge_batches(sources))
+    shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
     screen = face.screen()
     for line in shown if view.tail is None else deque(shown, maxlen=view.tail):
         sys.stdout.write(view.format(line, screen) + "\n")
+    sys.stdout.flush()
+    tell_gaps(face, detail.job.id, attempt, view)
     if attempt > 1:
-        sys.stdout.flush()
         face.say(f"this was attempt {attempt}; earlier ones: --attempt 1")
 
 
-def _why_nothing(detail: JobDetail, attempt: int, view: LogView) -> str:
-    job = detail.job
-    if view.hosts is not None and not set(view.hosts) & set(job.hosts):
-        return f"{job.id} has no such node; it runs on {', '.join(job.hosts)}"
-    if view.ranks is not None and all(rank >= job.world_size for rank in view.ranks):
-        return f"{job.id} has no such rank; its ranks are 0-{job.world_size - 1}"
-    return f"{job.id}, attempt {attempt}: no output yet ({job.state}{': ' + job.reason if job.reason else ''})"
-
-
 def _write_raw(face: Face, job: JobView, attempt: int, view: LogView) -> None:
+    from ascendrun.cli.loggaps import tell_gaps
     from ascendrun.head.settings import spool_dir
     from ascendrun.head.spoolfiles import find_streams, read_bytes
 
@@ -142,3 +170,4 @@ def _write_raw(face: Face, job: JobView, attempt: int, view: LogView) -> None:
         for data in read_bytes(files):
             sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+    tell_gaps(face, job.id, attempt, view)

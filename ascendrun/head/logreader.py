@@ -29,12 +29,13 @@ class StreamReader:
     """Reads one stream forward, as far as it is there; call `read` again for what came since."""
 
     def __init__(self, files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 batch_lines: int = BATCH_LINES) -> None:
+                 batch_lines: int = BATCH_LINES, end: Optional[tuple[int, int]] = None) -> None:
         """`tail`: begin with the last so many lines instead of the first. `clock`: the host's, None: not measured.
-        `batch_lines`: what one `read` gives at most, about."""
+        `batch_lines`: what one `read` gives at most, about. `end`: (generation, offset) not to be passed."""
         self.files = files
-        self._clock = clock if clock is not None and clock.readings else None
+        self.clock = clock
         self._batch_lines = batch_lines
+        self._end = end or (1 << 62, 0)
         self._splitter = LineSplitter()
         self._generation: Optional[int] = None
         self._offset = 0
@@ -53,7 +54,7 @@ class StreamReader:
             if not self._settle():
                 return []
             assert self._generation is not None
-            data = read_at(self.files.path(self._generation), self._offset, CHUNK_BYTES)
+            data = read_at(self.files.path(self._generation), self._offset, self._room())
             if data:
                 data = self._with_times(cut_lines(data, self._batch_lines), final=final)
                 if not data:
@@ -69,9 +70,11 @@ class StreamReader:
         text = self._splitter.finish()
         return [] if text is None else [self._line(text, self._times[0][1] if self._times else None)]
 
-    def position(self) -> tuple[int, int]:
-        """(generation, offset) up to which lines were given out or are held as the beginning of the next one."""
-        return self._generation or 0, self._offset
+    def _room(self) -> int:
+        generation, offset = self._end
+        if self._generation == generation:
+            return max(0, min(CHUNK_BYTES, offset - self._offset))
+        return CHUNK_BYTES if self._generation is not None and self._generation < generation else 0
 
     def _settle(self) -> bool:
         if self._generation is None:
@@ -122,7 +125,7 @@ class StreamReader:
         raw = read_at(path, self._times_offset, CHUNK_BYTES)
         raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
         self._times_offset += len(raw)
-        to_head_s = self._clock.to_head_s if self._clock is not None else None
+        to_head_s = self.clock.to_head_s if self.clock is not None and self.clock.readings else None
         for end, arrival_ns in TIME_RECORD.iter_unpack(raw):
             if end > self._offset:
                 at_s = arrival_ns / 1e9
@@ -190,9 +193,9 @@ def read_all(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[
 
 
 def read_batches(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 among: int = 1) -> Iterator[list[LogLine]]:
-    """As `read_all`, in batches; `among` so many streams that are read side by side."""
-    reader = StreamReader(files, tail=tail, clock=clock, batch_lines=batch_lines_for(among))
+                 among: int = 1, end: Optional[tuple[int, int]] = None) -> Iterator[list[LogLine]]:
+    """As `read_all`, in batches; `among` so many streams that are read side by side, `end` as for StreamReader."""
+    reader = StreamReader(files, tail=tail, clock=clock, batch_lines=batch_lines_for(among), end=end)
     while True:
         lines = reader.read(final=True)
         if not lines:

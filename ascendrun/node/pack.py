@@ -32,8 +32,11 @@ elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
 elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
     from ascendrun.node.sample import main
     sys.exit(main(sys.argv[2]))
+elif sys.argv[1:] == ["grep"]:
+    from ascendrun.node.grep import main
+    sys.exit(main())
 else:
-    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER")
+    sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | grep")
 """
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -140,6 +140,7 @@ class Agent:
             "survey": Operation(simple(self._survey), "own", None),
             "sample": Operation(simple(self._sample), "own", None),
             "gather": Operation(simple(self._gather), "own", None),
+            "grep": Operation(lambda r, body: self._grep(r), "own", None),
         }
 
     def _probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
@@ -149,6 +150,10 @@ class Agent:
     def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.survey import Surveys
         return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
+
+    def _grep(self, request: Dict[str, Any]) -> Tuple[Dict[str, Any], bytes]:
+        from ascendrun.node.grep import grep
+        return grep(self._root, request, agent=self._agent, commands=self._commands(), login=self._clean_login)
 
     def _gather(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.gather import Gathering

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
 
 import pytest
 from story_cluster import Desk, make_job
+
+from ascendrun.head.clocks import Reading, keep_reading
 
 
 @pytest.fixture
@@ -33,6 +36,15 @@ def story(desk: Desk) -> Desk:
         (["--stream", "err"], ["[1] warning"]),
         (["--stream", "err", "--no-prefix"], ["warning"]),
         (["--since", "1970-01-01T00:01:52Z"], ["[2] step of 2", "[3] step of 3"]),
+        (["--until", "1970-01-01T00:01:51Z"], ["[0-3] start", "[0] step of 0", "[1] step of 1"]),
+        (["--since", "1970-01-01T00:01:51Z", "--until", "1970-01-01T00:01:52Z"],
+         ["[1] step of 1", "[1] warning", "[2] step of 2"]),
+        (["--grep", "of 0", "--grep", "of 2"], ["[0] step of 0", "[2] step of 2"]),
+        (["--grep", "WARN"], []),
+        (["--grep", "WARN", "-i"], ["[1] warning"]),
+        (["--grep", "step", "-v"], ["[0-3] start", "[1] warning"]),
+        (["--grep", "step|warn", "--first"], ["[0] step of 0", "[1] step of 1", "[2] step of 2", "[3] step of 3"]),
+        (["--grep", "t", "--first"], ["[0-3] start"]),
     ],
 )
 def test_lines_are_chosen(story: Desk, argv: list[str], lines: list[str]) -> None:
@@ -69,6 +81,11 @@ def test_raw_writes_every_byte(desk: Desk) -> None:
         (["--since", "yesterday"], "--since"),
         (["--node", "n[1-"], "--node"),
         (["--tail", "-1"], "--tail"),
+        (["--until", "soon"], "--until"),
+        (["-v"], "--grep"),
+        (["-f", "--first"], "--first"),
+        (["--files", "--raw"], "--files"),
+        (["-o", "json"], "--files"),
     ],
 )
 def test_a_wrong_choice_names_its_option(story: Desk, argv: list[str], words: str) -> None:
@@ -118,3 +135,64 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
     count, grown_kib = map(int, done.stdout.split())
     assert count > 400_000
     assert grown_kib < 25_000  # of 40 MB of logs
+
+
+def test_without_a_pattern_the_first_line_of_each_rank_that_looks_like_an_error_is_shown(story: Desk) -> None:
+    for rank, lines in enumerate((b"0 errors so far\nerrors: 0\nValueError: x\n", b"fine\n", b"EI0006 timeout\n",
+                                  b"Killed\n")):
+        story.cluster.write(rank, lines, at_s=120.0 - rank)
+    assert story.say("logs", "demo", "--first").out.splitlines() == [
+        "[3] Killed", "[2] EI0006 timeout", "[0] ValueError: x"]
+
+
+def test_lines_of_hosts_whose_clocks_differ_are_in_the_order_of_the_heads_clock(story: Desk) -> None:
+    story.cluster.write(2, b"earlier\n", at_s=290.0)  # on n2, whose clock is 90 s ahead
+    story.cluster.write(0, b"later\n", at_s=201.0)
+    keep_reading(story.cluster.spool / "n2", Reading(at_s=100.0, offset_s=90.0, error_s=0.001))
+    keep_reading(story.cluster.spool / "n1", Reading(at_s=100.0, offset_s=0.0, error_s=0.001))
+    out = story.say("logs", "demo", "-t", "--since", "1970-01-01T00:03:20Z").out.splitlines()
+    assert [line.split(" ", 1)[1] for line in out] == ["[2] earlier", "[0] later"]
+    assert ":20.000" in out[0] and ":21.000" in out[1]
+
+
+def test_ranks_that_measured_about_the_same_are_one_line_and_the_odd_one_has_its_own(desk: Desk) -> None:
+    for rank, loss in enumerate(("2.31", "2.33", "9.99", "2.32")):
+        desk.cluster.write(rank, f"step 7 loss {loss}\n".encode(), at_s=100.0)
+    assert desk.say("logs", "demo").out.splitlines() == ["[0-1,3] step 7 loss 2.32±0.01", "[2] step 7 loss 9.99"]
+
+
+def test_what_is_lost_is_told(story: Desk) -> None:
+    events = [{"event": "log_cut", "at_ns": 5, "rank": 1, "stream": "out", "generation": 0, "had": 1018},
+              {"event": "log_dropped", "at_ns": 6, "rank": 3, "stream": "err", "bytes": 2000, "reason": "ENOSPC"},
+              {"event": "log_cut", "at_ns": 5, "rank": 0, "stream": "out", "generation": 0, "had": 4}, {"event": "log_"}
+              ]
+    for host in ("n1", "n2"):
+        (story.cluster.spool / host / "events.0").write_text("".join(json.dumps(one) + "\n" for one in events
+                                                                     if (one.get("rank", 0) < 2) == (host == "n1")))
+    err = story.say("logs", "demo").err
+    assert "rank 1 on n1: 1.0 kB of its stdout are lost (somebody cut" in err
+    assert "rank 3 on n2: 2.0 kB of its stderr are lost (not written: ENOSPC" in err
+    assert "rank 0" not in err and story.say("logs", "demo", "--rank", "2").err == ""
+
+
+def test_the_files_of_an_attempt_are_listed_with_what_was_gathered_and_what_was_not(story: Desk) -> None:
+    folder = story.cluster.spool / "n2" / "gathered"
+    (folder / "plog").mkdir(parents=True)
+    (folder / "plog" / "plog-1_2.log").write_bytes(b"x" * 300)
+    (folder / "index.json").write_text(json.dumps({"at_ns": 1, "problems": [{"name": "hccn", "text": "no hccn_tool"}],
+        "files": [{"name": "plog", "file": "plog-1_2.log", "source": "/root/x", "bytes": 300, "of_bytes": 5000}]}))
+    out = story.say("logs", "demo", "--files", "--node", "n2").out
+    assert "plog-1_2.log" in out and "of 5.0 kB; the rest was left out" in out and "(no hccn_tool)" in out
+    assert "rank-2.out.0" in out and "rank-1" not in out and ".times" not in out
+    rows = json.loads(story.say("logs", "demo", "--files", "-o", "json").out)["files"]
+    assert {(row["host"], row["kind"], row["rank"]) for row in rows} >= {
+        ("n1", "output", 0), ("n1", "errors", 1), ("n2", "plog", None), ("n2", "hccn", None)}
+
+
+def test_while_bytes_are_missing_here_a_pattern_asks_the_nodes_and_says_who_does_not_answer(story: Desk) -> None:
+    story.cluster.view = make_job(state="RUNNING", attempt=1)
+    result = story.say("logs", "demo", "--grep", "step of [13]")
+    assert result.out.splitlines() == ["[1] step of 1", "[3] step of 3"]
+    assert "n[1-2]" in result.err and "only those are searched that have arrived here" in result.err
+    story.cluster.complete()
+    assert story.say("logs", "demo", "--grep", "step of [13]").err == ""

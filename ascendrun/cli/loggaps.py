@@ -1,0 +1,19 @@
+"""Says on stderr what is missing in the logs that were printed."""
+
+from __future__ import annotations
+
+from ascendrun.cli.face import Face
+from ascendrun.cli.logview import LogView, format_time
+from ascendrun.core.loglines import describe_bytes
+from ascendrun.head.loggaps import read_gaps
+from ascendrun.head.settings import spool_dir
+
+
+def tell_gaps(face: Face, job_id: str, attempt: int, view: LogView) -> None:
+    """One line for each gap in a stream that was chosen."""
+    for gap in read_gaps(spool_dir(face.settings.state_dir, job_id, attempt), attempt):
+        if (gap.stream in view.streams and (view.ranks is None or gap.rank in view.ranks)
+                and (view.hosts is None or gap.host in view.hosts)):
+            size = describe_bytes(gap.missing_bytes)
+            face.say(f"rank {gap.rank} on {gap.host}: {size} of its std{gap.stream} are lost ({gap.why},"
+                     f" {format_time(gap.at_s)})")
