@@ -74,8 +74,9 @@ class Target:
     """Where notices go. `kind`: a service, "hook" or "deadman". `style`: "rich" (card, markdown, blocks) or "text".
 
     `url` and `secret` are credentials: never shown; `url_file` and `secret_file` hold them, read at every sending.
-    `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of a dead-man's switch, by kind of notice, what is appended to its
-    URL; `every_s`: how often it is asked while a job is live.
+    `jobs`: globs over names and ids; one with ! before it excludes. `command`, `timeout_s`: of a hook. `suffixes`: of
+    a dead-man's switch, by kind of notice, what is appended to its URL; `every_s`: how often it is asked while a job
+    is live.
     """
 
     name: str

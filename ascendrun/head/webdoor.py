@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Type, Union
 
 ANSWER_BYTES = 64 * 1024
 
@@ -29,22 +30,24 @@ class Cut:
     """Ends a question from another thread: its connection is shut, whatever it waits for."""
 
     def __init__(self) -> None:
-        self._connections: List[http.client.HTTPConnection] = []
+        self._sockets: List[socket.socket] = []
         self._lock = threading.Lock()
         self.is_cut = False
 
-    def add(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+    def add(self, one: socket.socket) -> None:
         with self._lock:
-            self._connections.append(connection)
-        return connection
+            self._sockets.append(one)
+            is_cut = self.is_cut
+        if is_cut:
+            self.cut()
 
     def cut(self) -> None:
         with self._lock:
             self.is_cut = True
-            sockets = [connection.sock for connection in self._connections if connection.sock is not None]
+            sockets = tuple(self._sockets)
         for one in sockets:
             try:
-                one.shutdown(2)
+                socket.socket.shutdown(one, socket.SHUT_RDWR)  # below TLS, which would wait for its own goodbye
             except OSError:
                 pass  # it is closed already
 
@@ -99,7 +102,7 @@ class _Http(urllib.request.HTTPHandler):
         self._cut = cut
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_maker(http.client.HTTPConnection, self._cut), req)
+        return self.do_open(_maker(_Connection, self._cut), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -108,8 +111,28 @@ class _Https(urllib.request.HTTPSHandler):
         self._cut = cut
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_maker(http.client.HTTPSConnection, self._cut), req)
+        return self.do_open(_maker(_TlsConnection, self._cut), req)
 
 
-def _maker(kind: Callable[..., http.client.HTTPConnection], cut: Cut) -> Any:
-    return lambda host, **options: cut.add(kind(host, **options))
+class _Connection(http.client.HTTPConnection):
+    cut: Cut
+
+    def connect(self) -> None:
+        super().connect()
+        self.cut.add(self.sock)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    cut: Cut
+
+    def connect(self) -> None:
+        super().connect()
+        self.cut.add(self.sock)
+
+
+def _maker(kind: Union[Type[_Connection], Type[_TlsConnection]], cut: Cut) -> Any:
+    def make(host: str, **options: Any) -> http.client.HTTPConnection:
+        connection = kind(host, **options)
+        connection.cut = cut
+        return connection
+    return make

@@ -15,8 +15,8 @@ from ascendrun.core.noticeformats import append_path, cut_bytes, judge_answer, m
 from ascendrun.core.notices import Notice, Target
 
 NOTICE = Notice(id="ab12/j-0007/1/FAILED", kind="failed", at_s=1599360473.0, text="rank 3 on npu2 ended with 1",
-                head="login1", job="j-0007", name="qwen32b", state="FAILED", attempt=1, hosts=("npu1", "npu2"), ranks=16,
-                created_at_s=1599360000.0, started_at_s=1599360100.0, ended_at_s=1599360473.0)
+                head="login1", job="j-0007", name="qwen32b", state="FAILED", attempt=1, hosts=("npu1", "npu2"),
+                ranks=16, created_at_s=1599360000.0, started_at_s=1599360100.0, ended_at_s=1599360473.0)
 EVIL = '<at user_id="all"></at> <@all> <!channel> [free](http://evil) `x` **y** & done'
 
 

@@ -108,11 +108,13 @@ values = st.text(min_size=4, max_size=40).filter(lambda text: text.strip() == te
 
 @given(values, st.binary(max_size=60), st.binary(max_size=60),
        st.sampled_from(["plain", "json", "url", "base64", "assignment", "repr"]))
-def test_a_known_value_is_hidden_in_any_bytes_and_any_usual_dress(value: str, before: bytes, after: bytes, dress: str
-                                                                  ) -> None:
+def test_a_known_value_is_hidden_in_any_bytes_and_any_usual_dress(
+    value: str, before: bytes, after: bytes, dress: str
+) -> None:
     raw = value.encode()
     worn = {"plain": raw, "json": json.dumps(value).encode(), "url": quote(raw, safe="").encode(),
-            "base64": base64.b64encode(raw).rstrip(b"="), "assignment": b"X=" + raw, "repr": repr(value).encode()}[dress]
+            "base64": base64.b64encode(raw).rstrip(b"="), "assignment": b"X=" + raw,
+            "repr": repr(value).encode()}[dress]
     if dress == "base64" and len(raw) < 8:
         return
     clean = Redactor({value: "known"}).redact(before + worn + after)

@@ -50,4 +50,4 @@ def test_a_host_whose_name_begins_another_word_is_not_found_in_it() -> None:
 @given(st.lists(st.sampled_from(HOSTS["j-0001"]), min_size=1, max_size=30))
 def test_folding_loses_no_host(hosts: List[str]) -> None:
     folded = fold_lines(lines(*(f"{host}: x" for host in hosts)), HOSTS)
-    assert {name for line in folded for piece in [line.text.split(":")[0]] for name in expand_names(piece)} == set(hosts)
+    assert {name for line in folded for name in expand_names(line.text.split(":")[0])} == set(hosts)

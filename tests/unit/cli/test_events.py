@@ -1,0 +1,165 @@
+"""The stream of all stories, and the view of who is told."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+from story_cluster import Desk, end, run
+
+from ascendrun.core.job import Job, State
+from ascendrun.head.store import Store
+
+
+class Writer:
+    """Jobs and stories as a controller writes them."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.store = Store.open(state_dir)
+
+    def submit(self, name: str) -> Job:
+        hosts = ("n1", "n2", "n3")
+
+        def make(job_id: str, head_id: str) -> Job:
+            return Job(id=job_id, name=name, run="r", hosts=hosts, grace_s=1, start_s=1, created_at_s=1.0)
+        return self.store.add_job(key=name, make_job=make, spec={}, hosts=[{"name": host} for host in hosts], trees=[],
+                                  file=None, now_s=time.time())
+
+    def tell(self, job: Job, *lines: str) -> None:
+        self.store.save(job, [(kind, text) for kind, _, text in (line.partition(" ") for line in lines)],
+                        now_s=time.time())
+
+
+@pytest.fixture
+def writer(desk: Desk) -> Iterator[Writer]:
+    writer = Writer(desk.folder / "state")
+    yield writer
+    writer.store.close()
+
+
+def texts(out: str) -> List[str]:
+    return [json.loads(line)["text"] for line in out.splitlines()]
+
+
+def test_before_anything_happened_it_says_so(desk: Desk) -> None:
+    result = desk.say("events")
+    assert (result.code, result.out) == (0, "") and "nothing happened" in result.err
+
+
+def test_all_stories_are_one_stream_with_hosts_folded(desk: Desk, writer: Writer) -> None:
+    one, two = writer.submit("one"), writer.submit("two")
+    writer.tell(one, "state CHECKING: x", "note n1: disk is full", "note n2: disk is full")
+    writer.tell(two, "state FAILED: \x1b[31mrank 3")
+    lines = desk.say("events").out.splitlines()
+    assert [line.split()[2] for line in lines] == ["j-0001", "j-0002", "j-0001", "j-0001", "j-0002"]
+    assert lines[0].endswith("one submitted for n[1-3]") and lines[3].endswith("n[1-2]: disk is full")
+    assert "\x1b" not in lines[4]
+
+
+def test_programs_get_every_line_unfolded(desk: Desk, writer: Writer) -> None:
+    writer.tell(writer.submit("one"), "note n1: x", "note n2: x")
+    events = json.loads(desk.say("events", "-o", "json").out)["events"]
+    assert [event["text"] for event in events[1:]] == ["n1: x", "n2: x"]
+    assert set(events[0]) == {"number", "at", "job", "name", "kind", "text"}
+    assert texts(desk.say("events", "-o", "jsonl").out) == [event["text"] for event in events]
+
+
+def test_one_job_some_kinds_and_a_time_are_chosen(desk: Desk, writer: Writer) -> None:
+    job = writer.submit("demo")
+    writer.submit("other")
+    writer.tell(job, "state RUNNING: x", "straggler rank 3 is slow", "note y")
+    assert len(texts(desk.say("events", "j-0001", "-o", "jsonl").out)) == 4
+    out = desk.say("events", "--kind", "state,straggler", "-o", "jsonl").out
+    assert texts(out) == ["RUNNING: x", "rank 3 is slow"]
+    assert desk.say("events", "--since", "2999-01-01T00:00").out == ""
+
+
+@pytest.mark.parametrize("argv, says", [
+    (("--kind", "stat"), "did you mean"), (("--since", "soon"), "--since"), (("-f", "-o", "json"), "jsonl"),
+])
+def test_a_wrong_wish_is_refused(desk: Desk, argv: "tuple[str, ...]", says: str) -> None:
+    result = desk.say("events", *argv)
+    assert result.code == 2 and says in result.err
+
+
+def test_following_a_job_ends_with_it_as_it_ended(desk: Desk, writer: Writer) -> None:
+    writer.tell(writer.submit("demo"), "state FAILED: rank 3")
+    desk.cluster.story = [run(), *end("FAILED")]
+    result = desk.say("events", "-f", "demo", "-o", "jsonl")
+    assert (result.code, texts(result.out)[-1]) == (1, "FAILED: rank 3")
+
+
+def test_following_all_goes_on_over_controllers_until_interrupted(desk: Desk) -> None:
+    state_dir = desk.folder / "state"
+    process = subprocess.Popen([sys.executable, "-m", "ascendrun", "events", "-f", "-o", "jsonl"],
+                               env={**os.environ, "ASCENDRUN_STATE_DIR": str(state_dir),
+                                    "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        try:
+            first = Writer(state_dir)  # it was started before there was anything to read
+            job = replace(first.submit("demo"), state=State.SUCCEEDED)
+            first.tell(job, "state RUNNING: x")
+            seen = [process.stdout.readline() for _ in range(2)]
+            first.store.close()
+            second = Writer(state_dir)
+            second.tell(job, "state SUCCEEDED: y")
+            seen.append(process.stdout.readline())
+            second.store.close()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert texts("".join(seen)) == ["demo submitted for n1, n2, n3", "RUNNING: x", "SUCCEEDED: y"]
+
+
+# ---------------------------------------------------------------- notify
+
+
+def test_without_targets_notify_says_how_to_get_one(desk: Desk) -> None:
+    result = desk.say("notify")
+    assert result.code == 0 and "docs/notices.md" in result.err
+    assert desk.say("notify", "--test").code == 7
+
+
+def test_a_test_shows_what_the_service_answers_and_no_credential(desk: Desk) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b'{"errcode":310000,"errmsg":"sign not match"}' if "ding" in self.path else b"ok"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            folder = desk.folder / "config" / "ascendrun"
+            folder.mkdir(parents=True)
+            base = f"http://127.0.0.1:{server.server_address[1]}"
+            (folder / "config.yaml").write_text(
+                f"notify:\n- {{kind: slack, url: '{base}/topsecret'}}\n"
+                f"- {{name: ding, kind: dingtalk, url: '{base}/ding?access_token=topsecret'}}\n")
+            fine, bad, both = (desk.say("notify", "--test", name) for name in ("slack", "ding", ""))
+            unknown, shown, config = desk.say("notify", "--test", "dang"), desk.say("notify"), desk.say("config")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (fine.code, bad.code, both.code, unknown.code) == (0, 6, 6, 4)
+    assert "delivered" in fine.out and "sign not match" in bad.out and "refused" in bad.out
+    for result in (fine, bad, both, shown, config):
+        assert "topsecret" not in result.out + result.err
+    assert "127.0.0.1" in shown.out and "127.0.0.1" in config.out

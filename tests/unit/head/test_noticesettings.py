@@ -1,0 +1,95 @@
+"""The blocks of a settings file that say who is told: all problems together, each at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ascendrun.core.errors import InvalidInput
+from ascendrun.core.notices import DEFAULT_JOBS
+from ascendrun.head.noticesettings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.noticeview import view_targets
+from ascendrun.head.settings import load_settings
+
+URL = "https://open.feishu.cn/open-apis/bot/v2/hook/5e3d587e-topsecret"
+
+
+def load(tmp_path: Path, text: str, *, weak: str = "") -> NoticeSettings:
+    (tmp_path / "weak.yaml").write_text(weak)
+    (tmp_path / "user.yaml").write_text(text)
+    notices = load_settings({}, files=[tmp_path / "weak.yaml", tmp_path / "user.yaml"]).notices
+    assert notices is not None
+    return notices
+
+
+def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
+    settings = load(tmp_path, f"""
+notify:
+  - {{name: team, kind: feishu, url: "{URL}", secret_file: sub/secret, on: [failed, started], jobs: [qwen*, "!test*"],
+      style: text, lang: zh}}
+  - {{kind: slack, url_file: ~/slack.url, on: ended}}
+hook: {{command: [bin/told, --now], on: [failed], timeout_s: 5}}
+deadman: {{url: "https://hc.example/x", every_s: 30, ok: "", failed: /fail}}
+""")
+    team, slack, hook = settings.targets
+    assert (team.name, team.kind, team.on, team.jobs) == ("team", "feishu", ("failed", "started"), ("qwen*", "!test*"))
+    assert (team.style, team.lang, team.secret_file) == ("text", "zh", str(tmp_path / "sub" / "secret"))
+    assert (slack.name, slack.on, slack.jobs) == ("slack", ("ended",), DEFAULT_JOBS)
+    assert hook.command == (str(tmp_path / "bin" / "told"), "--now") and hook.timeout_s == 5
+    assert settings.deadman is not None and settings.deadman.every_s == 30
+    assert settings.deadman.suffixes == {"succeeded": "", "stopped": "", "failed": "/fail"}
+
+
+def test_every_problem_is_reported_with_its_place_and_no_credential(tmp_path: Path) -> None:
+    text = """color: pink
+notify:
+  - {kind: pigeon, url: "https://x/topsecret"}
+  - {kind: feishu}
+  - {kind: slack, url: "http://hooks.slack.com/topsecret", secret: topsecret}
+  - {kind: dingtalk, url: "topsecret", url_file: x, on: [faild], lang: fr, stile: text}
+  - slack
+hook: {command: "echo topsecret", timeout_s: 0}
+deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
+"""
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path, text)
+    lines = [problem.line for problem in caught.value.problems]
+    assert lines == [1, 3, 4, 5, 5, 6, 6, 6, 6, 7, 8, 9, 9]
+    assert "topsecret" not in "\n".join(str(problem) for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("text", ["notify: slack", "notify: {kind: slack}", "hook: [a]", "deadman: x", "hook: {}",
+                                  "notify: [[]]", "notify:\n- {name: a, kind: slack, url: 'https://x/y'}\n"
+                                  "- {name: a, kind: slack, url: 'https://x/y'}"])
+def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        load(tmp_path, text)
+
+
+def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
+    weak = f"notify: [{{kind: feishu, url: '{URL}'}}]\nhook: {{command: [a]}}\ndeadman: {{url: 'https://x/y'}}\n"
+    settings = load(tmp_path, "notify: [{kind: slack, url: 'https://x/y'}]\n", weak=weak)
+    assert [target.kind for target in settings.targets] == ["slack", "hook"] and settings.deadman is not None
+    assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
+
+
+@pytest.mark.parametrize("content", ["", "two lines\nhere\n", "\xff\xfe", "x" * 10_000, "ftp://x/y", "https://", "nope",
+                                     "https://x:port/topsecret"])
+def test_a_url_file_that_holds_no_url_is_told_by_its_name_only(tmp_path: Path, content: str) -> None:
+    target = load(tmp_path, "notify: [{kind: generic, url_file: url}]").targets[0]
+    (tmp_path / "url").write_text(content, encoding="latin-1")
+    with pytest.raises(Unreadable) as caught:
+        read_credentials(target)
+    assert str(tmp_path / "url") in str(caught.value) and "topsecret" not in str(caught.value)
+
+
+def test_what_is_shown_of_a_target_is_its_host_and_who_else_can_read_its_files(tmp_path: Path) -> None:
+    settings = load(tmp_path, "notify: [{kind: feishu, url_file: url}]")
+    (tmp_path / "url").write_text(URL)
+    (tmp_path / "url").chmod(0o644)
+    view = view_targets(settings, tmp_path / "state")[0]
+    assert view.where == "https://open.feishu.cn/…" and "topsecret" not in repr(view)
+    assert view.problem is not None and "chmod 600" in view.problem
+    (tmp_path / "url").chmod(0o600)
+    assert view_targets(settings, tmp_path / "state")[0].problem is None

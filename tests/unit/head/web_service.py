@@ -1,0 +1,119 @@
+"""A web service in a thread that answers as it is told, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Say:
+    status: int = 200
+    body: bytes = b""
+    headers: Tuple[Tuple[str, str], ...] = ()
+
+
+HANG, DROP, DRIP = "hang", "drop", "drip"
+Answer = Union[Say, str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Service:
+    """`answers`: one for each question in turn; when they are used up, `default`."""
+
+    def __init__(self, *answers: Answer, default: Answer = Say()) -> None:
+        self.answers: List[Answer] = list(answers)
+        self.default = default
+        self.asked: List[Asked] = []
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        service = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with service._lock:
+                    service.asked.append(Asked(self.command, self.path, dict(self.headers.items()), body))
+                    answer = service.answers.pop(0) if service.answers else service.default
+                service._say(self, answer)
+
+            do_GET = do_POST = do_CONNECT = _answer
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def _say(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
+        handler.close_connection = True
+        if answer == DROP:
+            return
+        if answer == HANG:
+            self._closing.wait(DEADLINE_S)
+            return
+        if answer == DRIP:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            try:
+                while not self._closing.wait(0.05):
+                    handler.wfile.write(b"x")
+            except OSError:
+                return
+            return
+        assert isinstance(answer, Say)
+        handler.send_response(answer.status)
+        for name, value in answer.headers:
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(answer.body)))
+        handler.end_headers()
+        handler.wfile.write(answer.body)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def url(self, path: str = "/hook/0123456789abcdef?key=topsecret99") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def await_asked(self, count: int) -> List[Asked]:
+        await_that(lambda: len(self.asked) >= count)
+        return self.asked[:count]
+
+    def close(self) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def await_that(condition: Callable[[], Any], *, deadline_s: float = DEADLINE_S) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, "not within the deadline"
+        time.sleep(0.01)
+
+
+def settings_text(targets: List[Dict[str, Any]], *, hook: Optional[Dict[str, Any]] = None,
+                  deadman: Optional[Dict[str, Any]] = None) -> str:
+    """A settings file; JSON is YAML."""
+    blocks = {"notify": targets, "hook": hook, "deadman": deadman}
+    return json.dumps({name: block for name, block in blocks.items() if block})
