@@ -73,12 +73,12 @@ def render_page() -> str:
 def _row(row: Signature) -> Sequence[str]:
     english, chinese = row.words("en"), row.words("zh")
     doubt = "" if row.is_verified else " Its text is unverified."
+    role = f"{row.role} · {ROLES_ZH[row.role]} ({row.strength})"
     return [
         "", f"### `{row.code}`", "",
         f"{_sentence(english.says)} **Cause:** {_plain(english.cause)}. **Way out:** {_plain(english.advice)}.", "",
         f"{_plain(chinese.says)}。**原因**:{_plain(chinese.cause)}。**处理**:{_plain(chinese.advice)}。", "",
-        f"{row.role} · {ROLES_ZH[row.role]} ({row.strength}); look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
-        "",
+        f"{role}; look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}", "",
         f"    {row.examples[0].strip()}",
     ]
 

@@ -48,32 +48,46 @@ def test_there_are_rows_for_every_layer_and_each_has_a_code_of_its_own():
     assert {row.family for row in ROWS} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
-def test_a_row_is_complete(row):
-    assert row.role in catalogue.ROLES and row.blames in catalogue.BLAMES and row.retry in catalogue.RETRIES
-    assert 0 < row.strength <= 100
-    assert (row.strength <= 10) if row.role == "teardown" else (row.role != "consequence" or row.strength < 50)
-    assert row.patterns and row.examples and row.counters and row.source
-    assert all(signature_of(code) for code in row.also)
-    assert set(row.texts) == set(catalogue.LANGUAGES)
+def flaws_of(row):
+    """What a row lacks, in words; nothing for a good one."""
+    if row.role not in catalogue.ROLES or row.blames not in catalogue.BLAMES or row.retry not in catalogue.RETRIES:
+        yield "role, blames or retry is no known word"
+    limits = {"teardown": 10, "consequence": 49}
+    if not 0 < row.strength <= limits.get(row.role, 100):
+        yield f"strength {row.strength} does not fit a {row.role}"
+    if not (row.patterns and row.examples and row.counters and row.source):
+        yield "patterns, examples, counters or source is empty"
+    if not all(signature_of(code) for code in row.also):
+        yield "also names an unknown code"
     for lang, words in row.texts.items():
-        for text in (words.says, words.cause, words.advice):
-            assert text and len(text) <= 300 and not text.endswith((".", "。", " "))
-            assert lang == "zh" or not CHINESE.search(text)
-        assert bool(CHINESE.search(words.says) and CHINESE.search(words.cause)) == (lang == "zh")
+        texts = (words.says, words.cause, words.advice)
+        if not all(text and len(text) <= 300 and not text.endswith((".", "。", " ")) for text in texts):
+            yield f"{lang}: empty, too long, or with a full stop"
+        if lang != "zh" and any(CHINESE.search(text) for text in texts):
+            yield f"{lang}: Chinese"
+        if lang == "zh" and not (CHINESE.search(words.says) and CHINESE.search(words.cause)):
+            yield "zh: not Chinese"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
-def test_a_row_names_in_words_only_what_every_pattern_of_it_finds(row):
-    for words in row.texts.values():
-        wanted = set(PLACE.findall(" ".join((words.says, words.cause, words.advice))))
-        for pattern in row.patterns:
-            assert wanted <= set(parse_pattern(pattern).names), pattern
+def test_every_row_is_complete_in_both_languages():
+    assert {frozenset(row.texts) for row in ROWS} == {frozenset(catalogue.LANGUAGES)}
+    assert [(row.code, flaw) for row in ROWS for flaw in flaws_of(row)] == []
+
+
+def test_a_row_names_in_words_only_what_every_pattern_of_it_finds():
+    wrong = []
+    for row in ROWS:
+        words = [text for each in row.texts.values() for text in (each.says, each.cause, each.advice)]
+        wanted = set(PLACE.findall(" ".join(words)))
+        wrong += [(row.code, text) for text in row.patterns if not wanted <= set(parse_pattern(text).names)]
+    assert wrong == []
 
 
 # What may stand for each kind of value in a line made from a pattern.
-SPECIMENS = {"": "word-1", "int": "42", "number": "1.5", "hex": "0x2f", "size": "1.50 GiB", "list": "1,3", "path": "/a/b",
-             "name": "name_1", "bracketed": "[01],[02];", "hccl": "HCCL_BUFFSIZE", "inside": "a b"}  # fmt: skip
+SPECIMENS = {
+    "": "word-1", "int": "42", "number": "1.5", "hex": "0x2f", "size": "1.50 GiB", "list": "1,3", "path": "/a/b",
+    "name": "name_1", "bracketed": "[01],[02];", "hccl": "HCCL_BUFFSIZE", "inside": "a b",
+}  # fmt: skip
 
 
 def line_of(pattern):
@@ -84,11 +98,15 @@ def line_of(pattern):
     return re.sub(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}", stand_in, pattern)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
-def test_every_pattern_of_a_row_matches_the_line_that_it_describes(row):
-    for pattern in row.patterns:
-        assert row.code in codes_of(line_of(pattern)) or row.is_general, pattern
-        assert parse_pattern(pattern).compiled().search(line_of(pattern)), pattern
+def test_every_pattern_matches_the_line_that_it_describes_and_the_search_finds_it():
+    wrong = []
+    for row in ROWS:
+        for text in row.patterns:
+            line = line_of(text)
+            found = parse_pattern(text).compiled().search(line)
+            if not found or not (row.is_general or row.code in codes_of(line)):
+                wrong.append((row.code, text, line))
+    assert wrong == []
 
 
 def test_there_is_a_specimen_for_every_kind_of_value():
@@ -112,7 +130,7 @@ def test_two_spaces_in_a_pattern_stand_for_any_blanks():
     assert all(pattern.search(line)["rank"] == "7" for line in ("|7|time out|", "|   7 |  time out     |"))
 
 
-@pytest.mark.parametrize(("text", "says"), [("{a} {b}", "no fixed text"), ("rank {a:digits} failed", "no kind of value")])
+@pytest.mark.parametrize(("text", "says"), [("{a} {b}", "no fixed text"), ("rank {a:digits}", "no kind of value")])
 def test_a_pattern_that_cannot_be_searched_for_is_refused(text, says):
     with pytest.raises(ValueError, match=says):
         parse_pattern(text)
@@ -125,7 +143,8 @@ OOM = "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 5; 60.97
 
 def test_a_hit_brings_its_line_and_what_stood_in_it():
     (hit,) = scan([(7, "step 1"), (8, OOM), (9, "step 2")])
-    assert (hit.line, hit.signature.code, dict(hit.values)) == (8, "npu-out-of-memory", {"size": "2.00 GiB", "device": "5"})
+    assert (hit.line, hit.signature.code) == (8, "npu-out-of-memory")
+    assert hit.values == {"size": "2.00 GiB", "device": "5"}
     assert hit.words("en").says == "NPU 5 is out of memory: 2.00 GiB more did not fit"
     assert "2.00 GiB" in hit.words("zh").says and hit.words("fr") == hit.words("en")
 
@@ -190,8 +209,9 @@ def test_a_code_is_described_in_both_languages_whatever_its_case():
 def training_log(count):
     for step in range(count):
         yield (
-            f"2026-11-20 13:{step // 60 % 60:02d}:{step % 60:02d} INFO step {step}/100000 loss: {2 + step % 7 / 7:.4f} "
-            f"grad_norm=0.{step % 997} lr=2.00e-05 tokens/s={9000 + step % 999} mem=57.3GiB rank{step % 64} error code 0"
+            f"2026-11-20 13:{step // 60 % 60:02d}:{step % 60:02d} INFO step {step}/100000 "
+            f"loss: {2 + step % 7 / 7:.4f} grad_norm=0.{step % 997} lr=2.00e-05 tokens/s={9000 + step % 999} "
+            f"mem=57.3GiB rank{step % 64} error code 0"
         )
 
 
@@ -201,7 +221,7 @@ def test_harmless_lines_cost_no_pattern():
 
 
 def test_a_harmless_log_costs_little_more_than_reading_it():
-    texts = list(training_log(30_000))
+    texts = list(training_log(15_000))
 
     def cost_of(work):
         started_s = time.process_time()
@@ -218,12 +238,12 @@ def test_no_line_makes_a_pattern_slow():
     cost_s = {}
     patterns = [parse_pattern(text) for row in ROWS for text in row.patterns]
     assert max(pattern.text.count("{*}") for pattern in patterns) <= 2
-    compiled = [(pattern.literals, pattern.compiled()) for pattern in patterns]
+    compiled = [(one.literals, one.compiled()) for one in {pattern.regex: pattern for pattern in patterns}.values()]
     for length in (LINE_LIMIT // 4, LINE_LIMIT):
         started_s = time.process_time()
         for literals, regex in compiled:
             body = "".join(literals[:-1]) or literals[0]
-            for text in (literals[0], f"{literals[0]}{'1' * 50}", f"{body}a "):
+            for text in (literals[0], f"{body}1a "):
                 regex.search((text * length)[:length])
         cost_s[length] = time.process_time() - started_s
     assert cost_s[LINE_LIMIT] < 10 * cost_s[LINE_LIMIT // 4], cost_s
@@ -238,14 +258,15 @@ KNOWN = {
     "plog_debug_st_event_timeout*": {"hccl-link-table-row", "hccl-communicator-failed"},
     "plog_debug_st_aicpu_notify*": {"hccl-dispatch-timeout", "runtime-task-failed"},
     "log_torch_npu_error*": {
-        "EI0002", "hccl-culprit-lost", "ACL-507048", "ACL-500001", "ERR00100", "ERR01100", "ERR01002", "ERR01007", "ERR02002",
-        "op-binary-missing", "port-in-use", "bfloat16-unsupported", "tensor-not-contiguous", "devices-mixed", "cpu-fallback",
-        "autograd-misuse", "EZ3002",
+        "EI0002", "hccl-culprit-lost", "ACL-507048", "ACL-500001", "ERR00100", "ERR01100", "ERR01002", "ERR01007",
+        "ERR02002", "op-binary-missing", "port-in-use", "bfloat16-unsupported", "tensor-not-contiguous",
+        "devices-mixed", "cpu-fallback", "autograd-misuse", "EZ3002",
     },
     "log_hccl_plog*": {
-        "EI0019", "EI0015", "hccl-ranks-missing", "hccl-root-unreachable", "hccl-address-family", "EI0016", "EI0014", "EI0005",
-        "hccl-transport-init", "hccl-rank-table-unreadable", "EI0004", "hccl-culprit-lost", "hccl-culprit-stuck", "EI0002",
-        "EI0012", "EI0013", "aicore-kernel-named", "hccl-ranks-connected", "hccl-communicator-failed",
+        "EI0019", "EI0015", "hccl-ranks-missing", "hccl-root-unreachable", "hccl-address-family", "EI0016", "EI0014",
+        "EI0005", "hccl-transport-init", "hccl-rank-table-unreadable", "EI0004", "hccl-culprit-lost",
+        "hccl-culprit-stuck", "EI0002", "EI0012", "EI0013", "aicore-kernel-named", "hccl-ranks-connected",
+        "hccl-communicator-failed",
     },
 }  # fmt: skip
 
