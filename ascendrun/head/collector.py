@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence, Set, Tuple
 
 from ascendrun.head.settings import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import parse_events
+
+LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
 class SpoolGap(Exception):
@@ -22,6 +25,7 @@ class NodeSpool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._events_read = 0
+        self._synced: Set[Tuple[str, int]] = set()
         self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
 
     def offsets(self) -> Dict[str, Dict[str, int]]:
@@ -75,9 +79,43 @@ class NodeSpool:
         self._events_read += end
         return parse_events(data[:end])
 
+    def has_closed_logs(self) -> bool:
+        """Whether one of the ranks' logs is here in more than one generation."""
+        return any(LOG_FILE.match(file) and len(generations) > 1 for file, generations in self.offsets().items())
+
+    def whole_below(self) -> Dict[str, int]:
+        """{log: generation}: of each of the ranks' logs all generations under it are here whole, and on our disk.
+
+        A node sends a generation whole before the next one begins. Raises OSError.
+        """
+        below: Dict[str, int] = {}
+        for file, generations in self.offsets().items():
+            there = sorted(int(generation) for generation in generations)
+            if not LOG_FILE.match(file) or len(there) < 2:
+                continue
+            for generation in there[:-1]:
+                if (file, generation) not in self._synced:
+                    for name in (f"{file}.{generation}", f"{file}.times.{generation}"):
+                        sync_file(self.folder / name)
+                    self._synced.add((file, generation))
+            below[file] = there[-1]
+        return below
+
     def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> Tuple[str, ...]:
         """The files of the node that are not whole here, given the sizes that they have there."""
         have = self.offsets()
         return tuple(f"{file}.{generation}" for file, generations in sizes.items()
                      for generation, size in generations.items()
                      if size and have.get(file, {}).get(generation, 0) < size)
+
+
+def sync_file(path: Path) -> None:
+    """Until the disk has it; a file that is not there needs nothing. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

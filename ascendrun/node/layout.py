@@ -16,6 +16,8 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
     rank-3.out      standard output of rank 3, byte for byte;  rank-3.err  its standard error
     rank-3.out.times, rank-3.err.times
                     16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
+                    Closed generations of these may be removed, oldest first, when the head has told that it holds them
+                    whole and the attempt's logs take more than the head allows here (16 GiB); never the newest.
     rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
     samples         JSON lines of the sampler (node/sample.py); the oldest generations are removed

@@ -132,6 +132,7 @@ class Agent:
             "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
             "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
+            "release": Operation(simple(self._release), "tag", 60),
             "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
             "processes": Operation(simple(lambda r: attempts().processes(r["tag"])), "own", 30),
             "attempts": Operation(simple(lambda r: attempts().listing()), "own", 30),
@@ -150,6 +151,10 @@ class Agent:
     def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
         from ascendrun.node.survey import Surveys
         return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
+
+    def _release(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        from ascendrun.node.release import release
+        return release(self._root, request)
 
     def _grep(self, request: Dict[str, Any]) -> Tuple[Dict[str, Any], bytes]:
         from ascendrun.node.grep import grep

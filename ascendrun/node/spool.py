@@ -1,7 +1,9 @@
 """One stream of one rank on disk: its bytes as they came, and beside them when they came.
 
 `NAME.<generation>` holds the bytes, `NAME.times.<generation>` 16 bytes a chunk: end offset, arrival (ns UTC).
-A generation that has reached the limit is closed after a whole line, where one ends within the slack; all are kept.
+A generation that has reached the limit is closed after a whole line, where one ends within the slack; all are kept
+(what the head has whole may go later: node/release.py). When somebody cuts or removes the file under us, the stream
+goes on in the next generation, and the supervisor tells of it: nothing that comes after is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> Tuple[
 
 
 class Spool:
-    """The writer. Files appear with the first byte. A full disk costs log bytes, counted in `dropped_bytes`."""
+    """The writer. Files appear with the first byte. A full disk costs log bytes, counted in `dropped_bytes`.
+
+    `cuts`: (generation, bytes that it had) of files that were cut or removed under us; the caller empties it.
+    """
 
     def __init__(self, folder: str, name: str, *, limit: int = ROTATE_BYTES) -> None:
         self._folder = folder
@@ -55,16 +60,27 @@ class Spool:
         self.total_bytes = 0
         self.dropped_bytes = 0
         self.drop_reason = ""
+        self.cuts: List[Tuple[int, int]] = []
 
     def write(self, chunk: bytes, at_ns: int) -> None:
         """Takes the bytes over; never raises for a disk that is full or broken."""
         self.total_bytes += len(chunk)
+        self.look_for_cut()
         while chunk:
             mine, chunk = split_at_limit(chunk, self._size, limit=self._limit, slack=self._slack)
             if mine:
                 self._append(mine, at_ns)
             if chunk:
                 self._next_generation()
+
+    def look_for_cut(self) -> None:
+        """The user may truncate or remove the file: what follows must not land where nobody looks for it."""
+        if not self._files or not self._size:
+            return
+        facts = os.fstat(self._files[0])
+        if facts.st_size < self._size or facts.st_nlink == 0:
+            self.cuts.append((self.generation, self._size))
+            self._next_generation()
 
     def tail(self, count: int) -> bytes:
         """The last bytes of the newest generation."""
@@ -90,15 +106,15 @@ class Spool:
         except OSError as error:
             self._drop(len(view), error)
         if self._files and len(view) < len(chunk):
-            self._stamp(at_ns)
+            self._stamp(at_ns, len(chunk) - len(view))
 
-    def _stamp(self, at_ns: int) -> None:
-        # The place is asked of the kernel, not counted: the user may truncate the file under us, or remove it.
-        facts = os.fstat(self._files[0])
-        self._size = facts.st_size
-        if facts.st_nlink == 0:
+    def _stamp(self, at_ns: int, written: int) -> None:
+        size = os.fstat(self._files[0]).st_size
+        if size < self._size + written:  # it was cut since we looked
+            self.cuts.append((self.generation, self._size + written))
             self._next_generation()
             return
+        self._size = size
         try:
             write_all(self._files[1], TIMES.pack(self._size, at_ns))
         except OSError:

@@ -348,6 +348,11 @@ class Supervisor:
     # --- the end ---
 
     def _tell_dropped(self, rank: Rank, now: float, *, last: bool) -> None:
+        for stream, spool in rank.spools.items():
+            spool.look_for_cut()
+            while spool.cuts:
+                generation, had = spool.cuts.pop(0)
+                self.records.add("log_cut", rank=rank.number, stream=stream, generation=generation, had=had)
         for stream, count in rank.newly_dropped(now, last=last).items():
             self.records.add("log_dropped", rank=rank.number, stream=stream, bytes=count,
                              reason=rank.spools[stream].drop_reason.strip())

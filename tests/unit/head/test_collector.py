@@ -66,3 +66,19 @@ def test_a_copy_torn_and_resumed_at_random_equals_the_original(tmp_path: Path) -
     assert (tmp_path / "rank-3.err.1").read_bytes() == original
     assert NodeSpool(tmp_path).differs_from({"rank-3.err": {"1": len(original)}}) == ()
     assert NodeSpool(tmp_path).differs_from({"rank-3.err": {"1": 50_001}}) == ("rank-3.err.1",)
+
+
+def test_only_generations_that_another_follows_are_whole(tmp_path: Path) -> None:
+    spool = NodeSpool(tmp_path)
+    for generation in range(3):
+        spool.write("rank-0.out", generation, 0, b"x")
+        spool.write("rank-0.out.times", generation, 0, b"y" * 16)
+    spool.write("rank-1.err", 4, 0, b"x")
+    spool.write("rank-0.metrics", 0, 0, b"{}")
+    assert spool.has_closed_logs() and spool.whole_below() == {"rank-0.out": 2}
+
+
+def test_nothing_is_given_up_before_a_second_generation_is_here(tmp_path: Path) -> None:
+    spool = NodeSpool(tmp_path)
+    spool.write("rank-0.out", 0, 0, b"x" * 100)
+    assert not spool.has_closed_logs() and spool.whole_below() == {}

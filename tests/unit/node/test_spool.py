@@ -1,0 +1,94 @@
+"""A rank's log on its node: cut, removed, rotated, given up. What comes after is kept, what is lost is counted."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from ascendrun.node import layout
+from ascendrun.node.release import release
+from ascendrun.node.spool import Spool
+
+TAG = "head-job.1"
+
+
+def content(folder: Path, name: str = "rank-0.out") -> dict[int, bytes]:
+    return {int(path.suffix[1:]): path.read_bytes() for path in folder.glob(f"{name}.[0-9]*")}
+
+
+@pytest.mark.parametrize("size", [0, 10, 99])
+def test_a_file_that_is_truncated_ends_there_and_the_stream_goes_on_in_the_next(tmp_path: Path, size: int) -> None:
+    spool = Spool(str(tmp_path), "rank-0.out")
+    spool.write(b"a" * 100, 1)
+    os.truncate(tmp_path / "rank-0.out.0", size)
+    spool.write(b"after\n", 2)
+    spool.write(b"that\n", 3)
+    spool.close()
+    assert content(tmp_path) == {0: b"a" * size, 1: b"after\nthat\n"}
+    assert spool.cuts == [(0, 100)]
+    times = list(struct.iter_unpack("!QQ", (tmp_path / "rank-0.out.times.1").read_bytes()))
+    assert times == [(6, 2), (11, 3)]
+
+
+def test_a_file_that_is_removed_costs_nothing_of_what_follows(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path), "rank-0.out")
+    spool.write(b"before\n", 1)
+    (tmp_path / "rank-0.out.0").unlink()
+    spool.look_for_cut()
+    spool.write(b"after\n", 2)
+    spool.close()
+    assert content(tmp_path) == {1: b"after\n"} and spool.cuts == [(0, 7)]
+
+
+def test_a_file_that_nobody_touches_is_not_taken_for_cut(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path), "rank-0.out", limit=50)
+    for number in range(100):
+        spool.look_for_cut()
+        spool.write(b"line %d\n" % number, number)
+    spool.close()
+    assert spool.cuts == []
+    parts = content(tmp_path)
+    assert b"".join(parts[at] for at in sorted(parts)) == b"".join(b"line %d\n" % number for number in range(100))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five generations of one log and three of another, the older ones older."""
+    folder = Path(layout.attempt_dir(str(tmp_path), TAG))
+    folder.mkdir(parents=True)
+    for name, count in (("rank-0.out", 5), ("rank-1.err", 3)):
+        for generation in range(count):
+            for part, size in (("", 1000), (".times", 16)):
+                path = folder / f"{name}{part}.{generation}"
+                path.write_bytes(b"x" * size)
+                os.utime(path, (generation, generation))
+    (folder / "events.0").write_bytes(b"e" * 5000)
+    return folder
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if ".times" not in path.name and path.name != "events.0")
+
+
+def test_nothing_goes_while_there_is_room(folder: Path, tmp_path: Path) -> None:
+    answer = release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 4, "rank-1.err": 2}, "keep_bytes": 10_000})
+    assert answer["freed_bytes"] == 0 and len(left(folder)) == 8
+
+
+def test_the_oldest_that_the_head_holds_go_until_there_is_room(folder: Path, tmp_path: Path) -> None:
+    answer = release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 4}, "keep_bytes": 6500})
+    assert left(folder) == [*(f"rank-0.out.{at}" for at in (2, 3, 4)), *(f"rank-1.err.{at}" for at in (0, 1, 2))]
+    assert answer == {"freed_bytes": 2032, "kept_bytes": 6096}
+    assert not (folder / "rank-0.out.times.0").exists() and (folder / "events.0").exists()
+
+
+def test_what_the_head_does_not_hold_and_the_newest_stay_whatever_is_asked(folder: Path, tmp_path: Path) -> None:
+    release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 99, "rank-7.out": 9, "../x": 9}, "keep_bytes": 0})
+    assert left(folder) == ["rank-0.out.4", "rank-1.err.0", "rank-1.err.1", "rank-1.err.2"]
+
+
+def test_an_attempt_that_is_not_here_frees_nothing(tmp_path: Path) -> None:
+    assert release(str(tmp_path), {"tag": TAG, "below": {}, "keep_bytes": 0}) == {"freed_bytes": 0, "kept_bytes": 0}
