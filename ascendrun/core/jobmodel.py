@@ -138,6 +138,13 @@ class Checks(Strict):
     """Checks to run on top of the usual ones."""
 
 
+class Sampling(Strict):
+    """How often devices, hosts and ranks are looked at while the job runs."""
+
+    every_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 5.0
+    """Seconds between two looks; on more than 200 hosts it is rarer. 0: never."""
+
+
 class JobBody(Strict):
     """What a job and a stage of a pipeline have in common."""
 
@@ -178,6 +185,8 @@ class JobBody(Strict):
     """Limits in seconds."""
     checks: Checks = Checks()
     """Which checks gate the start."""
+    sampling: Sampling = Sampling()
+    """How often devices, hosts and ranks are looked at while the job runs."""
 
 
 class PipelineStage(JobBody):

@@ -54,7 +54,8 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything one node has to start. `setup`: bash text run before each process, None: none."""
+    """Everything one node has to start. `setup`: bash text run before each process, None: none.
+    `devices`: that of each local rank, None: they have none."""
 
     host: str
     node_rank: int
@@ -62,6 +63,7 @@ class NodePlan:
     cwd: str
     setup: Optional[str]
     folders: Folders
+    devices: Optional[Tuple[int, ...]] = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class LaunchPlan:
     start_s: float
     max_s: Optional[float]
     home: Optional[str] = None
+    sampling: Optional[Mapping[str, Any]] = None
 
 
 CODE_TREE, PROGRAMS_TREE = "code", "programs"
@@ -153,6 +156,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> Dict[str, Any]:
         "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},
         "start_s": plan.start_s,
         "max_s": plan.max_s,
+        **({} if plan.sampling is None else {"sampling": {**plan.sampling, "devices": node.devices}}),
         **({} if plan.home is None else {"home": plan.home}),
     }
 
@@ -245,7 +249,8 @@ def _make_nodes(shape: _Shape, job: JobShare) -> Tuple[NodePlan, ...]:
             attempt_folder=folders.attempt, checkpoint_folder=spec.checkpoint.dir or folders.checkpoints,
         )
         nodes.append(NodePlan(host=host.name, node_rank=node_rank, ranks=_make_ranks(shape, job, share),
-                              cwd=folders.work, setup=spec.setup, folders=folders))
+                              cwd=folders.work, setup=spec.setup, folders=folders,
+                              devices=None if spec.devices.family == "cpu" else shape.devices[host.name]))
         ranks_before += count
     return tuple(nodes)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ascendrun.core.schedule import Claim
     from ascendrun.head.gathering import Gatherer
     from ascendrun.head.jobrunner import JobRunner
+    from ascendrun.head.samplekeeper import SampleKeeper
     from ascendrun.head.straggling import Straggling
     from ascendrun.head.submission import Submission
 
@@ -79,6 +80,7 @@ class Controller:
         self._straggling: Optional["Straggling"] = None
         self._runners: Dict[str, "JobRunner"] = {}
         self._claims: Dict[str, Tuple["Claim", ...]] = {}
+        self._samples: Optional["SampleKeeper"] = None
         self._listening = Listening(story=self._story, tell=self._tell)
         self._server = ControlServer(state_dir, self._on_request)
 
@@ -136,6 +138,8 @@ class Controller:
             self._guard(self._notifier.close)
             self._links.close()
             self._store.close()
+            if self._samples is not None:
+                self._samples.close()
 
     def _next_calls(self, timeout_s: float) -> List[Callable[[], None]]:
         """What was posted, once there is something; [] after `timeout_s`. What comes together is stored together."""
@@ -332,11 +336,19 @@ class Controller:
     def _add_runner(self, job: "Job", submission: "Submission") -> "JobRunner":
         from ascendrun.head.jobrunner import Desk, JobRunner
         from ascendrun.head.submission import claims_of
-        desk = Desk(self._state_dir, self._links, post=self.post, feed=self.feed, drained=self._forget)
+        desk = Desk(self._state_dir, self._links, post=self.post, feed=self.feed, drained=self._forget,
+                    samples=self._keep_samples())
         runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=desk)
         self._runners[job.id] = runner
         self._claims[job.id] = claims_of(submission.spec, submission.hosts)
         return runner
+
+    def _keep_samples(self) -> "SampleKeeper":
+        from ascendrun.head.samplekeeper import SampleKeeper
+        if self._samples is None:
+            self._samples = SampleKeeper(self._state_dir)
+            self._samples.start()
+        return self._samples
 
     def _forget(self, job_id: str) -> None:
         runner = self._runners[job_id]

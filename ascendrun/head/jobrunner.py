@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Set, Tuple
@@ -22,6 +22,7 @@ from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
 from ascendrun.head.links import Links, dialled
 from ascendrun.head.remote import Link, Reply
+from ascendrun.head.samplekeeper import SampleKeeper, Source
 from ascendrun.head.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.staging import TreePush, read_secret_env
 from ascendrun.head.translate import make_event
@@ -49,6 +50,7 @@ class Desk:
     post: Callable[[Callable[[], None]], None]
     feed: Callable[[str, Event], None]
     drained: Callable[[str], None]
+    samples: SampleKeeper
 
 
 class JobRunner:
@@ -70,6 +72,7 @@ class JobRunner:
         self._follow_due: Dict[str, float] = {}
         self._stop_due: Dict[str, float] = {}
         self._clocks = ClockKeeper(self._ping, self._keep_clock)
+        self._ahead_s: Dict[str, float] = {}
 
     def link(self, host: str) -> Link:
         return self._desk.links.get(self._host(host))
@@ -237,7 +240,8 @@ class JobRunner:
             self._asking.on_down(link, error)
 
     def _follow(self, host: str) -> None:
-        fields = {"tag": self.job.tag, "offsets": self.spool(host).offsets()}
+        offsets = {**self.spool(host).offsets(), "samples": self._desk.samples.offsets(self._source(host))}
+        fields = {"tag": self.job.tag, "offsets": offsets}
         self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
         self._clocks.measure(host)
         self.take_events(host)
@@ -257,6 +261,9 @@ class JobRunner:
         """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
         if header.get("tag") != self.job.tag:
             return
+        if header["file"] == "samples":
+            self._take_samples(host, header, body)
+            return
         try:
             self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
         except SpoolGap:
@@ -267,6 +274,15 @@ class JobRunner:
             return
         if header["file"] == "events":
             self._desk.post(lambda: self.take_events(host))
+
+    def _take_samples(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+        ahead_s = self._ahead_s.get(host) or self.job.node(host).clock_offset_s or 0.0
+        if not self._desk.samples.take(self._source(host), int(header["generation"]), int(header["offset"]), body,
+                                       ahead_s=ahead_s):
+            self._desk.post(lambda: self.follow_later(host))
+
+    def _source(self, host: str) -> Source:
+        return Source(self.job.tag, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
 
     def take_events(self, host: str) -> None:
         for line in self.spool(host).new_events():
@@ -279,6 +295,7 @@ class JobRunner:
                              done=lambda reply: heard(node_time_of(reply.header)))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
+        self._ahead_s[host] = reading.offset_s
         try:
             keep_reading(self.spool(host).folder, reading)
         except OSError:  # the head's disk is full: the next reading may find room
@@ -307,10 +324,13 @@ class JobRunner:
         self._asked_sizes.discard(host)
         if not reply.ok:
             return
-        if self.spool(host).differs_from(reply.header["files"]):
+        sizes = dict(reply.header["files"])
+        lacks_samples = self._desk.samples.lacks(self._source(host), sizes.pop("samples", {}))
+        if lacks_samples or self.spool(host).differs_from(sizes):
             self.follow_later(host)
             return
         self._drained.add(host)
+        self._desk.samples.finish(self._source(host))
         self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
 
     # Plumbing
@@ -356,12 +376,15 @@ def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, N
                trees: Tuple[Tree, ...]) -> LaunchPlan:
     """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
     from ascendrun.core.plan import make_plan
+    from ascendrun.health.sampling import sampling_wish
     folders = {host: Folders(work=layout.work_dir(report.root, job.home or job.run),
                              checkpoints=layout.checkpoints_dir(report.root, job.run),
                              attempt=layout.attempt_dir(report.root, job.tag),
                              trees=f"{report.root}/trees") for host, report in reports.items()}
-    return make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees,
+    plan = make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees,
                      home=job.home)
+    return replace(plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s,
+                                                hosts=len(plan.nodes)))
 
 
 def _ignore(reply: Reply) -> None:

@@ -24,6 +24,8 @@ from ascendrun.health import npu_scripts
 from ascendrun.health.sections import Section, read_sections
 
 EVERY_S = 5.0
+HOSTS_A_SECOND = 40.0
+"""What a head reads with a few percent of a core."""
 MB = 2**20
 FORGOTTEN_AFTER = 3.5
 """So many times an item's own pace: then what it said last is told no more."""
@@ -51,6 +53,15 @@ class Said:
     text: str
     code: Optional[int] = 0
     timed_out: bool = False
+
+
+def sampling_wish(family: str, *, every_s: float, hosts: int) -> Optional[Mapping[str, Any]]:
+    """What each node of a job is asked to do beside it; None: nothing. So many samples come to one head that on
+    very many hosts they are made rarer."""
+    if every_s == 0:
+        return None
+    every_s = max(every_s, hosts / HOSTS_A_SECOND)
+    return {"every_s": every_s, "items": list(sampling_items(family, every_s=every_s))}
 
 
 def sampling_items(family: Optional[str], *, every_s: float = EVERY_S) -> Tuple[Mapping[str, Any], ...]:

@@ -85,18 +85,20 @@ class Scene:
         folder = self.ascendrun.state_dir / "jobs" / job
         return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob(f"attempt-*/*/{pattern}")}
 
-    def ranks_of(self, job: str, host: str) -> List[int]:
+    def ranks_of(self, job: str, host: str, *, with_sampler: bool = False) -> List[int]:
         """Pids, as the machine sees them, of everything on the host that carries the job's tag."""
         mark = f"{self.run(job)}."
         return [one.pid for one in self.cluster.processes(host)
-                if (one.environ.get("ASCENDRUN_TAG") or "").startswith(mark)]
+                if (one.environ.get("ASCENDRUN_TAG") or "").startswith(mark)
+                and (with_sampler or "ASCENDRUN_SAMPLER" not in one.environ)]
 
     def everywhere(self, job: str) -> List[int]:
         return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host)]
 
     def await_nobody(self, job: str, *, deadline_s: float) -> None:
-        assert await_true(lambda: not self.everywhere(job), deadline_s=deadline_s), \
-            f"{job} has left processes: {self.everywhere(job)}"
+        def left() -> List[int]:
+            return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host, with_sampler=True)]
+        assert await_true(lambda: not left(), deadline_s=deadline_s), f"{job} has left processes: {left()}"
 
     def is_drained(self, job: str) -> bool:
         return any((self.ascendrun.state_dir / "jobs" / job).glob("attempt-*/complete"))

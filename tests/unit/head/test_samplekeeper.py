@@ -108,7 +108,8 @@ def test_a_hosts_clock_is_taken_off(keepers: Any, tmp_path: Path) -> None:
 
 def test_lines_that_are_none_cost_nothing_but_themselves(keepers: Any, tmp_path: Path) -> None:
     keeper = keepers()
-    strange = b'\0\xff\n[1,2]\n{"at_ns": 1e400}\n' + b"[" * 100_000 + b'\n{"at_ns": 5, "tool": "\\ud800", "text": "\\ud800"}\n\n'
+    strange = b'\0\xff\n[1,2]\n{"at_ns": 1e400}\n' + b"[" * 100_000 + b"\n"
+    strange += b'{"at_ns": 5, "tool": "\\ud800", "text": "\\ud800"}\n\n'
     assert keeper.take(SOURCE, 0, 0, strange + lines(2), ahead_s=0.0)
     keeper.close()
     assert seconds_in(tmp_path) == [0, 1]
