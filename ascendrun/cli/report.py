@@ -85,7 +85,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def describe_report(report: Report, *, lang: str) -> str:
     """The figures and where the time went, for a terminal."""
-    from ascendrun.cli.output import Column, format_pairs, format_table
+    from ascendrun.cli.output import Column, cut, format_pairs, format_table
     from ascendrun.cli.report_page import duration, list_tiles, percent
     from ascendrun.cli.report_words import Words
     from ascendrun.core.names import fold_names
@@ -93,7 +93,7 @@ def describe_report(report: Report, *, lang: str) -> str:
     words = Words(lang)
     pairs = [(words("job"), f"{report.id} ({report.name}) {report.state}"),
              ("", words("on", hosts=fold_names(report.hosts), ranks=report.world_size)),
-             *((label, value) for value, label in list_tiles(report, words))]
+             *((cut(label, 60), value) for value, label in list_tiles(report, words))]
     spent = format_table([one for one in report.time if one.seconds], [
         Column(words("time").upper(), lambda one: words(f"use-{one.use}")),
         Column(words("col-time").upper(), lambda one: duration(one.seconds)),

@@ -21,6 +21,8 @@ from ascendrun.health.reportcharts import Chart
 from ascendrun.health.reportdata import EventRow, Report, Spent
 
 SHOWN_EVENTS = 40
+SHOWN_DEVICES = 64
+"""More than these are folded away until somebody opens them."""
 STRIP_UNITS = 10_000
 
 
@@ -104,7 +106,7 @@ def _tiles(report: Report, words: Words) -> str:
 def list_tiles(report: Report, words: Words) -> list[tuple[str, str]]:
     """The figures that come first, (value, what it is); only those that are known, but the cost always."""
     figures, cost = report.figures, report.cost
-    steps = number(figures.steps) if figures.total_steps is None else \
+    steps = number(figures.steps) if figures.total_steps in (None, figures.steps) else \
         words("of-steps", steps=number(figures.steps), total=number(figures.total_steps))
     tiles = [
         (percent(report.effective_ratio), words("tile-effective")),
@@ -224,7 +226,8 @@ def _attempts(report: Report, words: Words) -> str:
         str(one.attempt), when(one.began_at_s),
         words("goes-on") if one.ended_at_s is None else when(one.ended_at_s),
         steps(one.first_step, one.last_step), "–" if one.resumed is None else f"{one.resumed:,}",
-        duration(one.kept_s), text(one.reason)], numbers=(3, 4, 5), whens=(1, 2)) for one in report.attempts)
+        duration(one.kept_s), f"<span class=words>{text(one.reason)}</span>"], numbers=(3, 4, 5), whens=(1, 2))
+        for one in report.attempts)
     return _table(words("attempts"), head, rows)
 
 
@@ -242,13 +245,13 @@ def _devices(report: Report, words: Words) -> str:
         told(one.temperature_c, "°C"),
         "–" if one.memory_used_bytes is None else describe_memory(int(one.memory_used_bytes))],
         numbers=(2, 3, 4, 5)) for one in report.devices)
-    return _table(words("devices"), head, rows)
+    return _table(words("devices"), head, rows, folded=len(report.devices) > SHOWN_DEVICES)
 
 
 def _events(report: Report, words: Words) -> str:
     def rows(events: Sequence[EventRow]) -> str:
         return "".join(f'<tr class="kind-{text(event.kind)}"><td class=when>{when(event.at_s)}</td>'
-                       f"<td>{text(event.kind)}</td><td>{text(event.text)}</td></tr>\n" for event in events)
+                       f"<td>{text(event.kind)}</td><td class=words>{text(event.text)}</td></tr>\n" for event in events)
 
     if not report.events:
         return ""
@@ -261,9 +264,11 @@ def _events(report: Report, words: Words) -> str:
             f"</thead><tbody>\n{rows(newest)}</tbody></table></div>\n</section>")
 
 
-def _table(title: str, head: str, rows: str) -> str:
-    return (f'<section>\n<h2>{title}</h2>\n<div class="scroll"><table><thead>{head}</thead><tbody>\n{rows}'
-            "</tbody></table></div>\n</section>")
+def _table(title: str, head: str, rows: str, *, folded: bool = False) -> str:
+    table = f'<div class="scroll"><table><thead>{head}</thead><tbody>\n{rows}</tbody></table></div>'
+    if folded:
+        return f"<section>\n<details><summary>{title}</summary>\n{table}\n</details>\n</section>"
+    return f"<section>\n<h2>{title}</h2>\n{table}\n</section>"
 
 
 def _footer(report: Report, words: Words) -> str:

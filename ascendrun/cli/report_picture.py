@@ -19,6 +19,7 @@ COLORS = {"queue": "#9aa4b2", "checks": "#7d8fb3", "staging": "#8f7cc3", "start-
           "checkpoint": "#2f80c9", "ending": "#63b7af", "lost": "#d1495b"}
 """Those of web/report.css in the light."""
 LINE = "#1f6feb"
+TILES = 6
 CHINESE_FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
                  "Microsoft YaHei", "PingFang SC", "SimHei", "Noto Sans CJK JP", "Noto Serif CJK SC",
                  "Noto Serif CJK JP", "Droid Sans Fallback", "AR PL UMing CN")
@@ -37,9 +38,9 @@ def make_picture(report: Report, *, lang: str) -> bytes:
     words = Words(lang if lang == "en" or fonts else "en")
     rows = -(-len(report.charts) // 2)
     with matplotlib.rc_context({"font.family": ["DejaVu Sans", *fonts], "axes.unicode_minus": False, "font.size": 9}):
-        figure = Figure(figsize=(12, 2.9 + 2.5 * rows), dpi=120, layout="constrained")
+        figure = Figure(figsize=(12, 3.3 + 2.5 * rows), dpi=120, layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
-        heights = [1.1, 0.5, *[2.5] * rows]
+        heights = [1.5, 0.5, *[2.5] * rows]
         grid = figure.add_gridspec(2 + rows, 2, height_ratios=heights)
         _draw_head(figure.add_subplot(grid[0, :]), report, words)
         _draw_time(figure.add_subplot(grid[1, :]), report, words)
@@ -56,25 +57,24 @@ def _has_font(name: str) -> bool:
     return any(font.name == name for font in font_manager.fontManager.ttflist)
 
 
-def _plain(value: str) -> str:
-    """matplotlib takes what stands between dollars for mathematics; no name of a job is."""
+def _plain(value: str, width: int) -> str:
+    """In at most `width` cells. matplotlib takes what stands between dollars for mathematics; no name of a job is."""
+    from ascendrun.cli.output import cut
     from ascendrun.cli.sanitise import sanitise_line
 
-    return sanitise_line(value).replace("$", r"\$")
+    return cut(sanitise_line(value), width).replace("$", r"\$")
 
 
 def _draw_head(axes: Any, report: Report, words: Words) -> None:
     axes.axis("off")
-    axes.text(0, 1, _plain(f"{report.name} ({report.id})  {report.state}"), fontsize=15, weight="bold", va="top",
+    axes.text(0, 1, _plain(f"{report.state}  {report.id}  {report.name}", 80), fontsize=15, weight="bold", va="top",
               transform=axes.transAxes)
     told = f"{words('on', hosts=fold_names(report.hosts), ranks=report.world_size)} · {when(report.created_at_s)}"
-    axes.text(0, 0.66, _plain(told), color="#5b6675", va="top", transform=axes.transAxes)
-    tiles = list_tiles(report, words)
-    for index, (value, label) in enumerate(tiles):
-        axes.text(index / len(tiles), 0.3, _plain(value), fontsize=12, weight="bold", va="top",
-                  transform=axes.transAxes)
-        axes.text(index / len(tiles), 0.02, _plain(label), fontsize=7, color="#5b6675", va="top",
-                  transform=axes.transAxes)
+    axes.text(0, 0.74, _plain(told, 130), color="#5b6675", va="top", transform=axes.transAxes)
+    for index, (value, label) in enumerate(list_tiles(report, words)):
+        x, y = index % TILES / TILES, 0.5 - 0.34 * (index // TILES)
+        axes.text(x, y, _plain(value, 18), fontsize=12, weight="bold", va="top", transform=axes.transAxes)
+        axes.text(x, y - 0.17, _plain(label, 30), fontsize=7.5, color="#5b6675", va="top", transform=axes.transAxes)
 
 
 def _draw_time(axes: Any, report: Report, words: Words) -> None:
@@ -101,7 +101,7 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
     axes.plot(xs, columns[0], color=LINE, linewidth=1.2, marker="." if len(xs) < 3 else None)
     if chart.is_band:
         axes.fill_between(xs, columns[1], columns[2], color=LINE, alpha=0.18, linewidth=0)
-    axes.set_title(_plain(chart_title(chart, words)), loc="left", fontsize=10)
+    axes.set_title(_plain(chart_title(chart, words), 60), loc="left", fontsize=10)
     axes.grid(True, color="#e6eaef")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -109,7 +109,7 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
         from matplotlib import dates
 
         tools: Any = dates
-        locator = tools.AutoDateLocator(maxticks=8)
+        locator = tools.AutoDateLocator(minticks=3, maxticks=8)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(tools.ConciseDateFormatter(locator))
     else:

@@ -40,14 +40,14 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
     return make_report(Material(job, stored.spec, stored.file, events, lines, devices, hosts, every), now_s=now_s)
 
 
-def read_first_rank(attempt_dir: Path) -> Tuple[Tuple[MetricsLine, ...], int]:
+def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> Tuple[Tuple[MetricsLine, ...], int]:
     """(lines of the first rank that wrote any, with the head's times; of how many plain ones each was read)."""
     files = find_metrics(attempt_dir)
     for rank in sorted(files):
         size = sum(path.stat().st_size for path in files[rank])
         if not size:
             continue
-        every = 1 + size // (LINES * LINE_BYTES)
+        every = 1 + size // (most * LINE_BYTES)
         clock = read_clocks(attempt_dir).get(files[rank][0].parent.name, HostClock())
         lines = iter_lines(files[rank], every=every)
         return tuple(line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s))

@@ -13,6 +13,8 @@ from ascendrun.health.reporttime import Stay
 BRIDGED = 3.0
 """Between two samples of a device at most so many usual intervals are taken as known, but always this much:"""
 BRIDGED_S = 30.0
+AROUND = 4
+"""So many intervals on each side tell what is usual."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,20 @@ def count_cost(
 def integrate(points: Sequence[Tuple[float, float]], spans: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
     """(sum of value times seconds, seconds that were known) within the spans, straight lines between the points.
 
-    A gap much longer than usual is not known, but for one usual interval after its first point.
+    A gap much longer than those around it is not known, but for one usual interval after its first point. What is
+    usual changes along a series: its older part may be kept as means of ten minutes.
     """
-    gaps = [later - earlier for (earlier, _), (later, _) in zip(points, points[1:]) if later > earlier]
-    usual_s = median(gaps) if gaps else BRIDGED_S
-    most_s = max(BRIDGED_S, BRIDGED * usual_s)
+    gaps = [later - earlier for (earlier, _), (later, _) in zip(points, points[1:])]
     total, known_s = 0.0, 0.0
-    ends = [*points[1:], (points[-1][0] + usual_s, points[-1][1])] if points else []
-    for (at, value), (end, next_value) in zip(points, ends):
-        if end - at > most_s:
+    for index, (at, value) in enumerate(points):
+        around = (gaps[max(0, index - AROUND):index], gaps[index + 1:index + 1 + AROUND])
+        usual_s = max((median(side) for side in around if side), default=BRIDGED_S)
+        end, next_value = points[index + 1] if index < len(gaps) else (at + usual_s, value)
+        if end - at > max(BRIDGED_S, BRIDGED * usual_s):
             end, next_value = at + usual_s, value
         for begin, stop in spans:
             low, high = max(begin, at), min(stop, end)
-            if low < high and end > at:
+            if low < high:
                 slope = (next_value - value) / (end - at)
                 total += (value + slope * ((low + high) / 2 - at)) * (high - low)
                 known_s += high - low

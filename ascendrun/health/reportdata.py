@@ -234,7 +234,7 @@ def _figures(lines: Sequence[MetricsLine]) -> Figures:
     totals = [line.total_steps for line in lines if line.total_steps is not None]
     evals: Dict[str, float] = {}
     for line in lines:
-        evals.update(line.evals)
+        evals.update({name: value for name, value in line.evals.items() if not name.endswith(_DURATIONS)})
 
     def middle(name: str) -> Optional[float]:
         values = [value for value in (getattr(line, name) for line in steps) if value is not None]
@@ -282,13 +282,16 @@ def _strips(time: Accounting) -> Tuple[Strip, ...]:
 
 _BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
 _BY_STEP = (("loss", ""), ("grad_norm", ""), ("lr", ""))
+_DURATIONS = ("_s", "_seconds")
+"""Ends of names of evaluations that tell how long one took, not how well the model does."""
 
 
 def _charts(
     material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]
 ) -> Tuple[Chart, ...]:
     found: List[Optional[Chart]] = [make_chart(name, "step", unit, _over_steps(lines, name)) for name, unit in _BY_STEP]
-    names = sorted({name for several in lines.values() for line in several for name in line.evals})
+    names = sorted({name for several in lines.values() for line in several for name in line.evals
+                    if not name.endswith(_DURATIONS)})
     found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
     has_times = any(line.at_s is not None for several in lines.values() for line in several if _is_step(line))
     for name, unit in _BY_TIME:
@@ -356,7 +359,7 @@ def _doubts(
         yield Doubt("diverged", {"lines": str(len(diverged)), "step": str(diverged[0].step)})
     if cost.energy_known is not None and cost.energy_kwh is not None and cost.energy_known < 0.98:
         yield Doubt("energy-partly", {"percent": f"{100 * cost.energy_known:.0f}"})
-    if cost.energy_kwh is None:
+    if cost.energy_kwh is None and cost.family != "cpu":
         yield Doubt("energy-unknown")
     thinned = max(material.every.values(), default=1)
     if thinned > 1:

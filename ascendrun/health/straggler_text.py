@@ -17,9 +17,9 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "zh": {
         "rank": "{host} 上的 rank {rank}", "node": "{host}(rank {ranks})",
-        "slow": "{who} 偏慢:比其他 rank 多用 {percent} % 的时间", "costs": ",每一步因此损失 {costs} %",
-        "suspect": "{who} 的指标异常", "sign": ";最可能的原因:{sign}",
-        "no-sign": ";已有的测量看不出原因", "over": "{who} 已恢复正常速度",
+        "slow": "{who} 偏慢：比其他 rank 多用 {percent} % 的时间", "costs": "，每一步因此损失 {costs} %",
+        "suspect": "{who} 的指标异常", "sign": "；最可能的原因：{sign}",
+        "no-sign": "；已有的测量看不出原因", "over": "{who} 已恢复正常速度",
     },
 }
 _SIGNS: Mapping[str, Mapping[Sign, str]] = {
@@ -31,19 +31,19 @@ _SIGNS: Mapping[str, Mapping[Sign, str]] = {
            Sign.HEALTH: "设备自报异常"},
 }
 _FIGURES: Mapping[str, Tuple[str, str, str]] = {
-    "frequency_mhz": ("{here:.0f} MHz, others {others:.0f}", "{here:.0f} MHz,其他为 {others:.0f}", ""),
+    "frequency_mhz": ("{here:.0f} MHz, others {others:.0f}", "{here:.0f} MHz，其他为 {others:.0f}", ""),
     "frequency_drop": ("fell from {others:.0f} to {here:.0f} MHz", "由 {others:.0f} 降至 {here:.0f} MHz", ""),
-    "temperature_c": ("{here:.0f} °C, others {others:.0f}", "{here:.0f} °C,其他为 {others:.0f}", "{here:.0f} °C"),
-    "link_up": ("down, the others are up", "已断开,其他均正常", ""),
+    "temperature_c": ("{here:.0f} °C, others {others:.0f}", "{here:.0f} °C，其他为 {others:.0f}", "{here:.0f} °C"),
+    "link_up": ("down, the others are up", "已断开，其他均正常", ""),
     "link_downs": ("went down {more:.0f} times meanwhile", "期间断开 {more:.0f} 次", ""),
-    "link_tx_bytes_s": ("{here_mb:.0f} MB/s, others {others_mb:.0f}", "{here_mb:.0f} MB/s,其他为 {others_mb:.0f}", ""),
-    "data_s": ("{here:.3g} s a step, others {others:.3g}", "每步 {here:.3g} 秒,其他为 {others:.3g}", ""),
-    "cpu": ("CPU {here:.0f} %, other hosts {others:.0f}", "CPU {here:.0f} %,其他主机为 {others:.0f}",
+    "link_tx_bytes_s": ("{here_mb:.0f} MB/s, others {others_mb:.0f}", "{here_mb:.0f} MB/s，其他为 {others_mb:.0f}", ""),
+    "data_s": ("{here:.3g} s a step, others {others:.3g}", "每步 {here:.3g} 秒，其他为 {others:.3g}", ""),
+    "cpu": ("CPU {here:.0f} %, other hosts {others:.0f}", "CPU {here:.0f} %，其他主机为 {others:.0f}",
             "CPU {here:.0f} %"),
     "memory": ("memory {here_percent:.0f} % full", "内存已用 {here_percent:.0f} %", "{here_percent:.0f} %"),
-    "stopped": ("the process is stopped (state T)", "进程处于停止状态(T)", ""),
-    "rank_cpu": ("{here:.0f} % of a core, others {others:.0f}", "占单核 {here:.0f} %,其他为 {others:.0f}", ""),
-    "pids": ("{here:.0f} processes, others {others:.0f}", "{here:.0f} 个进程,其他为 {others:.0f}", "{here:.0f}"),
+    "stopped": ("the process is stopped (state T)", "进程处于停止状态（T）", ""),
+    "rank_cpu": ("{here:.0f} % of a core, others {others:.0f}", "占单核 {here:.0f} %，其他为 {others:.0f}", ""),
+    "pids": ("{here:.0f} processes, others {others:.0f}", "{here:.0f} 个进程，其他为 {others:.0f}", "{here:.0f}"),
     "health": ("{here:.0f} of its devices not OK", "{here:.0f} 个设备状态异常", "{here:.0f}"),
 }
 

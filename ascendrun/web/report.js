@@ -33,7 +33,7 @@
     return chart.lines.map((line, index) => ({
       ...(chart.is_band && index ? edge : plain),
       label: chart.labels[index],
-      points: { show: line.filter((value) => value !== null).length < 2, size: 5 },
+      points: { show: line.length < 40, size: 4 },
     }));
   }
 
@@ -45,9 +45,8 @@
     const isTime = chart.x === "time";
     const first = chart.xs[0], last = chart.xs[chart.xs.length - 1];
     const xs = isTime
-      ? { ...axis, values: (u, splits, i, space, step) =>
-          splits.map((at) => stamp(at, u.scales.x.max - u.scales.x.min)) }
-      : { ...axis, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? shorten(step) : "")) };
+      ? { ...axis, size: 30, values: (u, splits) => splits.map((at) => stamp(at, u.scales.x.max - u.scales.x.min)) }
+      : { ...axis, size: 30, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? shorten(step) : "")) };
     const one = first === last ? (isTime ? 30 : 0.5) : 0;
     const plot = new uPlot({
       width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],

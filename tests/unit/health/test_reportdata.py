@@ -1,0 +1,134 @@
+"""What a report says of made stories, and that its numbers hold together."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ascendrun.cli.output import as_record
+from ascendrun.core.job import State
+from ascendrun.core.metrics import MetricsLine
+from ascendrun.health.reportcharts import POINTS
+from ascendrun.health.reportdata import Material, Report, make_report
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report_stories import BEGAN_S, Story, hostile, month, short
+
+
+def report_on(material: Material) -> Report:
+    assert material.job.ended_at_s is not None
+    return make_report(material, now_s=material.job.ended_at_s + 3600.0)
+
+
+@pytest.fixture(scope="module")
+def a_month() -> Report:
+    return report_on(month())
+
+
+def chart(report: Report, name: str):  # type: ignore[no-untyped-def]
+    return next(one for one in report.charts if one.name == name)
+
+
+@pytest.mark.parametrize("story", [month, short, hostile])
+def test_the_parts_of_the_time_sum_to_the_whole_and_the_job_can_be_written_as_json(story) -> None:  # type: ignore[no-untyped-def]
+    report = report_on(story())
+    assert sum(round(1000 * one.seconds) for one in report.time) == round(1000 * report.wall_s)
+    assert math.isclose(sum(one.share for one in report.time), 1.0)
+    assert json.loads(json.dumps(as_record(report), allow_nan=False))["id"] == "j-0042"
+
+
+def test_a_month_with_failures_tells_each_attempt_and_what_of_it_was_kept(a_month: Report) -> None:
+    spent = {one.use: one.seconds for one in a_month.time}
+    assert a_month.effective_ratio == pytest.approx(spent["training"] / a_month.wall_s)
+    assert [(one.first_step, one.last_step, one.resumed) for one in a_month.attempts] == [
+        (10, 11_300, None), (11_010, 36_480, 11_000), (36_010, 60_000, 36_000)]
+    assert sum(one.kept_s for one in a_month.attempts) == pytest.approx(spent["training"])
+    assert [one.reason for one in a_month.attempts][:2] == [
+        "rank 13 on npu02 was killed by signal 9", "npu03 was rebooted: its ranks are gone"]
+    redone_s = 300 * 42.0 + 480 * 48.0
+    assert spent["lost"] == pytest.approx(redone_s + 5 * 3600 + 1300 + 2 * 180, rel=0.06)
+    assert spent["checkpoint"] == 40.0 * (22 + 50 + 48)  # those of steps that were kept
+    assert a_month.figures.steps == a_month.figures.total_steps == 60_000
+
+
+def test_cost_is_what_was_held_and_energy_only_what_was_measured(a_month: Report) -> None:
+    cost = a_month.cost
+    held_s = a_month.wall_s - 2.5 * 3600 - 5 * 3600 - 60 - 300 - 30
+    assert (cost.devices, cost.family) == (32, "npu")
+    assert cost.held_s == pytest.approx(held_s, rel=1e-4)
+    assert cost.device_hours == pytest.approx(32 * held_s / 3600, rel=1e-4)
+    assert cost.energy_known == pytest.approx(0.94, abs=0.01)
+    assert cost.energy_kwh == pytest.approx(0.33 * 32 * held_s / 3600 * 0.94, rel=0.02)
+    assert [doubt.code for doubt in a_month.doubts] == ["energy-partly"]
+
+
+def test_series_of_a_month_are_short_enough_to_draw_and_keep_their_spikes(a_month: Report) -> None:
+    material = month()
+    longest_s = max(line.step_s for lines in material.lines.values() for line in lines if line.step_s is not None)
+    step_s = chart(a_month, "step_s")
+    assert max(y for y in step_s.lines[0].ys if y is not None) == longest_s
+    for one in a_month.charts:
+        assert len(one.xs) <= POINTS + 2 and all(len(line.ys) == len(one.xs) for line in one.lines)
+        assert list(one.xs) == sorted(one.xs)
+    power = chart(a_month, "power_w")
+    assert [line.name for line in power.lines] == ["mean", "least", "greatest"]
+    mean, least, greatest = (line.ys for line in power.lines)
+    assert all(low <= middle <= high for middle, low, high in zip(mean, least, greatest) if middle is not None)
+    assert None in mean  # the stretch that nothing was measured in
+
+
+def test_throughput_and_mfu_follow_from_what_the_start_tells(a_month: Report) -> None:
+    figures = a_month.figures
+    assert figures.step_s is not None and figures.tokens_per_s is not None and figures.mfu is not None
+    assert figures.tokens_per_s == pytest.approx(524_288 / figures.step_s, rel=0.01)
+    assert figures.mfu == pytest.approx(3.2e16 / figures.step_s / (32 * 3.2e14), rel=0.01)
+
+
+def test_of_a_step_that_was_done_twice_the_later_attempt_is_drawn() -> None:
+    story = Story()
+    story.start(queue_s=1.0)
+    story.lines = {1: [MetricsLine(at_s=story.now_s + step, step=step, loss=9.0) for step in range(1, 11)],
+                   2: [MetricsLine(at_s=story.now_s + 50 + step, step=step, loss=1.0) for step in range(6, 9)]}
+    story.attempt = 2
+    made = story.material("twice", State.RUNNING)
+    found = chart(make_report(replace(made, job=replace(made.job, ended_at_s=None)), now_s=story.now_s + 100), "loss")
+    assert list(zip(found.xs, found.lines[0].ys)) == [(1, 9.0), (2, 9.0), (3, 9.0), (4, 9.0), (5, 9.0), (6, 1.0),
+                                                      (7, 1.0), (8, 1.0)]
+
+
+def test_a_job_that_lives_is_reported_up_to_now() -> None:
+    story = Story()
+    story.start(queue_s=10.0)
+    story.train(first=1, last=20, step_s=2.0, save_every=100, log_every=1)
+    made = story.material("alive", State.RUNNING)
+    report = make_report(replace(made, job=replace(made.job, ended_at_s=None)), now_s=story.now_s + 7.0)
+    assert report.wall_s == pytest.approx(story.now_s + 7.0 - BEGAN_S, abs=0.002)
+    assert report.ended_at_s is None and report.attempts[0].ended_at_s is None
+
+
+def test_twenty_seconds_of_a_program_that_writes_nothing_are_a_report_too() -> None:
+    report = report_on(short())
+    assert {one.use: one.seconds for one in report.time if one.seconds}["training"] == 20.0
+    assert report.charts == () and [doubt.code for doubt in report.doubts] == ["no-steps"]
+    assert (report.cost.family, report.cost.energy_kwh) == ("cpu", None)
+
+
+def test_a_loss_that_is_no_number_is_said_and_drawn_as_a_gap() -> None:
+    report = report_on(hostile())
+    assert ("diverged", {"lines": "1", "step": "60"}) in [(doubt.code, dict(doubt.values)) for doubt in report.doubts]
+    assert chart(report, "loss").lines[0].ys[-1] is None
+
+
+def test_a_job_that_was_refused_before_it_began_has_a_report() -> None:
+    story = Story()
+    story.move(State.CHECKING, "its nodes are free", after_s=1.0)
+    story.move(State.STOPPING, "nothing was started: npu01: no space", after_s=2.0)
+    story.move(State.FAILED, "nothing was started: npu01: no space", after_s=0.0)
+    report = report_on(story.material("refused", State.FAILED))
+    assert {one.use: one.seconds for one in report.time if one.seconds} == {"queue": 1.0, "checks": 2.0}
+    assert report.effective_ratio == 0.0
