@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
     from ascendrun.core.hosts import Host
     from ascendrun.core.storylines import StoryLine
+    from ascendrun.head.bundlejob import Bundle
     from ascendrun.head.explaining import Explanation
     from ascendrun.head.noticeview import NoticeTargetView, NoticeTestResult
     from ascendrun.head.settings import Settings
@@ -269,3 +270,16 @@ def _liveness(cluster: "Cluster") -> Mapping[str, Mapping[str, str]]:
         return {}
     found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
     return found
+
+
+# ---------------------------------------------------------------- bundle
+
+
+def bundle(cluster: "Cluster", ref: str, *, path: Optional[Path] = None, layout: str = "ascendrun",
+           with_logs: bool = True, max_bytes: int, is_dry: bool = False, environ: Mapping[str, str]) -> "Bundle":
+    """Packs what is known of a job, credentials taken out. `path` None: ascendrun-<job>.tar.gz in this folder;
+    `layout`: ascendrun or ascend-fd; `is_dry`: only tells what would be in it. `environ`: variables whose values are
+    hidden when their names say "secret". Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
+    from ascendrun.head.bundlejob import Wish, bundle_job
+    wish = Wish(path=path, layout=layout, with_logs=with_logs, max_bytes=max_bytes, is_dry=is_dry)
+    return bundle_job(cluster.settings.state_dir, ref, wish, notices=cluster.settings.notices, environ=environ)

@@ -30,6 +30,7 @@ VERBS = (
     Verb("events", "events", "Print what happened to jobs, in time; or follow it."),
     Verb("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
     Verb("explain", "explain", "Name the rank that failed first, why, and what helps."),
+    Verb("bundle", "bundle", "Pack a job's records and logs to hand on, without credentials."),
     Verb("stop", "stop", "Stop jobs, giving them time to save."),
     Verb("wait", "wait", "Wait until a job has ended; exit as it did."),
     Verb("validate", "validate", "Report every problem of job files."),

@@ -112,6 +112,11 @@ class Redactor:
         for value, kind in (known or {}).items():
             self.learn(value, kind)
 
+    @property
+    def secrets(self) -> int:
+        """How many different secrets have a mark."""
+        return len(self._numbers)
+
     def learn(self, value: str, kind: str) -> None:
         """From now on the value, and its usual encodings, is hidden wherever it stands."""
         if len(value) < SHORTEST_KNOWN:
