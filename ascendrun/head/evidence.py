@@ -53,6 +53,7 @@ DEFAULT_CONNECT_S, DEFAULT_EXEC_S = 120.0, 1836.0
 _WORTH = re.compile(r"\[ERROR\]|Abnormal|crimer|\bE[IJ]\d{4}\b|deviceIp\[|HCCL_(?:CONNECT|EXEC)_TIMEOUT")
 _PLOG_RANK = re.compile(r"(?:\brank\[|rankId\[|userRank\[)(\d+)\]")
 _PLOG_PID = re.compile(r"plog-(\d+)_")
+_KERNEL_TIME = re.compile(r"^\[\s*(\d+\.\d+)\]")
 _ATTEMPT_BEGINS = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
 _CAUSES = (("stop was asked for", Cause.USER), ("nothing was started", Cause.REFUSED),
            ("was rebooted", Cause.NODE_LOST), ("supervisor was killed", Cause.NODE_LOST),
@@ -185,8 +186,9 @@ class _Reading:
         files = gathered.of("dmesg")
         if not files:
             return None
-        return tuple(line for file in files for line in
-                     read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES))
+        lines = (line for file in files for line in
+                 read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES))
+        return tuple(_with_kernel_time(line, gathered.boot_s) for line in lines)
 
     def _devices(self, gathered: Gathered) -> tuple[DeviceFact, ...]:
         found: list[DeviceFact] = []
@@ -287,6 +289,12 @@ class _Reading:
             return (f"nothing of attempt {self._attempt} is here",)
         return tuple(f"{host}: nothing of it is here" for host in self._stored.job.hosts
                      if not (folder / host).is_dir())
+
+
+def _with_kernel_time(line: Line, boot_s: Optional[float]) -> Line:
+    """The kernel counts seconds since it began."""
+    match = _KERNEL_TIME.match(line.text)
+    return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))
 
 
 def _rank_named(lines: Sequence[Line]) -> Optional[int]:

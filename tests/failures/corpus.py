@@ -1,4 +1,4 @@
-"""Cases as short YAML, and the whole evidence of a job made from them: clocks askew, noise, hundreds of lines a rank."""
+"""Cases as short YAML, and the evidence of a whole job made from them: clocks askew, noise, many lines a rank."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ class Builder:
             reason=row.get("reason", "a rank failed"), family=row.get("family", "cpu"),
             launcher=row.get("launcher", "spawn"), world_size=int(row.get("world", self.count)), now_s=BEGAN_S + 4000,
             started_at_s=BEGAN_S, ended_at_s=BEGAN_S + 400, ranks=ranks, hosts=hosts,
-            connect_timeout_s=float(row.get("connect_timeout", 120)), exec_timeout_s=float(row.get("exec_timeout", 1836)),
+            connect_timeout_s=float(row.get("connect_timeout", 120)),
+            exec_timeout_s=float(row.get("exec_timeout", 1836)),
             story=tuple(StoryEvent(BEGAN_S + 300, kind, text) for kind, text in row.get("story", ())),
         )
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines as long as the programs write them
 """What ranks, CANN and kernels write when something fails, in their formats; the words around them are ours.
 
 {rank} {local} {host} {pid} {ip} {dev} {at} {plog} stand for the speaker's own; {peer} {peer_ip} {peer_host} {peer_dev}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.health.diagnosis.clues import CREDIBLE, STRENGTH, SYMPTOM, Clue
+from ascendrun.ascend.signatures import Hit, scan, strongest
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, STRENGTH, SYMPTOM, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
 from ascendrun.health.diagnosis.stories import RankStory
-from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.health.diagnosis.times import Moment, earliest, moment
 from ascendrun.health.diagnosis.verdict import Proof
 
 PROOFS_LIMIT = 6
@@ -45,8 +46,9 @@ def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Can
             groups.setdefault(story.own.sameness, []).append(story.own)
     found = [make_candidate(clues) for clues in groups.values()]
     found.extend(_of_symptoms(stories))
+    found.extend(_of_sufferers(stories))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
-    return (*found, *hosts, *_of_devices(evidence, stories, found))
+    return (*found, *hosts, *_of_devices(evidence, stories, found), *_of_kernels(evidence, stories, found))
 
 
 def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
@@ -59,6 +61,24 @@ def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(clues) for clues in groups.values()]
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, doubts=("only-symptom",)) for one in made]
+
+
+def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
+    """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
+    odd = [story for story in stories if story.own is not None and story.own.role == SYMPTOM
+           and story.own.code == "exception" and story.rank.has_failed and not _is_collective(story)]
+    groups: Dict[str, List[Clue]] = {}
+    for story in odd:
+        if story.own is not None:
+            groups.setdefault(story.own.sameness, []).append(story.own)
+    made = [make_candidate(clues) for clues in groups.values()]
+    others = sum(1 for story in stories if story.waited is not None)
+    return [replace(one, strength=STRENGTH["suffered"], sure=False, doubts=("only-symptom",)) for one in made
+            if 2 * len(one.ranks) < others]
+
+
+def _is_collective(story: RankStory) -> bool:
+    return story.chain is not None and story.chain.root.collective
 
 
 def make_candidate(clues: Sequence[Clue]) -> Candidate:
@@ -103,6 +123,8 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
             ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host) if rank.device == fact.device)
             if credible and not credible & set(ranks):
                 continue
+            if not ranks and any(rank.device is not None for rank in evidence.ranks_of(host.host)):
+                continue  # nobody of this job was on it
             ended = [by_rank[rank] for rank in ranks if rank in by_rank]
             if not credible and ranks and not any(story.rank.has_failed or story.waited or story.rank.stopped
                                                   or story.is_silent for story in ended):
@@ -114,3 +136,44 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
                                     proofs=(proof,), values={"device": str(fact.device), "problem": fact.problem},
                                     doubts=("only-afterwards",)))
     return alarms
+
+
+KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
+KERNEL_BEFORE_S, KERNEL_AFTER_S = 1800.0, 10.0
+
+
+def _of_kernels(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> List[Candidate]:
+    """What the kernel said of the hardware, when no rank gives a credible reason, or for a rank that only was killed
+    or crashed there."""
+    if any(one.is_credible and not one.is_vague for one in found):
+        return []
+    vague = {host for one in found if one.is_vague for host in one.hosts}
+    made = []
+    for host in evidence.hosts:
+        if vague and host.host not in vague:
+            continue
+        hit = _kernel_hit(evidence, host)
+        if hit is None:
+            continue
+        line = (host.dmesg or ())[hit.line]
+        ranks = tuple(rank for one in found if one.is_vague for rank in one.ranks
+                      if rank in {each.rank for each in evidence.ranks_of(host.host)})
+        made.append(Candidate(hit.signature.code, STRENGTH["kernel"], ranks, (host.host,), sure=False, blames="node",
+                              at=moment(evidence, host.host, line.at_s), values=hit.values, retry=hit.signature.retry,
+                              proofs=(proof_of(evidence, line, rank=None, host=host.host),), doubts=("only-kernel",)))
+    return made
+
+
+def _kernel_hit(evidence: Evidence, host: HostEvidence) -> Optional[Hit]:
+    """The strongest cause among the kernel's lines of the time before the end."""
+    ends = [rank.exited_at_s for rank in evidence.ranks_of(host.host) if rank.exited_at_s is not None]
+    end_s = max(ends, default=None)
+    lines = host.dmesg or ()
+    hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
+            if hit.signature.role == CAUSE and hit.signature.family in KERNEL_FAMILIES]
+    timely = []
+    for hit in hits:
+        at_s = lines[hit.line].at_s
+        if at_s is None or end_s is None or -KERNEL_BEFORE_S < at_s - end_s < KERNEL_AFTER_S:
+            timely.append(hit)
+    return strongest(timely)

@@ -46,8 +46,9 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
 def _told(evidence: Evidence, code: str, *, hosts: Tuple[str, ...] = (), odd: Tuple[str, ...] = ()) -> Diagnosis:
     proofs = tuple(Proof(text=event.text, at_s=event.at_s) for event in evidence.story
                    if evidence.reason and evidence.reason in event.text)[-1:]
+    reason = evidence.reason.replace("nothing was started: ", "")
     return Diagnosis(code=code, confidence=Confidence.CERTAIN, hosts=hosts, at_s=evidence.ended_at_s, proofs=proofs,
-                     values={"reason": evidence.reason, "job": evidence.job}, odd=odd,
+                     values={"reason": reason, "job": evidence.job}, odd=odd,
                      retry=_RETRY.get(code, "unknown"), missing=evidence.missing)
 
 

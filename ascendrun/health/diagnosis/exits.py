@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, SYMPTOM, TEARDOWN, Clue, proof_of
+from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
 from ascendrun.health.diagnosis.times import Moment, moment
 from ascendrun.health.diagnosis.verdict import Proof
@@ -76,9 +76,17 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
     proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
     code, role = _kind_of(rank, number)
-    return Clue(code, role, STRENGTH[code], rank.rank, rank.host, when, (proof,), values,
+    last = _last_words(evidence, rank) if code in ("exit-code", "crash") else ()
+    values["last"] = last[-1].text[:200] if last else "-"
+    return Clue(code, role, STRENGTH[code], rank.rank, rank.host, when, (proof, *last), values,
                 key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
                 sure=code == "killed", is_vague=code in ("exit-code", "killed", "crash", "terminated"))
+
+
+def _last_words(evidence: Evidence, rank: RankEvidence) -> Tuple[Proof, ...]:
+    """The last two lines that it wrote to standard error."""
+    said = [line for line in rank.lines if line.stream == "err" and line.text.strip()]
+    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in said[-2:])
 
 
 def _kind_of(rank: RankEvidence, number: Optional[int]) -> Tuple[str, str]:
@@ -91,7 +99,7 @@ def _kind_of(rank: RankEvidence, number: Optional[int]) -> Tuple[str, str]:
         return "crash", role
     if number == signal.SIGINT:
         return "interrupted", role
-    return "terminated", SYMPTOM if role == CAUSE else role
+    return "terminated", role
 
 
 def describe_end(rank: RankEvidence) -> str:

@@ -16,6 +16,8 @@ from ascendrun.health.diagnosis.waiting import blame_waiting
 
 CERTAIN_FROM = 60
 """A weaker reason than this is never called certain."""
+SIGN_FROM = 30
+"""A weaker symptom is what every failure of its kind carries."""
 CLEARLY_S = 1.0
 
 RETRIES: Mapping[str, str] = {"exception": "never", "crash": "same", "exit-code": "unknown", "rank-silent": "same"}
@@ -64,7 +66,7 @@ def _surely_before(one: Candidate, other: Candidate) -> bool:
 def _symptom(stories: Sequence[RankStory]) -> Optional[Candidate]:
     """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
     signs = [story.own for story in stories if story.own is not None and story.own.role == SYMPTOM
-             and not story.rank.stopped]
+             and not story.rank.stopped and story.own.strength >= SIGN_FROM]
     if not signs:
         return None
     best = max(signs, key=lambda clue: (clue.strength, -(clue.at.at_s if clue.at else 0.0)))
@@ -81,7 +83,7 @@ def doubts_about(winner: Candidate, candidates: Sequence[Candidate], evidence: E
     doubts = list(winner.doubts)
     if not winner.sure:
         doubts.append("unsure")
-    if winner.code == "killed":
+    if winner.code in ("killed", "terminated", "interrupted"):
         doubts.append("killer-unknown")
     if winner.code in ("exit-code", "crash"):
         doubts.append("said-nothing")

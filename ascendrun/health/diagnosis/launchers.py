@@ -10,7 +10,7 @@ from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.times import stamp_of
 from ascendrun.health.diagnosis.tracebacks import rank_of_prefix, split_prefix
 
-LAUNCHERS = frozenset({"torchrun", "deepspeed"})
+LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")

@@ -119,7 +119,8 @@ def _detected(found: Match[str], line: Line) -> Word:
                 values={"from": "", "status": "detected", "tls": ""})
 
 
-@_word(["rankList for enabled tls"], r"rankList for enabled tls:(?P<on>.*?); ?rankList for disabled tls:(?P<off>.*?);")
+@_word(["rankList for enabled tls"], r"rankList for enabled tls:(?P<on>.*?)rankList for disabled tls:"
+                                    r"(?P<off>.*?)(?:rankList for query|$)")
 def _tls(found: Match[str], line: Line) -> Word:
     return Word("tls", line, wait=None, values={"on": found["on"], "off": found["off"]})
 
@@ -241,7 +242,8 @@ def _lost_quietly(found: Match[str], line: Line) -> Word:
 _LOOKS_LOST = re.compile(r"connection (?:was )?(?:reset|closed|refused|aborted|lost|broken)|broken pipe|"
                          r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
                          r"connection error|process group .*(?:abort|destroyed)|"
-                         r"communicator .*abort", re.IGNORECASE)
+                         r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
+                         r"IncompleteReadError)\b", re.IGNORECASE)
 _LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous", re.IGNORECASE)
 
 

@@ -19,8 +19,8 @@ from ascendrun.health.diagnosis.clues import (
     same_words,
 )
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.exits import exit_clue
-from ascendrun.health.diagnosis.peers import Word, find_words, looks_suffered
+from ascendrun.health.diagnosis.exits import exit_clue, signal_of
+from ascendrun.health.diagnosis.peers import EXEC, Word, find_words, looks_suffered
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment, with_stamps
 from ascendrun.health.diagnosis.tracebacks import Chain, Raised, find_chains
 from ascendrun.health.diagnosis.verdict import Proof
@@ -47,6 +47,12 @@ _VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledPro
                           "ProcessRaisedException", "ProcessExitedException", "ChildFailedError", "BaseException",
                           "InternalError", "OSError"})
 _REMARK = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[::]")
+_SIDE_REMARKS = frozenset({"numeric", "data"})
+"""Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
+_HARD = frozenset({"acl", "cann", "cuda", "driver", "memory", "torch_npu"})
+_KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
+"""What can lead to a signal from outside."""
+_FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 _QUIET = re.compile(r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
                     r"resource_tracker|^W\d{4} |^E\d{4} ")
@@ -75,6 +81,7 @@ class RankStory:
 def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     """Pure; of a rank without any trace the story says so."""
     host = evidence.host(rank.host)
+    rank = replace(rank, lines=_without_colours(rank.lines), error=_without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
     reading = _Reading(evidence, rank, (*rank.error, *rank.lines), plog)
     clues = [*reading.chain_clues(), *reading.hit_clues()]
@@ -82,6 +89,7 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     if ending is not None:
         clues.append(ending)
     words = tuple(word for word in find_words((*rank.lines, *rank.error, *plog)) if not reading.is_late(word.line))
+    words = (*words, *reading.suffered_words(bool(words)))
     waits = [word for word in words if word.wait is not None]
     own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
@@ -121,11 +129,12 @@ class _Reading:
         self._evidence, self._rank = evidence, rank
         self._host = evidence.host(rank.host)
         self._lines, self._plog = lines, plog
-        self._hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
-                      if not _REMARK.match(hit.text)]
+        self._hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines)) if _is_telling(hit)]
         self._chains = find_chains(lines)
         self._after = _count_after(lines, self._chains, {hit.line for hit in self._hits})
         self.fatal: Optional[Chain] = self._fatal_chain()
+        self._has_waited = any(word.wait is not None and not self.is_late(word.line)
+                               for word in find_words((*lines, *plog)))
 
     def is_late(self, line: Line) -> bool:
         """It came after the rank had been told to stop."""
@@ -149,6 +158,14 @@ class _Reading:
         own = [chain for chain in ordered if self._chain_role(chain) == CAUSE]
         return (own or ordered)[-1] if ordered else None
 
+    def suffered_words(self, has_others: bool) -> Tuple[Word, ...]:
+        """An exception in words of its own that sounds like waiting for others, as a word about nobody by name."""
+        chain = self.fatal
+        if has_others or chain is None or self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
+            return ()
+        wait = looks_suffered(chain.root.text) or (EXEC if chain.root.collective else None)
+        return () if wait is None else (Word("suffered", self._lines[chain.root.last], wait=wait, values={}),)
+
     # --- exceptions
 
     def chain_clues(self) -> List[Clue]:
@@ -164,7 +181,7 @@ class _Reading:
         at_line = self._lines[chain.first]
         when = moment(self._evidence, self._rank.host, at_line.at_s if at_line.at_s is not None else last.at_s)
         proofs = tuple(self._proof(one) for one in _distinct((chain.root, chain.final)))
-        values = _exception_values(chain)
+        values = _exception_values(chain, told=self._told(chain, role))
         unsure = self._rank.stopped and last.at_s is None
         if hit is not None:
             return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
@@ -189,6 +206,12 @@ class _Reading:
         if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective):
             return SYMPTOM
         return CAUSE
+
+    def _told(self, chain: Chain, role: str) -> Raised:
+        """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
+        echo = find_words([self._lines[index] for index in self._range(chain, chain.final)])
+        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
+        return chain.root if is_echo else chain.final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""
@@ -224,13 +247,16 @@ class _Reading:
         taken = set(self._range_of_fatal())
         speaks = self.fatal is not None and self._chain_role(self.fatal) == CAUSE \
             and self.fatal.root.short_type not in _VAGUE_TYPES
+        was_killed = self.fatal is None and signal_of(self._rank) in _FROM_OUTSIDE
         clues = []
         for hit in self._hits:
             if hit.line in taken or hit.signature.code in RULED or not self._is_terminal(hit.line):
                 continue
+            if was_killed and hit.signature.family not in _KILLING:
+                continue
             clues.append(self._line_clue(hit, self._lines[hit.line], weaker=speaks))
         for hit in scan((index, line.text) for index, line in enumerate(self._plog)):
-            if hit.signature.code not in RULED and not _REMARK.match(hit.text) and _is_error_line(hit.text):
+            if hit.signature.code not in RULED and _is_telling(hit) and _is_error_line(hit.text):
                 clues.append(self._line_clue(hit, self._plog[hit.line], weaker=speaks))
         return clues
 
@@ -244,22 +270,42 @@ class _Reading:
         when = moment(self._evidence, self._rank.host, line.at_s)
         clue = self._clue(hit, role, when or self._end(),
                           (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=True)
-        if weaker:
-            return replace(clue, strength=min(clue.strength, CREDIBLE - 1), sure=False)
+        is_aside = hit.signature.family in _SIDE_REMARKS or (self._has_waited and not _is_hard(hit))
+        if weaker or is_aside:
+            told = SYMPTOM if is_aside and role == CAUSE else role
+            return replace(clue, role=told, strength=min(clue.strength, CREDIBLE - 1), sure=False)
         return clue
 
     def _clue(self, hit: Hit, role: str, when: Optional[Moment], proofs: Tuple[Proof, ...],
               values: Mapping[str, str], *, sure: bool) -> Clue:
         row = hit.signature
+        strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
         shown = proofs if any(proof.text == hit.text.strip() for proof in proofs) else (
             *proofs, *([proof_of(self._evidence, self._lines[hit.line], rank=self._rank.rank, host=self._rank.host)]
                        if values else []))
-        return Clue(row.code, role, row.strength, self._rank.rank, self._rank.host, when, shown,
+        return Clue(row.code, role, strength, self._rank.rank, self._rank.host, when, shown,
                     {**values, **hit.values}, blames=row.blames, retry=row.retry, sure=sure,
                     key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code)
 
     def _end(self) -> Optional[Moment]:
         return moment(self._evidence, self._rank.host, self._rank.exited_at_s)
+
+
+_COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
+
+
+def _without_colours(lines: Sequence[Line]) -> Tuple[Line, ...]:
+    return tuple(line._replace(text=_COLOUR.sub("", line.text)) if "\x1b" in line.text else line for line in lines)
+
+
+def _is_telling(hit: Hit) -> bool:
+    """Not the names of Python's own exceptions, which the exception itself says better; not a list of usual causes."""
+    row = hit.signature
+    return not (row.family == "python" and row.code.startswith("python-")) and not _REMARK.match(hit.text)
+
+
+def _is_hard(hit: Hit) -> bool:
+    return hit.signature.family in _HARD and hit.signature.strength >= STRENGTH["exception"]
 
 
 def _is_neutral(hit: Hit) -> bool:
@@ -283,10 +329,10 @@ def _count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable
     return counts
 
 
-def _exception_values(chain: Chain) -> Mapping[str, str]:
-    root, final = chain.root, chain.final
-    values = {"type": final.short_type, "message": final.text[:300], "where": root.where or final.where or "?"}
-    if len(chain.raised) > 1:
+def _exception_values(chain: Chain, *, told: Raised) -> Mapping[str, str]:
+    root = chain.root
+    values = {"type": told.short_type, "message": told.text[:300], "where": root.where or told.where or "?"}
+    if told is not root:
         values["root"] = root.text[:300]
     return values
 

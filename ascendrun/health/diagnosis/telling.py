@@ -12,6 +12,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
+from ascendrun.health.diagnosis.stories import RULED
 from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Role
 
 LANGUAGES = ("en", "zh")
@@ -67,7 +68,8 @@ def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Tupl
     says = words.says
     if diagnosis.values.get("message"):
         says = fill(labels["with_exception"], {**values, "says": words.says})
-    return fill(labels["failed_first"], {**values, "says": says}), words.cause, words.advice
+    name = "points_at" if diagnosis.code in RULED else "failed_first"
+    return fill(labels[name], {**values, "says": says}), words.cause, words.advice
 
 
 def _short(code: str, values: Mapping[str, str], lang: str) -> str:

@@ -10,8 +10,11 @@ from ascendrun.health.diagnosis.evidence import Line
 
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")
-_TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*:?\s*$")
+_TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*(?::\s*$|[─-])")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_BOXED_FRAME = re.compile(r"^│\s*(?P<file>/?\S+\.py):(?P<line>\d+)(?: in (?P<name>\S+))?")
+_BOX = ("│", "╭", "╰", "└", "┌")
+_PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _SURE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Timeout|Failure|Expired"
     r"|Unavailable|Signal|NotMet|NotFound|Missing|Invalid|Refused|Abort|Aborted|Fault|Group|Empty|Full))"
@@ -159,15 +162,19 @@ class _Parser:
     def _read(self, start: int, *, indent: int) -> Tuple[Optional[Raised], int]:
         """The exception of the traceback that begins at `start`, and where to go on."""
         frames: List[Tuple[str, int]] = []
-        noise, at, after_frame = 0, start + 1, False
+        noise, at, after_frame, prefix = 0, start + 1, False, 0
         while at < len(self._group) and noise <= NOISE_LIMIT:
             text = self._group[at][1]
             body = text[indent:] if text[:indent].strip(" \t|+") == "" else text
-            frame = _FRAME.match(body)
+            if not frames and not prefix:
+                prefix = _prefix_of(body)  # a logger's, on every line
+            if prefix and len(body) >= prefix and not body[:1].isspace():
+                body = body[prefix:]
+            frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
             if frame is not None:
                 frames.append((frame.group("file"), int(frame.group("line"))))
                 after_frame = True
-            elif body[:1] in (" ", "\t") or not body.strip():
+            elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 pass
             elif _TRACEBACK.match(text):
                 break
@@ -186,6 +193,12 @@ class _Parser:
         collective = bool(frames) and any(_COLLECTIVE.search(frame[0]) for frame in frames[-2:])
         return Raised(found[0], found[1].strip(), where, collective, self._group[start][0], self._group[end][0],
                       last or ("", 0))
+
+
+def _prefix_of(body: str) -> int:
+    """How many characters stand before the first frame's own two spaces, 0: none."""
+    found = _PREFIXED.match(body)
+    return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
 
 
 def _exception_line(body: str, *, after_frame: bool) -> Optional[Tuple[str, str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ascendrun.ascend.signatures import scan
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.clues import proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
@@ -84,13 +85,19 @@ class _Table:
              at: Optional[Moment] = None, retry: str = "unknown", blames: str = "peer",
              values: Optional[Dict[str, str]] = None) -> Candidate:
         chosen = tuple(sorted(set(ranks)))
+        words = {} if not said else _values_of(code, said[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)
         return Candidate(code, strength, chosen, places, at=at, proofs=self.proofs(said), sure=sure, blames=blames,
-                         doubts=doubts, retry=retry, values=values or {})
+                         doubts=doubts, retry=retry, values={**words, **(values or {})})
 
     @property
     def waits(self) -> List[Said]:
         return [(story, word) for story, word in self.said if word.wait is not None]
+
+
+def _values_of(code: str, text: str) -> Mapping[str, str]:
+    """What a line has in the places of the signature of that code."""
+    return next((hit.values for hit in scan([(0, text)]) if hit.signature.code == code), {})
 
 
 def _on_device(ranks: Sequence[RankEvidence], device: Optional[int]) -> Sequence[RankEvidence]:
@@ -352,6 +359,9 @@ def _chain(table: _Table) -> Optional[Candidate]:
         return table.make("wait-chain", 53, ends, [one for one in said if set(table.named(one[1])[0]) & ends],
                           doubts=("by-rule",))
     circle = _circle(edges)
+    if not ends and len(circle) == 2:
+        return table.make("link-broken", 52, circle, said, doubts=("network-or-peer",), retry="exclude",
+                          blames="network")
     if not ends and circle:
         return table.make("wait-cycle", 50, circle, said, doubts=("by-rule",), blames="job")
     return None
