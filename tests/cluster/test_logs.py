@@ -1,0 +1,67 @@
+"""Logs of hosts whose clocks differ, what is gathered after a failure, and a flood while links are cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scenes import Scene, await_that, run_text
+
+from ascendrun.head.clocks import read_clocks
+from ascendrun.head.gathered import read_gathered
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.requirements import NotSupported
+
+CLOCK_S = 90.0
+
+FAILING = """
+import os, select, signal, sys, time
+folder = os.path.expanduser("~/ascend/log/debug/plog")
+os.makedirs(folder, exist_ok=True)
+rank, text = int(os.environ["RANK"]), "[ERROR] HCCL(1,python):2026-01-01-00:00:00.000.000 [a.cc:1] [1]rank %s failed\\n"
+open(os.path.join(folder, "plog-%d_20260101000000000.log" % os.getpid()), "w").write(text % rank)
+for _ in range(8):
+    print("said at %.3f" % time.monotonic(), flush=True)  # one kernel, one monotonic clock, whatever the host's shows
+    select.select([], [], [], 0.2)
+sys.exit(3 if rank == 3 else signal.pause())
+"""
+
+
+def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in_order(
+    ascendrun: Any, cluster_of: Any
+) -> None:
+    cluster: VirtualCluster = cluster_of(2)
+    for number, name in enumerate(("node1", "node2"), start=1):
+        install_on(cluster, name, Scenario(cards=2, number=number))
+    try:
+        cluster.clock("node1", CLOCK_S)
+    except NotSupported as refused:
+        pytest.skip(refused.message)
+    scene = Scene(ascendrun.on(cluster), cluster)
+    (scene.folder / "code" / "failing.py").write_text(FAILING)
+    more = "checks: {skip: [clock]}\nsetup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\n"
+    job_file = scene.job("failing", command=["python3", "failing.py"], more=more)
+    job_file.write_text(job_file.read_text().replace("family: cpu", "family: npu"))
+    done = scene.ascendrun("submit", job_file)
+    assert done.returncode == 1 and "rank 3 on node2" in done.stderr, run_text(done)
+    attempt: Path = scene.ascendrun.state_dir / "jobs" / "j-0001" / "attempt-1"
+
+    await_that(lambda: all(read_gathered(attempt, host).at_s for host in cluster.hosts), "all is gathered")
+    for number, host in enumerate(cluster.hosts):
+        found = read_gathered(attempt, host)
+        plogs = sorted(file.path.read_bytes()[-14:-8] for file in found.of("plog"))
+        assert plogs == [b"rank %d" % rank for rank in (2 * number, 2 * number + 1)], found
+        assert {file.is_ours for file in found.of("plog")} == {True}
+        assert b"npu-smi" in b"".join(file.path.read_bytes() for file in found.of("npu-smi"))
+        assert found.of("hccn") and found.of("supervisor"), found.problems
+
+    clocks = read_clocks(attempt)
+    assert abs(clocks["node1"].readings[0].offset_s - clocks["node2"].readings[0].offset_s - CLOCK_S) < 1
+    said = scene.ascendrun("logs", "j-0001", "--grep", "said at").stdout.splitlines()
+    moments = [float(line.split()[-1].split("±")[0]) for line in said]
+    assert len(moments) >= 8 and all(late - early > -0.5 for early, late in zip(moments, moments[1:])), said
+    assert json.loads(scene.ascendrun("show", "j-0001", "-o", "json").stdout)["job"]["state"] == "FAILED"
