@@ -382,6 +382,7 @@ class Controller:
                      "plan": self._errands.plan, "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
                      "survey": self._errands.survey,
                      "gather": lambda header, answer: self._gathering().serve(header, answer),
+                     "grep": self._grep,
                      "status": self._status, "shutdown": self._shutdown}[op]
         except KeyError:
             hint = "it may be of another version: `ascendrun controller stop`"
@@ -434,6 +435,11 @@ class Controller:
         self.feed(stored.job.id, StopRequested(now=bool(header["now"])))
         self._work_off_events()
         answer({"ok": True, "job": stored.job.id}, b"", True)
+
+    def _grep(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.grepping import relay
+        from ascendrun.head.submission import load_subject
+        relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live: List[str] = [job_id for job_id, runner in self._runners.items() if not runner.job.is_over]

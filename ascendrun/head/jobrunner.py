@@ -21,6 +21,7 @@ from ascendrun.head.collector import NodeSpool, SpoolGap
 from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
 from ascendrun.head.links import Links, dialled
+from ascendrun.head.releasing import KEEP_BYTES, Releaser
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.samplekeeper import SampleKeeper, Source
 from ascendrun.head.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
@@ -72,6 +73,7 @@ class JobRunner:
         self._follow_due: Dict[str, float] = {}
         self._stop_due: Dict[str, float] = {}
         self._clocks = ClockKeeper(self._ping, self._keep_clock)
+        self._releaser = Releaser(self._release)
         self._ahead_s: Dict[str, float] = {}
 
     def link(self, host: str) -> Link:
@@ -201,7 +203,9 @@ class JobRunner:
             del self._follow_due[host]
             if self.link(host).is_up:
                 self._follow(host)
-        self._clocks.tick(host for host in self._spools if self.link(host).is_up)
+        up = [host for host in self._spools if self.link(host).is_up]
+        self._clocks.tick(up)
+        self._releaser.tick((host, self._spools[host]) for host in up)
         if self.job.state is not State.STOPPING and not self.job.unconfirmed:
             return
         for host in [host for host, due in self._stop_due.items() if due <= now]:
@@ -294,6 +298,11 @@ class JobRunner:
         self.link(host).call("ping", {}, deadline_s=PING_DEADLINE_S,
                              done=lambda reply: heard(node_time_of(reply.header)))
 
+    def _release(self, host: str, below: Mapping[str, int]) -> None:
+        """Called in a thread of the releaser."""
+        fields = {"tag": self.job.tag, "below": dict(below), "keep_bytes": KEEP_BYTES}
+        self._desk.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
+
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
         try:
@@ -370,6 +379,7 @@ class JobRunner:
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
         self._clocks = ClockKeeper(self._ping, self._keep_clock)
+        self._releaser = Releaser(self._release)
 
 
 def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
