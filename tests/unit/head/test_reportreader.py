@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -46,6 +47,14 @@ def make_state(state_dir: Path) -> None:
         skew_s=500.0)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written once: every line of the story is synced to the disk."""
+    state_dir = tmp_path_factory.mktemp("made") / "state"
+    make_state(state_dir)
+    return state_dir
+
+
 def write(
     state_dir: Path, attempt: int, host: str, lines: List[Dict[str, Any]], *, skew_s: Optional[float] = None
 ) -> None:
@@ -61,17 +70,16 @@ def spend(report: Report) -> Dict[str, float]:
     return {one.use: one.seconds for one in report.time if one.seconds}
 
 
-def test_both_attempts_are_read_each_with_its_hosts_clock_taken_off(tmp_path: Path) -> None:
-    make_state(tmp_path)
-    report = find_report(tmp_path, "two", now_s=BEGAN_S + 1000)
+def test_both_attempts_are_read_each_with_its_hosts_clock_taken_off(made: Path) -> None:
+    report = find_report(made, "two", now_s=BEGAN_S + 1000)
     assert [(one.first_step, one.last_step, one.resumed) for one in report.attempts] == [(1, 50, None), (41, 90, 40)]
     assert spend(report) == {"queue": 1.0, "checks": 1.0, "staging": 1.0, "start-up": 1.0 + 6.0,
                              "training": 40.0 + 50.0, "lost": 14.0 + 1.0 + 1.0 + 4.0 + 5.0, "ending": 5.0}
     assert report.wall_s == 130.0 and report.cost.devices == 2 and report.cost.energy_kwh is None
 
 
-def test_energy_is_that_of_the_jobs_own_devices(tmp_path: Path) -> None:
-    make_state(tmp_path)
+def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     samples = SampleStore.open(tmp_path)
     measured: List[Union[DeviceSample, RankSample]] = []
     for second in range(0, 140, 2):
@@ -86,12 +94,10 @@ def test_energy_is_that_of_the_jobs_own_devices(tmp_path: Path) -> None:
     assert report.cost.energy_kwh == pytest.approx(2 * 200.0 * held_s / 3.6e6, rel=0.02)
 
 
-def test_where_no_job_is_there_is_no_report(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
-        find_report(tmp_path, "j-0001", now_s=0.0)
-    make_state(tmp_path)
-    with pytest.raises(NotFound):
-        find_report(tmp_path, "j-0009", now_s=0.0)
+def test_where_no_job_is_there_is_no_report(made: Path, tmp_path: Path) -> None:
+    for state_dir, ref in ((tmp_path, "j-0001"), (made, "j-0009")):
+        with pytest.raises(NotFound):
+            find_report(state_dir, ref, now_s=0.0)
 
 
 def test_of_very_long_metrics_some_lines_are_read_and_how_many_is_known(tmp_path: Path) -> None:

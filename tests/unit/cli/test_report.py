@@ -1,0 +1,132 @@
+"""report: files, data and lines, from a state folder in which a job has ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from story_cluster import Run
+
+from ascendrun.cli import main
+from ascendrun.cli.report import write_file
+from ascendrun.cli.report_words import WORDS
+from ascendrun.core.errors import InvalidInput
+from ascendrun.core.job import Job, State
+from ascendrun.head.store import Store
+from ascendrun.health.reporttime import USES
+
+Say = Callable[..., Run]
+NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Say]:
+    """A command line in tmp_path over a store with one job that ran for 20 seconds."""
+    store = Store.open(tmp_path / "state")
+
+    def make(job_id: str, head_id: str) -> Job:
+        return Job(id=job_id, name=NAME, run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=1000.0,
+                   state=State.SUCCEEDED, ended_at_s=1020.0, world_size=2)
+
+    job = store.add_job(key="k", make_job=make, spec={"devices": {"family": "cpu"}}, hosts=[], trees=[], file=None,
+                        now_s=1000.0)
+    store.save(job, [("state", "CHECKING: x"), ("state", "STAGING: x"), ("state", "STARTING: x"),
+                     ("state", "RUNNING: x")], now_s=1005.0)
+    store.save(job, [("state", "SUCCEEDED: x")], now_s=1020.0)
+    store.close()
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> Run:
+        capsysbinary.readouterr()
+        code = main(argv)
+        captured = capsysbinary.readouterr()
+        return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
+
+    yield run
+
+
+def test_a_report_is_a_page_here_and_its_sum_on_the_screen(say: Say, tmp_path: Path) -> None:
+    ran = say("report", "j-0001")
+    assert ran.code == 0
+    page = (tmp_path / "j-0001-report.html").read_text()
+    assert "j-0001-report.html written" in ran.err
+    assert "queue" in ran.out and "25.0 %" in ran.out and "training" in ran.out and "75.0 %" in ran.out
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page and "\x1b" not in page + ran.out
+
+
+def test_a_page_loads_nothing_from_anywhere(say: Say) -> None:
+    import re
+
+    page = say("report", "j-0001", "--out", "-").out
+    assert page.startswith("<!doctype html>")
+    assert re.findall(r"""<[^>]+\b(?:src|href|action|data|style)\s*=""", page.partition("<script>")[0]) == []
+    assert """content="default-src 'none'; script-src 'sha256-""" in page
+    assert "@import" not in page and "url(" not in page.partition("</style>")[0]
+
+
+def test_the_same_as_data_writes_no_file(say: Say, tmp_path: Path) -> None:
+    data = json.loads(say("report", "j-0001", "-o", "json").out)
+    assert data["wall_s"] == 20.0 and data["effective_ratio"] == 0.75
+    assert {one["use"]: one["seconds"] for one in data["time"] if one["seconds"]} == {"queue": 5.0, "training": 15.0}
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_chinese_is_chinese_by_flag_or_locale(say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "时间都用在哪里" in say("report", "j-0001", "--lang", "zh", "--out", "zh.html").out
+    page = (tmp_path / "zh.html").read_text()
+    assert '<html lang="zh-CN">' in page and "有效训练时间占比" in page
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert "排队" in say("report", "j-0001", "--out", "-").out
+
+
+def test_every_word_is_there_in_both_languages_with_the_same_places_for_values() -> None:
+    from string import Formatter
+
+    def places(text: str) -> set[str]:
+        return {name for _, name, _, _ in Formatter().parse(text) if name}
+
+    assert WORDS["en"].keys() == WORDS["zh"].keys()
+    for key, text in WORDS["en"].items():
+        assert places(text) == places(WORDS["zh"][key]), key
+    assert {f"use-{use}" for use in USES} | {f"says-{use}" for use in USES} <= WORDS["en"].keys()
+
+
+def test_an_unknown_job_is_exit_code_4(say: Say) -> None:
+    assert say("report", "nobody").code == 4
+
+
+def test_a_file_that_cannot_be_written_is_named(say: Say) -> None:
+    ran = say("report", "j-0001", "--out", "no/such/folder/x.html")
+    assert ran.code == 2 and "no/such/folder/x.html" in ran.err
+
+
+def test_a_page_that_cannot_take_its_place_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(InvalidInput, match="taken"):
+        write_file(tmp_path / "taken", b"page")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_without_matplotlib_the_way_out_is_said(say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = say("report", "j-0001", "--png", "p.png")
+    assert ran.code == 2 and "needs matplotlib" in ran.err and "bin/setup-env plot" in ran.err
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_the_library_that_pages_carry_is_the_one_that_was_published() -> None:
+    import hashlib
+
+    folder = Path(sys.modules["ascendrun"].__path__[0]) / "web" / "vendor" / "uplot"
+    version = json.loads((folder / "VERSION.json").read_text())
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in version["sha256"]} == dict(
+        version["sha256"])
