@@ -1,0 +1,47 @@
+"""bundle lists what is in the archive before and after, and says where it is."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+
+import pytest
+from story_cluster import Desk
+
+from ascendrun.core.job import Job
+from ascendrun.head.store import Store
+
+
+@pytest.fixture
+def job(desk: Desk) -> Job:
+    store = Store.open(desk.folder / "state")
+
+    def make(job_id: str, head_id: str) -> Job:
+        return Job(id=job_id, name="demo", run="r", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0)
+    job = store.add_job(key="k", make_job=make, spec={"env": {"API_KEY": "q1w2e3r4t5"}}, hosts=[{"name": "n1"}],
+                        trees=[], file=None, now_s=time.time())
+    store.close()
+    return job
+
+
+def test_the_list_comes_first_and_the_same_list_after(desk: Desk, job: Job) -> None:
+    dry = desk.say("bundle", "demo", "--dry-run")
+    assert dry.code == 0 and "nothing was written" in dry.err and not list(desk.folder.glob("*.tar.gz"))
+    done = desk.say("bundle", "demo")
+    assert done.code == 0 and done.out == dry.out and "spec.json" in done.out
+    path = desk.folder / f"ascendrun-{job.id}.tar.gz"
+    assert str(path.name) in done.err and "sha256" in done.err and "1 secrets" in done.err
+    with tarfile.open(path) as tar:
+        assert {name.partition("/")[2] for name in tar.getnames()} == {
+            "MANIFEST.json", *(line.split()[0] for line in done.out.splitlines()[1:])}
+
+
+@pytest.mark.parametrize("argv, code, says", [
+    (("other",), 4, "no job"), (("demo", "--max-size", "huge"), 2, "100M"),
+    (("demo", "--layout", "ascend-fd", "--no-logs"), 2, "--no-logs"),
+    (("demo", "-o", "/nowhere/at/all/x.tar.gz"), 2, "-o FILE.tar.gz"),
+])
+def test_a_wish_that_cannot_be_met_is_refused(desk: Desk, job: Job, argv: "tuple[str, ...]", code: int, says: str
+                                              ) -> None:
+    result = desk.say("bundle", *argv)
+    assert result.code == code and says in result.err
