@@ -148,6 +148,9 @@ class _Matcher:
 
     def values(self, text: str) -> Optional[Mapping[str, str]]:
         """What stands in the gaps; None when the line is another one."""
+        for literal in self.pattern.literals:  # cheaper than the expression, where many patterns share a needle
+            if literal not in text:
+                return None
         if self._regex is None:
             self._regex = self.pattern.compiled()
         found = self._regex.search(text)
