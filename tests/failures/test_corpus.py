@@ -15,7 +15,7 @@ from corpus import Case, case_files, load, mutate
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, tell
 
 CASES = case_files()
-MUTATIONS = 6
+MUTATIONS = 4
 RIGHT_SHARE = 0.95
 
 

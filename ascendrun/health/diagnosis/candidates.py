@@ -13,6 +13,7 @@ from ascendrun.health.diagnosis.times import Moment, earliest, moment
 from ascendrun.health.diagnosis.verdict import Proof
 
 PROOFS_LIMIT = 6
+AT_ONCE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,30 @@ class Candidate:
 
 def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Candidate, ...]:
     """Of ranks that have a reason of their own, those with the same one together; then hosts and devices."""
+    causes = [story.own for story in stories if story.own is not None and story.has_cause]
     groups: Dict[str, List[Clue]] = {}
-    for story in stories:
-        if story.own is not None and story.has_cause:
-            groups.setdefault(story.own.sameness, []).append(story.own)
-    found = [make_candidate(clues) for clues in groups.values()]
+    for clue in causes:
+        if not clue.is_vague:
+            groups.setdefault(clue.sameness, []).append(clue)
+    found = [make_candidate(clues) for clues in (*groups.values(), *_together(causes))]
     found.extend(_of_symptoms(stories))
     found.extend(_of_sufferers(stories))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
     return (*found, *hosts, *_of_devices(evidence, stories, found), *_of_kernels(evidence, stories, found))
+
+
+def _together(causes: Sequence[Clue]) -> List[List[Clue]]:
+    """Ends that say nothing of their reason are one only where they came at one moment on one host."""
+    groups: List[List[Clue]] = []
+    for clue in sorted((clue for clue in causes if clue.is_vague),
+                       key=lambda clue: (clue.sameness, clue.host, clue.at.at_s if clue.at else 0.0)):
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.sameness == clue.sameness and last.host == clue.host and last.at and clue.at \
+                and clue.at.at_s - last.at.at_s <= AT_ONCE_S:
+            groups[-1].append(clue)
+        else:
+            groups.append([clue])
+    return groups
 
 
 def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:

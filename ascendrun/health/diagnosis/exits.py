@@ -78,7 +78,8 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     code, role = _kind_of(rank, number)
     last = _last_words(evidence, rank) if code in ("exit-code", "crash") else ()
     values["last"] = last[-1].text[:200] if last else "-"
-    return Clue(code, role, STRENGTH[code], rank.rank, rank.host, when, (proof, *last), values,
+    strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
+    return Clue(code, role, strength, rank.rank, rank.host, when, (proof, *last), values,
                 key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
                 sure=code == "killed", is_vague=code in ("exit-code", "killed", "crash", "terminated"))
 

@@ -244,7 +244,8 @@ _LOOKS_LOST = re.compile(r"connection (?:was )?(?:reset|closed|refused|aborted|l
                          r"connection error|process group .*(?:abort|destroyed)|"
                          r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
                          r"IncompleteReadError)\b", re.IGNORECASE)
-_LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous", re.IGNORECASE)
+_LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
+                           r"\bHCCL (?:function )?error|\bNCCL error|ProcessGroup\w* .*error", re.IGNORECASE)
 
 
 def looks_suffered(text: str) -> Optional[str]:

@@ -49,6 +49,8 @@ _VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledPro
 _REMARK = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[::]")
 _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
+_CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
+"""What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "memory", "torch_npu"})
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
@@ -201,7 +203,7 @@ class _Reading:
         if any(word.kind in _OF_SEVERAL for word in words):
             return SYMPTOM
         hit = self._best([hit for hit in self._hits if hit.line in self._range(chain, root) and not _is_neutral(hit)])
-        if hit is not None:
+        if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             return hit.signature.role
         if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective):
             return SYMPTOM

@@ -29,6 +29,7 @@ _THREAD = re.compile(r"^Exception in thread ")
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
 _COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
                          r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/")
+TORN_LINES = 8
 NOISE_LIMIT = 60
 """So many lines of others may stand inside one traceback before it counts as torn."""
 
@@ -58,7 +59,7 @@ class Raised:
 @dataclass(frozen=True)
 class Chain:
     """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
-    `kind`: main, thread, or ignored (Python printed it and went on)."""
+    `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole)."""
 
     raised: Tuple[Raised, ...]
     rank: Optional[int] = None
@@ -121,7 +122,8 @@ class _Parser:
             text = self._group[at][1]
             found = _TRACEBACK.match(text)
             if found is None:
-                self._hear(text)
+                if not self._take_torn(at):
+                    self._hear(text)
                 at += 1
                 continue
             nested = "Original" in found.group("before") or found.group("before").rstrip().endswith(("'''", '"""'))
@@ -130,6 +132,27 @@ class _Parser:
                 self._take(raised, nested=nested)
         self._close()
         return self._chains
+
+    def _take_torn(self, at: int) -> bool:
+        """An exception whose traceback lost its head: frames stand shortly before it, or nothing comes after it."""
+        found = _SURE.match(self._group[at][1])
+        if found is None or not found.group("message") or self._linked:
+            return False
+        before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES):at]]
+        frames = [frame for frame in before if frame is not None]
+        rest = self._group[at + 1:at + 1 + TORN_LINES]
+        if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
+            return False
+        places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
+        self._close()
+        self._chains.append(Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),),
+                                  kind="torn"))
+        return True
+
+    def _was_taken(self, at: int) -> bool:
+        """The lines before belong to an exception that is known."""
+        known = (*self._open, *(one for chain in self._chains for one in chain.raised))
+        return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
 
     def _hear(self, text: str) -> None:
         """Lines between tracebacks say how they belong together."""
