@@ -1,0 +1,85 @@
+"""A job on two simulated Ascend nodes is sampled while it runs, also while a node's npu-smi hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ascendrun.head.samplestore import SampleStore
+from ascendrun.insight import samples
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
+from tests.cluster.scenes import Scene, await_that
+
+SETUP = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+HOSTS = ("node1", "node2")
+
+
+@pytest.fixture
+def scene(ascendrun, cluster):
+    for number, name in enumerate(HOSTS, start=1):
+        install_on(cluster, name, Scenario(cards=4, number=number))
+    return Scene(ascendrun, cluster)
+
+
+def npu_job(scene: Scene) -> Path:
+    """Four ranks that hold devices 1 and 2 of each node."""
+    hostfile = scene.folder / "npu.hosts"
+    hostfile.write_text(scene.cluster.hostfile(slots=2, names=HOSTS))
+    command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", 600]
+    path = scene.folder / "npu.yaml"
+    path.write_text(f"name: npu\ncommand: {json.dumps([str(word) for word in command])}\nhostfile: npu.hosts\n"
+                    f"setup: {SETUP}\nstage: {{dir: code}}\ndevices: {{family: npu, ids: [1, 2]}}\n"
+                    f"sampling: {{every_s: 0.5}}\nenv: {{PYTHONUNBUFFERED: '1'}}\n")
+    return path
+
+
+def moments(scene: Scene, series: str, host: str, since_s: float):
+    store = SampleStore.open_for_reading(scene.ascendrun.state_dir)
+    assert store is not None
+    try:
+        found = getattr(store, series)(since_s=since_s, until_s=time.time() + 60, host=host)
+    finally:
+        store.close()
+    return sorted({sample.at_s for sample in found})
+
+
+def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_else(scene, cluster):
+    state_dir = scene.ascendrun.state_dir
+    job = scene.start(npu_job(scene))
+    scene.await_line(job, "ready", count=4)
+
+    await_that(lambda: [(one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)
+                        for one in samples(state_dir).devices]
+               == [(host, device, device in (1, 2), device in (1, 2), True) for host in HOSTS for device in range(4)],
+               "every device is there, with the two that the ranks use at work")
+    await_that(lambda: len(samples(state_dir).ranks) == 4, "every rank is there")
+    newest = samples(state_dir)
+    pids = {(rank["host"], rank["rank"]): rank["pid"] for rank in scene.show(job)["ranks"]}
+    for rank in newest.ranks:
+        assert rank.device == 1 + rank.rank % 2 and rank.pid == pids[rank.host, rank.rank] and rank.job == job
+        device = next(one for one in newest.devices if (one.host, one.device) == (rank.host, rank.device))
+        assert device.pids == (rank.pid,), "the tool's processes are the ranks"
+    assert [host.host for host in newest.hosts] == list(HOSTS) and all(host.memory_used_bytes for host in newest.hosts)
+
+    control.set_fault(cluster.path("node2", "/"), None, "hang", value="npu-smi")
+    since_s = time.time()
+    await_that(lambda: len(moments(scene, "host_series", "node2", since_s)) >= 4
+               and len(moments(scene, "rank_series", "node2", since_s)) >= 4
+               and len(moments(scene, "device_series", "node1", since_s)) >= 2, "all others go on")
+    assert len(moments(scene, "device_series", "node2", since_s)) <= 1, "it does hang"
+    assert {node["host"]: node["liveness"] for node in scene.show(job)["nodes"]} == dict.fromkeys(HOSTS, "ALIVE")
+    assert scene.state(job) == "RUNNING"
+
+    assert scene.ascendrun("stop", job, "--now").returncode == 0
+    scene.await_nobody(job, deadline_s=10)
+    await_that(lambda: scene.is_drained(job), "every byte is here")
+    assert not scene.spooled(job, "samples.*"), "samples are in their store, not in the spool"
+    for host in HOSTS:
+        lines = b"".join(data for name, data in scene.on_node(job, "samples.*").items() if name.startswith(host))
+        stamps = [value["at_ns"] for value in map(json.loads, lines.splitlines()) if "host" in value]
+        await_that(lambda: len(moments(scene, "host_series", host, 0)) == len(stamps), "each line is one sample")
