@@ -160,7 +160,7 @@ class TopApp(App[None]):
 
     def _draw_rows(self, view: TopView, width: int) -> None:
         if self.order.by_host:
-            lines: list[Any] = list(rows_by_host(view.rows))
+            lines: list[Any] = list(rows_by_host(view.rows, view.hosts))
             laid, styles = lay_out(HOST_COLUMNS, lines, self.lang, width - 1), [host_style(one) for one in lines]
         else:
             lines = list(fold_idle(view.rows))

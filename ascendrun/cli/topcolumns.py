@@ -68,6 +68,21 @@ def beside(ratio: Optional[float]) -> str:
     return "-" if ratio is None else f"{(ratio - 1) * 100:+.0f}%"
 
 
+def memory(value: Optional[float]) -> str:
+    """Of a process: 9.1G, 812M."""
+    if value is None:
+        return "-"
+    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
+
+
+def load(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def size(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value / GIB:.0f}G"
+
+
 def megabytes(value: Optional[float]) -> str:
     return "-" if value is None else f"{value / 1e6:.0f}"
 
@@ -134,7 +149,8 @@ def _of_row(show: Callable[[TopRow], str]) -> Callable[[Line, str], str]:
 
 def note(line: Line, lang: str) -> str:
     """What is not well about a row, in a few words; what has a column of its own is not said again."""
-    said = [word(lang, "idle")] if isinstance(line, IdleHosts) else []
+    is_bare = isinstance(line, TopRow) and line.device is None and line.rank is None
+    said = [word(lang, "idle")] if isinstance(line, IdleHosts) or is_bare else []
     for problem in line.problems:
         if problem == "stale":
             said.append(word(lang, "problem-stale", age=describe_seconds(line.age_s)))
@@ -187,7 +203,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("tokens", _of_row(lambda row: short(row.tokens_per_s)), 25),
     TopColumn("mfu", _of_row(lambda row: percent(None if row.mfu is None else row.mfu * 100)), 28),
     TopColumn("cpu", _of_row(lambda row: percent(row.cpu)), 35),
-    TopColumn("rss", _of_row(lambda row: "-" if row.rss_bytes is None else f"{row.rss_bytes / GIB:.1f}G"), 32),
+    TopColumn("rss", _of_row(lambda row: memory(row.rss_bytes)), 32),
     TopColumn("traffic", _of_row(_traffic), 0, of_device=True),
     TopColumn("pid", _of_row(lambda row: "-" if row.pid is None else str(row.pid)), 10),
     TopColumn("age", _age, 40),
@@ -204,6 +220,8 @@ def _each(line: HostLine, show: Callable[[TopRow], Optional[float]]) -> list[Opt
 
 
 def _utils(line: HostLine, _lang: str) -> str:
+    if not _has_device(line):
+        return "-"
     return " ".join("  -" if one is None else f"{one:3.0f}" for one in _each(line, lambda row: row.utilisation))
 
 
@@ -252,17 +270,26 @@ def _notes_of_host(line: HostLine, lang: str) -> str:
     return ", ".join(dict.fromkeys(text for text in (note(row, lang) for row in line.rows) if text))
 
 
+def _host_memory(line: HostLine, _lang: str) -> str:
+    one = line.figures
+    return "-" if one is None else gib(one.memory_used_bytes, one.memory_total_bytes)
+
+
 HOST_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("host", lambda line, lang: line.host, 99, is_right=False),
-    TopColumn("utils", _utils, 97, is_right=False),
-    TopColumn("mem", _memory_of_host, 60),
-    TopColumn("power", _sum_power, 50),
-    TopColumn("hottest", lambda line, lang: _most(line, lambda row: row.temperature_c, "C"), 70),
-    TopColumn("health", _worst_health, 80, is_right=False),
-    TopColumn("link", _link_of_host, 55, is_right=False),
+    TopColumn("utils", _utils, 97, is_right=False, of_device=True),
+    TopColumn("mem", _memory_of_host, 60, of_device=True),
+    TopColumn("power", _sum_power, 50, of_device=True),
+    TopColumn("hottest", lambda line, lang: _most(line, lambda row: row.temperature_c, "C"), 70, of_device=True),
+    TopColumn("health", _worst_health, 80, is_right=False, of_device=True),
+    TopColumn("link", _link_of_host, 55, is_right=False, of_device=True),
     TopColumn("job", _jobs_of_host, 85, is_right=False),
     TopColumn("ranks", _ranks_of_host, 65, is_right=False),
     TopColumn("others", _slowest_of_host, 75),
+    TopColumn("cpu", lambda line, lang: percent(line.figures.cpu if line.figures else None), 58),
+    TopColumn("load", lambda line, lang: load(line.figures.load1 if line.figures else None), 30),
+    TopColumn("rss", _host_memory, 57),
+    TopColumn("disk", lambda line, lang: size(line.figures.disk_free_bytes if line.figures else None), 28),
     TopColumn("note", _notes_of_host, 72, is_right=False),
 )
 
@@ -330,7 +357,7 @@ def lay_out(columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width
     """With the columns that fit into `width` (None: all of the usual weight), in their order. What no row can tell
     goes before all else; columns of devices are left out where there is none."""
     cells = {one.key: [clean(one.cell(line, lang)) for line in lines] for one in columns}
-    has_devices = any(getattr(line, "device", 0) is not None for line in lines)
+    has_devices = any(_has_device(line) for line in lines)
     shown = [one for one in columns if is_wide or (one.weight and (has_devices or not one.of_device))]
     sizes = {one.key: max([width_of(title(lang, one.key)), *map(width_of, cells[one.key])]) for one in shown}
     if not is_wide:
@@ -341,6 +368,12 @@ def lay_out(columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width
             shown = _fitting(shown, sizes, says, width)
     return Laid(tuple(shown), tuple(sizes[one.key] for one in shown), tuple(title(lang, one.key) for one in shown),
                 tuple(zip(*(cells[one.key] for one in shown))))
+
+
+def _has_device(line: Any) -> bool:
+    if isinstance(line, HostLine):
+        return any(row.device is not None for row in line.rows)
+    return isinstance(line, IdleHosts) or getattr(line, "device", None) is not None
 
 
 def _fitting(

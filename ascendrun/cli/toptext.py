@@ -32,7 +32,7 @@ def top_lines(
     lines = [f"{clock(view.at_s)}  {totals_line(view.totals, lang)}"]
     if view.jobs:
         lines += ["", *_table(view.jobs, JOB_COLUMNS, lang, width, color=color, is_wide=is_wide)]
-    rows: Sequence[Any] = rows_by_host(view.rows) if by_host else fold_idle(view.rows)
+    rows: Sequence[Any] = rows_by_host(view.rows, view.hosts) if by_host else fold_idle(view.rows)
     shown = rows if most_rows is None else rows[:most_rows]
     if rows:
         columns, style = (HOST_COLUMNS, host_style) if by_host else (ROW_COLUMNS, row_style)

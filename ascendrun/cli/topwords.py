@@ -33,6 +33,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "state": ("STATE", "状态"),
     "nodes": ("NODES", "节点"),
     "ranks": ("RANKS", "RANK数"),
+    "load": ("LOAD", "负载"),
+    "disk": ("DISK", "剩余磁盘"),
     "utils": ("UTIL OF EACH", "各卡利用率"),
     "hottest": ("TEMP", "最高温"),
     "slowest": ("SLOWEST", "最慢"),

@@ -27,8 +27,12 @@ def make_view(
     refused: Optional[Mapping[str, str]] = None, was_asked: bool = False,
 ) -> TopView:
     """`names`: hosts to show beside those of samples and jobs. `refused`: hosts that were asked just now and gave no
-    figures, and why. `was_asked`: hosts without a job were asked at all."""
+    figures, and why. `was_asked`: hosts without a job were asked at all. Of hosts that are neither named nor held by
+    a live job only figures of now are shown: what was measured while a job ran there says nothing of what is."""
     refused = refused or {}
+    kept = {*names, *refused, *(host for job in jobs for host in job.hosts)}
+    devices = [one for one in devices if one.host in kept or now_s - one.at_s <= STALE_S]
+    hosts = [one for one in hosts if one.host in kept or now_s - one.at_s <= STALE_S]
     of_rank = {(one.job, one.attempt, one.rank): one for one in ranks}
     on_device: Dict[Tuple[str, int], List[Tuple[JobSeen, RankPlace]]] = {}
     loose: List[Tuple[JobSeen, RankPlace]] = []
@@ -57,6 +61,9 @@ def make_view(
     for job, place in loose:
         rows.append(_with_problems(
             TopRow(host=place.host, **_rank_fields(job, place, of_rank, beside[job.id], now_s)), silent))
+    seen = {row.host for row in rows}
+    rows.extend(_with_problems(TopRow(host=one.host, age_s=_age(one.at_s, now_s)), silent)
+                for one in hosts if one.host not in seen)
     rows.sort(key=place_key)
     host_rows = _host_rows(rows, hosts, jobs, names, refused, was_asked, now_s)
     return TopView(now_s, _totals(rows, host_rows), tuple(_job_row(job, beside[job.id]) for job in jobs), host_rows,

@@ -98,18 +98,20 @@ def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> Tupl
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host with all its rows."""
+    """A host with all its rows, and what is known of itself."""
 
     host: str
     rows: Tuple[TopRow, ...]
+    figures: Optional[HostRow] = None
 
 
-def rows_by_host(rows: Sequence[TopRow]) -> Tuple[HostLine, ...]:
+def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> Tuple[HostLine, ...]:
     """Hosts in the order in which the rows name them first."""
+    figures = {one.host: one for one in hosts}
     found: Dict[str, List[TopRow]] = {}
     for row in rows:
         found.setdefault(row.host, []).append(row)
-    return tuple(HostLine(host, tuple(here)) for host, here in found.items())
+    return tuple(HostLine(host, tuple(here), figures.get(host)) for host, here in found.items())
 
 
 def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:

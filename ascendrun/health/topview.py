@@ -63,7 +63,8 @@ class JobSeen:
 
 @dataclass(frozen=True)
 class TopRow:
-    """One rank on one device; a device without a rank; or a rank without a device. None: not known, never 0.
+    """One rank on one device; a device without a rank; a rank without a device; or a host with neither. None: not
+    known, never 0.
 
     `foreign_pids`: processes on the device that belong to no rank of ours, None: cannot be told. `slower_by`: the own
     step time by the median of the job's other ranks. Ages in seconds: of the device's, the rank's, the program's

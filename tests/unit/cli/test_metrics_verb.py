@@ -137,6 +137,7 @@ def test_jobs_ranks_and_hosts(samples: Samples) -> None:
 
 
 def test_figures_of_long_ago_are_not_served_as_those_of_now(say: Say, world: TopWorld) -> None:
+    world.add_job("long", ["old1"])
     world.add_samples(["old1"], age_s=300.0)
     found = read(say("metrics", "--once").out)
     assert value(found, "npu_chip_info_power", host="old1", id="0") is None

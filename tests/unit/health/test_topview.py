@@ -98,7 +98,7 @@ def test_processes_of_others_are_named_only_when_that_is_certain(
 
 def test_what_is_not_well_is_named() -> None:
     world = [device(number=0, health="Alarm"), device(number=1, link_up=False), device(number=2, at_s=NOW_S - 300)]
-    rows = rows_of(devices=world)
+    rows = rows_of(devices=world, names=["a"])
     assert [rows[("a", number, None)].problems for number in range(3)] == [("health",), ("link",), ("stale",)]
 
 
@@ -136,6 +136,18 @@ def test_a_host_with_any_figures_has_no_reason() -> None:
 def test_a_job_that_waits_does_not_claim_its_hosts() -> None:
     view = make_view(now_s=NOW_S, jobs=[job(places={}, state="QUEUED", hosts=("x",))])
     assert view.hosts == () and [one.id for one in view.jobs] == ["j-1"]
+
+
+def test_a_host_with_neither_device_nor_rank_has_a_row_of_its_own() -> None:
+    (row,) = make_view(now_s=NOW_S, hosts=[HostSample(NOW_S - 3, "a", cpu=5.0)]).rows
+    assert (row.host, row.device, row.rank, row.age_s) == ("a", None, None, 3.0)
+
+
+def test_old_figures_of_a_host_that_nobody_named_and_no_job_holds_are_gone() -> None:
+    old = {"devices": [device("a", at_s=NOW_S - 300)], "hosts": [HostSample(NOW_S - 300, "a", cpu=5.0)]}
+    assert make_view(now_s=NOW_S, **old).hosts == ()  # type: ignore[arg-type]
+    (row,) = make_view(now_s=NOW_S, names=["a"], **old).rows  # type: ignore[arg-type]
+    assert row.problems == ("stale",)
 
 
 # ---------------------------------------------------------------- step times
