@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 # What a look needs is imported by the first one, in its thread: the controller has jobs to start.
 
 LOOK_EVERY_S = 60.0
+RESTS = 30.0
+"""So many times as long as a look took of a core, the next one waits: thousands of ranks cost 3 % of a core as well."""
 SAMPLES_S = 600.0
 READ_BYTES = 16 * 1024 * 1024
-"""What one look reads of all ranks' metrics together, so that a thousand ranks cost a second of a core a minute;"""
+"""What one look reads of all ranks' metrics together;"""
 LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
 """of one rank so much: enough for some windows of steps."""
 FEW_DEVICES = 256
@@ -152,12 +154,13 @@ class Straggling:
         self._known: Dict[str, Known] = {}
         self._due = time.monotonic() + LOOK_EVERY_S
         self._is_looking = False
+        self._took_s = 0.0
 
     def tick(self, jobs: Iterable[Job]) -> None:
         """To be called now and then with all jobs of the controller."""
         if self._is_looking or time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + LOOK_EVERY_S
+        self._due = time.monotonic() + max(LOOK_EVERY_S, RESTS * self._took_s)
         self.look(jobs)
 
     def look(self, jobs: Iterable[Job]) -> None:
@@ -175,10 +178,11 @@ class Straggling:
             for job in jobs:
                 found[job.id] = look_for_stragglers(self._state_dir, job, now_s=time.time())
         finally:
-            self._post(lambda: self._looked(jobs, found))
+            took_s = time.thread_time()
+            self._post(lambda: self._looked(jobs, found, took_s=took_s))
 
-    def _looked(self, jobs: Sequence[Job], found: Mapping[str, Tuple[Straggler, ...]]) -> None:
-        self._is_looking = False
+    def _looked(self, jobs: Sequence[Job], found: Mapping[str, Tuple[Straggler, ...]], *, took_s: float) -> None:
+        self._is_looking, self._took_s = False, took_s
         for job in jobs:
             if job.id not in found:
                 continue
