@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, ContextManager, Dict, Iterator, List, Mapping
+from typing import Any, ContextManager, Dict, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.parallel import Adam, Engine
 from ascendrun.programs.trainer.parallel import whole as whole_of
+from ascendrun.programs.trainer.simulate import repeated_layers
 from ascendrun.programs.trainer.start import Runtime
 
 
@@ -134,15 +135,3 @@ def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bo
     for layer in repeated_layers(module):
         fully_shard(layer, **how)
     fully_shard(module, **how)
-
-
-def repeated_layers(module: nn.Module) -> List[nn.Module]:
-    """The layers of a transformer: the children of every list of modules of one class that is not inside another."""
-    found: List[nn.Module] = []
-    for child in module.children():
-        members = list(child.children())
-        if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:
-            found += members
-        else:
-            found += repeated_layers(child)
-    return found

@@ -135,7 +135,8 @@ class Replicated(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         super().__init__(module, here, adam=adam, precision=precision)
         ids = [here.device.index] if here.device.index is not None else None
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids)
+        # Gradients that live in the buckets save a copy of them all; the NPU's fused optimizer wants its own buffer.
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=here.family != "npu")
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp

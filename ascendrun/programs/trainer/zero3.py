@@ -36,10 +36,13 @@ def prepare(here: Runtime) -> Any:
     return deepspeed
 
 
-def configuration(precision: Precision, *, offload_optimizer: bool, offload_weights: bool) -> Dict[str, Any]:
-    """Batches are ours to arrange, so DeepSpeed sees micro-batches of one and no accumulation of its own."""
+def configuration(precision: Precision, *, trained: int, offload_optimizer: bool, offload_weights: bool
+                  ) -> Dict[str, Any]:
+    """Batches are ours to arrange, so DeepSpeed sees micro-batches of one and no accumulation of its own. `trained`:
+    how many weights; a bucket larger than them all is memory for nothing."""
     zero: Dict[str, Any] = {
-        "stage": 3, "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": BUCKET_ELEMENTS,
+        "stage": 3, "overlap_comm": True, "contiguous_gradients": True,
+        "reduce_bucket_size": max(1, min(BUCKET_ELEMENTS, trained)),
         "stage3_prefetch_bucket_size": BUCKET_ELEMENTS, "stage3_param_persistence_threshold": PERSISTED_ELEMENTS,
         "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS, "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS}
     if offload_optimizer:
@@ -63,7 +66,11 @@ class ZeroEngine(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision,
                  offload_optimizer: bool = False, offload_weights: bool = False) -> None:
         self.deepspeed = prepare(here)
-        self.config = configuration(precision, offload_optimizer=offload_optimizer, offload_weights=offload_weights)
+        # Weights that transformers sharded while it loaded them say their whole size in ds_numel.
+        trained = sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters()
+                      if weight.requires_grad)
+        self.config = configuration(precision, trained=trained, offload_optimizer=offload_optimizer,
+                                    offload_weights=offload_weights)
         super().__init__(module, here, adam=adam, precision=precision)
 
     def place(self, module: nn.Module) -> nn.Module:

@@ -1,0 +1,148 @@
+"""What a training needs on one card, reckoned before a card is taken; and which way of sharing the model fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Mapping, Optional, Sequence
+
+import torch
+
+from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.simulate import Simulated
+from ascendrun.programs.trainer.zero3 import BUCKET_ELEMENTS
+
+GB = 2**30
+FRAGMENTED = 0.06
+"""Share that the caching allocator holds beyond what tensors use."""
+CONTEXT_BYTES: Mapping[str, int] = {
+    "cpu": 0, "cuda": int(0.6 * GB),
+    "npu": int(1.5 * GB)}
+"""Runtime and kernels, and the buffers of two communicators: HCCL takes twice HCCL_BUFFSIZE, 200 MB, for each."""
+WAYS = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on the device of one rank. `buffers`: what exchanging needs. `host`: offloaded, in the node's memory."""
+
+    how: str
+    world_size: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    host: int = 0
+
+    @property
+    def tensors(self) -> int:
+        """What the allocator's peak will say."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def on_card(self, family: str) -> int:
+        """With what the allocator and the runtime take on top."""
+        return int(self.tensors * (1 + (FRAGMENTED if family != "cpu" else 0))) + CONTEXT_BYTES[family]
+
+
+def needs(simulated: Simulated, *, how: str, world_size: int, precision: Precision, pieces: int = 1,
+          offload_optimizer: bool = False, offload_weights: bool = False) -> Need:
+    """`simulated`: of one piece; cast to the compute precision for fsdp2 and zero3. `pieces`: passes a step."""
+    assert how in WAYS, how
+    if how in ("none", "ddp"):
+        return replicated(simulated, how=how, world_size=world_size, pieces=pieces)
+    if how == "fsdp2":
+        return fully_sharded(simulated, world_size, precision, pieces, offload=offload_weights or offload_optimizer)
+    if how == "zero3":
+        return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer,
+                     offload_weights=offload_weights)
+    return zero12(simulated, world_size, precision, how=how, offload_optimizer=offload_optimizer)
+
+
+def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) -> Need:
+    """Under DDP gradients live in the buckets, from the first step to the last; alone they come and go, so that they
+    and the activations are not both at their most, unless an earlier piece left them there."""
+    weights, trained = simulated.weights, simulated.trained_bytes
+    activations = simulated.activations
+    if how == "none" and pieces == 1:
+        gradients = max(0, simulated.whole_step - weights - 2 * trained - activations)
+    else:
+        gradients = trained
+    return Need(how, world_size, weights, gradients, 2 * trained, activations, 0)
+
+
+def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, pieces: int, *, offload: bool) -> Need:
+    """Beside its part a rank holds what is in no layer (gathered from the first pass on), the layer at work and the
+    next one, and the whole gradients of one group until they are summed and cut."""
+    ratio = width(precision.weights) / width(precision.compute)
+    weights, trained = int(simulated.weights * ratio), int(simulated.trained_bytes * ratio)
+    sharded = -(-weights // world_size), -(-trained // world_size)
+    share = simulated.trained / max(1, simulated.parameters)
+    gathered = simulated.outside_layers + 2 * simulated.largest_layer
+    whole = int(max(simulated.outside_layers, simulated.largest_layer) * share * width(torch.float32)
+                / width(precision.compute))
+    kept = trained if pieces > 1 else sharded[1]
+    on_card = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
+    return Need("fsdp2", world_size, *on_card, simulated.activations, gathered + whole,
+                host=sharded[0] + 3 * sharded[1] if offload else 0)
+
+
+def zero3(simulated: Simulated, world_size: int, precision: Precision, *, offload_optimizer: bool,
+          offload_weights: bool) -> Need:
+    """DeepSpeed keeps float32 copies of trained weights beside moments, and buckets of a fixed size."""
+    each = width(precision.compute)
+    weights, trained = -(-simulated.weights // world_size), -(-simulated.trained // world_size)
+    optimizer = trained * 12
+    buffers = 2 * min(BUCKET_ELEMENTS, simulated.trained) * each + 2 * simulated.largest_layer
+    gradients = trained * (each + 4)
+    host = (optimizer + trained * 4 if offload_optimizer else 0) + (weights if offload_weights else 0)
+    return Need("zero3", world_size, 0 if offload_weights else weights, gradients,
+                0 if offload_optimizer else optimizer, simulated.activations, buffers, host)
+
+
+def zero12(simulated: Simulated, world_size: int, precision: Precision, *, how: str, offload_optimizer: bool) -> Need:
+    """For comparison: ZeRO-1 shards the optimizer, ZeRO-2 the gradients too."""
+    each = width(precision.compute)
+    optimizer = -(-simulated.trained // world_size) * 12
+    gradients = simulated.trained * each if how == "zero1" else -(-simulated.trained // world_size) * each
+    return Need(how, world_size, simulated.parameters * each, gradients, 0 if offload_optimizer else optimizer,
+                simulated.activations, 2 * min(BUCKET_ELEMENTS, simulated.trained) * each,
+                optimizer if offload_optimizer else 0)
+
+
+def width(dtype: torch.dtype) -> int:
+    return torch.empty((), dtype=dtype).element_size()
+
+
+def fits(need: Need, card_bytes: int, family: str) -> bool:
+    return need.on_card(family) <= card_bytes
+
+
+def as_sentence(need: Need, card_bytes: Optional[int], family: str) -> str:
+    """needs 71.0 GB of 64.0 GB a card (weights 60.9, …)."""
+    names = ("weights", "gradients", "optimizer", "activations", "buffers")
+    parts = ", ".join(f"{name} {getattr(need, name) / GB:.1f}" for name in names if getattr(need, name) > 0.05 * GB)
+    of_card = f" of {card_bytes / GB:.1f} GB" if card_bytes else ""
+    host = f" and {need.host / GB:.1f} GB of host memory a rank" if need.host else ""
+    return f"{need.how} over {need.world_size} needs {need.on_card(family) / GB:.1f} GB{of_card} a card{host} ({parts})"
+
+
+def choose(candidates: Sequence[Need], card_bytes: int, family: str) -> Optional[Need]:
+    """The first that fits; order them from fast to slow. None: none does."""
+    return next((need for need in candidates if fits(need, card_bytes, family)), None)
+
+
+def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> List[str]:
+    """What a person can change when it does not fit, the largest part first."""
+    found = []
+    if need.activations > max(need.weights, need.optimizer):
+        if micro_batch > 1:
+            found.append(f"--micro_batch={max(1, micro_batch // 2)}")
+        if not has_checkpointing:
+            found.append("gradient checkpointing")
+        found.append("shorter rows")
+    if how in ("none", "ddp"):
+        found.append("--how=fsdp2 on more cards")
+    elif not need.host:
+        found.append("offloading to host memory, which is slow")
+    found.append("more cards, or LoRA instead of full training")
+    return found

@@ -1,0 +1,152 @@
+"""One training step that allocates nothing: every tensor's size and lifetime is followed, no number is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ascendrun.programs.trainer.accelerator import Precision
+
+Shapes = Mapping[str, Tuple[Tuple[int, ...], torch.dtype]]
+"""A batch's tensors by name, as shape and dtype."""
+Step = Callable[[nn.Module, Dict[str, torch.Tensor]], torch.Tensor]
+"""The summed loss of a batch. It may not look at values: no `.item()`, no selection by a mask."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Bytes of one step on one device that holds the whole model.
+
+    `activations`: the most beyond weights, gradients and optimizer, gradients taken away as soon as they are made.
+    `whole_step`: the most altogether, optimizer included, with nothing sharded. `largest_layer`, `outside_layers`:
+    weights of one repeated layer, and of all that is in none (embeddings, head). `trained_*`: of trained ones only.
+    """
+
+    parameters: int
+    trained: int
+    weights: int
+    trained_bytes: int
+    largest_layer: int
+    outside_layers: int
+    activations: int
+    whole_step: int
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all storages that are alive, and remembers the most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self.seen: Dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        for each in tree_leaves(answer):
+            if isinstance(each, torch.Tensor):
+                self.count(each.untyped_storage())
+        return answer
+
+    def count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self.seen:
+            return
+        self.seen[key] = storage.nbytes()
+        self.live += self.seen[key]
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key)
+
+    def forget(self, key: int) -> None:
+        self.live -= self.seen.pop(key, 0)
+
+
+def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision,
+             is_cast: bool = False) -> Simulated:
+    """`build` makes the model from its configuration; `is_cast`: weights are held in the compute precision while they
+    are used, as sharded models do, instead of autocast."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    held = precision.compute if is_cast else precision.weights
+    compute = torch.float32 if is_cast else precision.compute
+    with torch.device("meta"):
+        module = build().to(held).train()
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as bytes_of:
+        pretend(module)
+        layers = repeated_layers(module)
+        parameters = list(module.parameters())
+        trained = [weight for weight in parameters if weight.requires_grad]
+        before = bytes_of.live
+        activations = passes(module, step, shapes, compute, bytes_of, is_gradient_kept=False) - before
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=False)
+        whole_step = 0
+        for _ in range(2):  # the second one has the optimizer's moments from its beginning
+            bytes_of.peak = bytes_of.live
+            passes(module, step, shapes, compute, bytes_of, is_gradient_kept=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            whole_step = bytes_of.peak
+        in_layers = {id(weight) for layer in layers for weight in layer.parameters()}
+        return Simulated(
+            parameters=sum(weight.numel() for weight in parameters), trained=sum(weight.numel() for weight in trained),
+            weights=before, trained_bytes=size_of(trained),
+            largest_layer=max((size_of(list(layer.parameters())) for layer in layers), default=0),
+            outside_layers=size_of([weight for weight in parameters if id(weight) not in in_layers]),
+            activations=activations, whole_step=whole_step)
+
+
+def pretend(module: nn.Module) -> None:
+    """Weights on the meta device become ones that say they are on the CPU: its attention keeps no scores, as an NPU's
+    and a GPU's; that of the meta device would."""
+    twins: Dict[int, torch.Tensor] = {}
+    for each in module.modules():
+        for table in (each._parameters, each._buffers):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in twins:
+                    fake = torch.empty_like(tensor, device="cpu")
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    twins[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
+                table[name] = twins[id(tensor)]  # type: ignore[assignment]
+
+
+def passes(module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, bytes_of: LiveBytes, *,
+           is_gradient_kept: bool) -> int:
+    """The peak of one forward and backward pass."""
+    def drop(weight: torch.Tensor) -> None:
+        weight.grad = None
+
+    dropped = [] if is_gradient_kept else [weight for weight in module.parameters() if weight.requires_grad]
+    hooks = [weight.register_post_accumulate_grad_hook(drop) for weight in dropped]  # type: ignore[no-untyped-call]
+    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    cast: ContextManager[Any] = contextlib.nullcontext()
+    if compute != torch.float32:
+        cast = torch.autocast("cpu", dtype=compute)
+    with cast:
+        loss = step(module, tensors)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for hook in hooks:
+        hook.remove()
+    return bytes_of.peak
+
+
+def size_of(weights: Sequence[torch.Tensor]) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def repeated_layers(module: nn.Module) -> List[nn.Module]:
+    """The layers of a transformer: the children of every list of modules of one class that is not inside another."""
+    found: List[nn.Module] = []
+    for child in module.children():
+        members = list(child.children())
+        if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:
+            found += members
+        else:
+            found += repeated_layers(child)
+    return found

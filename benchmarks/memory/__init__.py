@@ -1,0 +1,1 @@
+"""Memory that a training needs: what the estimate says beside what the allocator saw."""

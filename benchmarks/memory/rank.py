@@ -1,0 +1,82 @@
+"""One rank of one case: trains three steps and writes the most bytes that its tensors held at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import torch
+
+from ascendrun.programs.trainer import distributed, memory, parallel, start
+from ascendrun.programs.trainer.simulate import simulate
+from benchmarks.memory.cases import CASES, Case, builder, step
+
+STEPS = 3
+
+
+def main(argv: List[str]) -> None:
+    """ARGV: the case's name, the device family, the file for the result."""
+    name, family, out = argv
+    start.run(lambda here: measure(CASES[name], here, Path(out)), family=family, timeout_s=120)
+
+
+def measure(case: Case, here: start.Runtime, out: Path) -> None:
+    if here.control is None and case.how in ("fsdp2", "zero3"):
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29581")
+        here.control = distributed.join(0, 1, here.accelerator.backend, 60)
+    measured = peak_of(lambda: train(case, here), here)
+    peaks = here.gather(measured)
+    if here.is_first:
+        need = estimate(case, here.world_size)
+        out.write_text(json.dumps({"measured": max(peaks), "estimated": need.tensors, "need": asdict(need)}))
+
+
+def estimate(case: Case, world_size: int) -> memory.Need:
+    is_cast = case.how in ("fsdp2", "zero3")
+    simulated = simulate(builder(case), step, case.shapes(), precision=case.precision(), is_cast=is_cast)
+    return memory.needs(simulated, how=case.how, world_size=world_size, precision=case.precision(), pieces=case.pieces)
+
+
+def train(case: Case, here: start.Runtime) -> None:
+    torch.manual_seed(1)
+    engine = parallel.wrap(builder(case)().train(), here, how=case.how, adam=parallel.Adam(),
+                           precision=case.precision())
+    for _ in range(STEPS):
+        for piece in range(case.pieces):
+            tensors = {name: torch.ones(shape, dtype=dtype, device=here.device)
+                       for name, (shape, dtype) in case.shapes().items()}
+            with engine.accumulate(last=piece + 1 == case.pieces):
+                with engine.autocast():
+                    loss = step(engine.model, tensors)
+                engine.backward(loss / 1000)
+        engine.finish(1.0)
+
+
+def peak_of(body: Callable[[], None], here: start.Runtime) -> int:
+    """By the device's allocator; on the CPU by torch's own account of its allocations."""
+    if here.accelerator.module is not None:
+        body()
+        here.accelerator.synchronize()
+        return here.accelerator.memory_bytes()
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        body()
+    totals: List[int] = [0]
+    gather_totals(profiler.profiler.kineto_results.experimental_event_tree(), totals)  # type: ignore[union-attr]
+    return max(totals)
+
+
+def gather_totals(events: Any, totals: List[int]) -> None:
+    for event in events:
+        if event.tag.name == "Allocation":
+            totals.append(int(event.extra_fields.total_allocated))
+        gather_totals(event.children, totals)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
