@@ -16,8 +16,8 @@ TEXT_LIMIT = 600
 # How surely each of our own observations names the reason, on the scale of the signatures' strength.
 STRENGTH: Mapping[str, int] = {
     "node-rebooted": 98, "host-oom": 96, "start-failed": 95, "supervisor-lost": 90, "exception": 70, "crash": 60,
-    "abort": 45, "killed": 55, "device-alarm": 50, "host-oom-likely": 58, "interrupted": 52, "exit-code": 48, "terminated": 51,
-    "finished-early": 20, "suffered": 52, "kernel": 58,
+    "abort": 45, "killed": 55, "device-alarm": 50, "host-oom-likely": 58, "interrupted": 52, "exit-code": 48,
+    "terminated": 51, "finished-early": 20, "suffered": 52, "kernel": 58,
 }
 CREDIBLE = 50
 """From here on an observation is a reason of its own, not only a sign that something was wrong."""

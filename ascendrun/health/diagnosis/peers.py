@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Tuple
 
 from ascendrun.health.diagnosis.evidence import Line
@@ -43,13 +44,22 @@ def _word(needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
 
 def find_words(lines: Iterable[Line]) -> Iterator[Word]:
     """In the order of the lines; one line may say several things."""
+    has_needle = _any_needle().search
     for line in lines:
         text = line.text
+        if has_needle(text) is None:
+            continue
         for needles, pattern, maker in _TABLE:
             if any(needle in text for needle in needles):
                 found = pattern.search(text)
                 if found is not None:
                     yield maker(found, line)
+
+
+@lru_cache(maxsize=1)
+def _any_needle() -> Pattern[str]:
+    """One search instead of one for each row of the table: of a long log hardly a line is of interest."""
+    return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in _TABLE for needle in needles})))
 
 
 def _numbers(text: str) -> Tuple[int, ...]:
@@ -95,7 +105,7 @@ def _needed(found: Match[str], line: Line) -> Word:
     return Word("needed", line, values={"count": found["count"]})
 
 
-@_word(["|"], r"\|\s*(?P<dst>" + _IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
+@_word(["client", "server"], r"\|\s*(?P<dst>" + _IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
               r"\s*(?P<src>" + _IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
               r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?")
 def _link_row(found: Match[str], line: Line) -> Word:
@@ -148,7 +158,7 @@ def _differs(found: Match[str], line: Line) -> Word:
     return Word("differs", line)
 
 
-@_word(["Task run failed, base information", "tag["], r"(?:Task run failed, base information|base information: ).*?"
+@_word(["Task run failed, base information", "base information: "], r"(?:Task run failed, base information|base information: ).*?"
                                                      r"tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]")
 def _task_tag(found: Match[str], line: Line) -> Word:
     return Word("tag", line, values={"tag": found["tag"], "group": found["group"]})

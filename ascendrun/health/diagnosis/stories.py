@@ -90,8 +90,7 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     ending = exit_clue(evidence, rank)
     if ending is not None:
         clues.append(ending)
-    words = tuple(word for word in find_words((*rank.lines, *rank.error, *plog)) if not reading.is_late(word.line))
-    words = (*words, *reading.suffered_words(bool(words)))
+    words = (*reading.words, *reading.suffered_words())
     waits = [word for word in words if word.wait is not None]
     own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
@@ -135,8 +134,8 @@ class _Reading:
         self._chains = find_chains(lines)
         self._after = _count_after(lines, self._chains, {hit.line for hit in self._hits})
         self.fatal: Optional[Chain] = self._fatal_chain()
-        self._has_waited = any(word.wait is not None and not self.is_late(word.line)
-                               for word in find_words((*lines, *plog)))
+        self.words = tuple(word for word in find_words((*lines, *plog)) if not self.is_late(word.line))
+        self._has_waited = any(word.wait is not None for word in self.words)
 
     def is_late(self, line: Line) -> bool:
         """It came after the rank had been told to stop."""
@@ -160,10 +159,10 @@ class _Reading:
         own = [chain for chain in ordered if self._chain_role(chain) == CAUSE]
         return (own or ordered)[-1] if ordered else None
 
-    def suffered_words(self, has_others: bool) -> Tuple[Word, ...]:
+    def suffered_words(self) -> Tuple[Word, ...]:
         """An exception in words of its own that sounds like waiting for others, as a word about nobody by name."""
         chain = self.fatal
-        if has_others or chain is None or self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
+        if self.words or chain is None or self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
             return ()
         wait = looks_suffered(chain.root.text) or (EXEC if chain.root.collective else None)
         return () if wait is None else (Word("suffered", self._lines[chain.root.last], wait=wait, values={}),)
