@@ -8,11 +8,11 @@ from typing import Any, Optional, Union
 
 from ascendrun.cli.output import describe_seconds, width_of
 from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.topfigures import beside, figure, gib, load, megabytes, memory, percent, seconds, short, size
 from ascendrun.cli.topwords import title, word
 from ascendrun.health.toprows import HostLine, IdleHosts
 from ascendrun.health.topview import JobRow, TopRow
 
-GIB = 1024.0**3
 GAP = 2
 NARROW, NOTE_WIDTH, NOTE_WIDTH_NARROW = 100, 24, 8
 """What a note needs, it being the last column that may be cut; where there are few columns, less."""
@@ -31,60 +31,6 @@ class TopColumn:
     weight: int
     is_right: bool = True
     of_device: bool = False
-
-
-def percent(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:.0f}%"
-
-
-def figure(value: Optional[float], unit: str = "") -> str:
-    return "-" if value is None else f"{value:.0f}{unit}"
-
-
-def gib(used: Optional[float], total: Optional[float]) -> str:
-    if used is None and total is None:
-        return "-"
-    return f"{'-' if used is None else f'{used / GIB:.1f}'}/{'-' if total is None else f'{total / GIB:.0f}'}"
-
-
-def short(value: Optional[float]) -> str:
-    """2.314, 15.3k, 1.2M in few cells; nan as the program said it."""
-    if value is None:
-        return "-"
-    if abs(value) >= 10_000:
-        return f"{value / 1e3:.1f}k" if abs(value) < 1e7 else f"{value / 1e6:.1f}M"
-    return f"{value:.4g}"
-
-
-def seconds(value: Optional[float]) -> str:
-    """Of a step: two or three digits that tell ranks apart."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def beside(ratio: Optional[float]) -> str:
-    """1.18 as +18%."""
-    return "-" if ratio is None else f"{(ratio - 1) * 100:+.0f}%"
-
-
-def memory(value: Optional[float]) -> str:
-    """Of a process: 9.1G, 812M."""
-    if value is None:
-        return "-"
-    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
-
-
-def load(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def size(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value / GIB:.0f}G"
-
-
-def megabytes(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value / 1e6:.0f}"
 
 
 def _range(pair: Optional[tuple[float, float]], unit: str) -> str:

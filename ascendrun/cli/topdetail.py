@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ascendrun.cli.output import describe_memory, describe_seconds, width_of
 from ascendrun.cli.spark import in_buckets, sparkline
-from ascendrun.cli.topcolumns import beside, figure, gib, lay, megabytes, note, percent, seconds, short
+from ascendrun.cli.topcolumns import lay, note
+from ascendrun.cli.topfigures import beside, figure, gib, megabytes, percent, seconds, short
 from ascendrun.cli.topscreens import LiveScreen, row_title
 from ascendrun.cli.topwords import key_word, word
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
