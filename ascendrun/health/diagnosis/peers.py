@@ -158,8 +158,8 @@ def _differs(found: Match[str], line: Line) -> Word:
     return Word("differs", line)
 
 
-@_word(["Task run failed, base information", "base information: "], r"(?:Task run failed, base information|base information: ).*?"
-                                                     r"tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]")
+@_word(["Task run failed, base information", "base information: "],
+       r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]")
 def _task_tag(found: Match[str], line: Line) -> Word:
     return Word("tag", line, values={"tag": found["tag"], "group": found["group"]})
 

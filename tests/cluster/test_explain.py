@@ -1,0 +1,86 @@
+"""Real ranks that fail on hosts whose clocks differ by a minute: who was first, by whose line, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict
+
+import pytest
+from scenes import Scene, run_text, venv_python
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.requirements import NotSupported
+
+Ascendrun = Any
+CLOCK_S = 60.0
+
+TRAINING = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(4)
+for step in range(3):
+    print("step", step, flush=True)
+    if step == 2 and dist.get_rank() == 2:
+        raise ValueError("sample 17 has no label")
+    dist.all_reduce(total)
+"""
+RAISES_AT = "train.py:" + str(TRAINING.splitlines().index('        raise ValueError("sample 17 has no label")') + 1)
+
+KILLED = """
+import os, signal
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
+    return Scene(ascendrun, cluster)
+
+
+def run_program(scene: Scene, name: str, text: str, python: str) -> "tuple[str, Dict[str, Any]]":
+    """What submit said of its failure, and the explanation."""
+    (scene.folder / "code" / "train.py").write_text(text)
+    done = scene.ascendrun("submit", scene.job(name, command=[python, "train.py"], more="checks: {skip: [clock]}\n"))
+    assert done.returncode == 1, run_text(done)
+    told = scene.ascendrun("explain", name, "-o", "json")
+    assert told.returncode == 0, run_text(told)
+    explanation: Dict[str, Any] = json.loads(told.stdout)
+    return done.stderr, explanation
+
+
+def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute_ahead(
+    scene: Scene, cluster: VirtualCluster
+) -> None:
+    try:
+        cluster.clock("node2", CLOCK_S)  # by its own clock rank 2 failed a minute after everybody had lost it
+    except NotSupported as refused:
+        pytest.skip(refused.message)
+    said, explanation = run_program(scene, "raises", TRAINING, venv_python())
+    found = explanation["diagnosis"]
+    assert (found["code"], found["ranks"], found["hosts"]) == ("exception", [2], ["node2"]), found
+    assert found["confidence"] == "certain", found["doubts"]
+    assert found["values"]["where"] == RAISES_AT
+    proof = found["proofs"][0]
+    spooled = (scene.ascendrun.state_dir / "jobs" / explanation["id"] / "attempt-1" / proof["file"]).read_bytes()
+    assert spooled[proof["offset"]:].startswith(proof["text"].encode())
+    roles = {link["role"] for link in found["chain"] if 2 not in link["ranks"]}
+    assert roles <= {"consequence", "teardown"}, found["chain"]
+    assert "why: rank 2 on node2 failed first: ValueError: sample 17 has no label" in said
+
+    screen = scene.ascendrun("explain", "raises", "--lang", "en").stdout
+    assert "sample 17 has no label" in screen and RAISES_AT in screen and "[certain]" in screen
+    assert len(screen.splitlines()) <= 40
+    assert "最先失败" in scene.ascendrun("explain", "raises", "--lang", "zh").stdout
+
+
+def test_a_rank_that_somebody_killed_is_named_and_the_killer_is_not_guessed(scene: Scene) -> None:
+    _, explanation = run_program(scene, "killed", KILLED, "python3")
+    found = explanation["diagnosis"]
+    assert (found["code"], found["ranks"]) == ("killed", [1]), found
+    assert found["confidence"] == "likely"
+    others = {rank: link["role"] for link in found["chain"] for rank in link["ranks"] if rank != 1}
+    assert set(others.values()) == {"teardown"} and len(others) == 3, found["chain"]
