@@ -18,7 +18,7 @@ from ascendrun.core.job import TERMINAL
 from ascendrun.core.loglines import LogLine, merge
 from ascendrun.core.names import fold_names
 from ascendrun.head.clocks import HostClock, read_clocks
-from ascendrun.head.logreader import StreamReader
+from ascendrun.head.logreader import StreamReader, batch_lines_for
 from ascendrun.head.settings import spool_dir
 from ascendrun.head.spoolfiles import find_streams, is_complete
 
@@ -32,6 +32,8 @@ COMPLETE_DEADLINE_S = 15.0
 BLIND_DEADLINE_S = 60.0
 """How long a controller that does not answer is put up with."""
 BATCH_LINES = 2000
+LOOK_LINES = 64
+"""In a flood the clock, and what is ready to be shown, are looked at once in so many lines."""
 CLOCKS_POLL_S = 60.0
 LIVE_WINDOW_S = 0.2
 """How long a line waits for other ranks to say the same: their bytes come at different times."""
@@ -189,10 +191,13 @@ class AttemptLogs:
             else:
                 yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
         else:
-            for line in lines:
-                self._choose_window()
-                yield from self._folder.take(now_s=self._now_s())
-                self._folder.add(line, now_s=self._now_s())
+            now_s = self._now_s()
+            for count, line in enumerate(lines):
+                if count % LOOK_LINES == 0:
+                    self._choose_window()
+                    now_s = self._now_s()
+                    yield from self._folder.take(now_s=now_s)
+                self._folder.add(line, now_s=now_s)
         yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
 
     def _choose_window(self) -> None:
@@ -223,12 +228,11 @@ class AttemptLogs:
         view = self._view
         tail = None if view.filters_lines or not self._is_first else self._tail
         clocks = self._look_at_clocks()
-        for files in find_streams(
-            self.folder, self._attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams
-        ):
+        found = find_streams(self.folder, self._attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
+        for files in found:
             key = (files.host, files.rank, files.stream)
             if key not in self._readers:
-                self._readers[key] = StreamReader(files, tail=tail)
+                self._readers[key] = StreamReader(files, tail=tail, batch_lines=batch_lines_for(len(found)))
             self._readers[key].clock = clocks.get(files.host)
         self._look_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
 
