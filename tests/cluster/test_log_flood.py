@@ -129,7 +129,7 @@ def test_a_gigabyte_of_16_hosts_arrives_whole_while_links_are_cut_at_random(
     request: pytest.FixtureRequest, ascendrun: Any, cluster_of: Any, only_long: None
 ) -> None:
     seed, _rounds = map(int, request.config.getoption("--long").split(","))
-    cluster: VirtualCluster = cluster_of(16)
+    cluster: VirtualCluster = cluster_of(16, disk="160M")
     run_flood(Scene(ascendrun.on(cluster), cluster), random.Random(seed), mb_each=64, seconds=90, cut_s=25.0)
 
 
