@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Optional
 
 from ascendrun.cli.output import Column, format_many, format_table
 from ascendrun.core.loglines import describe_bytes
-from ascendrun.head.gathered import hosts_awaited, read_gathered
+from ascendrun.core.names import fold_names
+from ascendrun.head.gathered import hosts_awaited, read_gathered, read_hccl_settings
 from ascendrun.head.settings import spool_dir
 
 if TYPE_CHECKING:
@@ -57,8 +58,31 @@ def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: O
             Column("NOTE", lambda row: (row.note or "") if row.path else ""),
             Column("FROM", lambda row: row.source or "", is_wide=True),
         ], wide=output == "wide"))
+    if rows and output in (None, "table", "wide"):
+        sys.stdout.write(_describe_settings(folder, hosts))
     for host in hosts_awaited(face.settings.state_dir, job.id, attempt):
         face.say(f"{host} has been asked for more and has not answered yet")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    name: str
+    value: str
+    origin: str
+    hosts: list[str]
+
+
+def _describe_settings(folder: Path, hosts: list[str]) -> str:
+    """What HCCL says that it took for its settings; hosts that say the same share a row. "" when none says anything."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for host in hosts:
+        for name, one in read_hccl_settings(read_gathered(folder, host)).items():
+            value = "" if one.value is None else one.value + one.unit
+            found.setdefault((name, value, one.origin), []).append(host)
+    rows = [_Setting(*key, said_by) for key, said_by in sorted(found.items())]
+    return "" if not rows else "\n" + format_table(rows, [
+        Column("HCCL SETTING", lambda row: row.name), Column("VALUE", lambda row: row.value),
+        Column("SET BY", lambda row: row.origin), Column("HOSTS", lambda row: fold_names(row.hosts))])
 
 
 def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from ascendrun.ascend.hccl_env import HcclSetting, parse_hccl_env
+
 FOLDER = "gathered"
 INDEX = "index.json"
+SETTINGS_BYTES = 1 << 20
+"""HCCL tells its settings when a process begins to use it: near the beginning of the log."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,21 @@ def read_gathered(attempt_dir: Path, host: str) -> Gathered:
         return _load(values, folder, host)
     except (OSError, ValueError, KeyError, TypeError):
         return Gathered(host)
+
+
+def read_hccl_settings(gathered: Gathered) -> dict[str, HcclSetting]:
+    """What HCCL took for its settings there, by name: of the newest run plog that says so, of our ranks first."""
+    for file in gathered.of("plog"):
+        if not file.file.startswith("debug/"):
+            try:
+                with open(file.path, "rb") as opened:
+                    text = opened.read(SETTINGS_BYTES).decode("utf-8", "replace")
+            except OSError:
+                continue
+            found = parse_hccl_env(text.split("\n"))
+            if found:
+                return found
+    return {}
 
 
 def hosts_gathered(attempt_dir: Path) -> tuple[str, ...]:

@@ -178,10 +178,12 @@ def test_what_is_lost_is_told(story: Desk) -> None:
 def test_the_files_of_an_attempt_are_listed_with_what_was_gathered_and_what_was_not(story: Desk) -> None:
     folder = story.cluster.spool / "n2" / "gathered"
     (folder / "plog").mkdir(parents=True)
-    (folder / "plog" / "plog-1_2.log").write_bytes(b"x" * 300)
+    settings = b"[HCCL_ENV] HCCL_EXEC_TIMEOUT set by environment to [600]s\n"
+    (folder / "plog" / "plog-1_2.log").write_bytes(settings + b"x" * 242)
     (folder / "index.json").write_text(json.dumps({"at_ns": 1, "problems": [{"name": "hccn", "text": "no hccn_tool"}],
         "files": [{"name": "plog", "file": "plog-1_2.log", "source": "/root/x", "bytes": 300, "of_bytes": 5000}]}))
     out = story.say("logs", "demo", "--files", "--node", "n2").out
+    assert out.splitlines()[-1].split() == ["HCCL_EXEC_TIMEOUT", "600s", "environment", "n2"]
     assert "plog-1_2.log" in out and "of 5.0 kB; the rest was left out" in out and "(no hccn_tool)" in out
     assert "rank-2.out.0" in out and "rank-1" not in out and ".times" not in out
     rows = json.loads(story.say("logs", "demo", "--files", "-o", "json").out)["files"]
