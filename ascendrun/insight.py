@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Optional, Sequence, Tuple
 
@@ -40,6 +41,34 @@ def samples(state_dir: Path, *, hosts: Optional[Collection[str]] = None, since_s
         return store.newest(since_s=time.time() - FRESH_S if since_s is None else since_s, hosts=hosts)
     finally:
         store.close()
+
+
+def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float = 20.0, *,
+                  family: Optional[str] = None) -> Tuple[Newest, Mapping[str, str]]:
+    """How these hosts and their devices are at this moment: asks each one's agent, and keeps what they say.
+
+    Also {host: why it gave no figures}; every host is in one of the two within `timeout_s`. `family`: npu or cuda,
+    None: whatever is there. Raises CannotConnect (no controller comes up), DeadlineExceeded.
+    """
+    from dataclasses import asdict
+
+    from ascendrun.core.samples import DeviceSample, HostSample
+    from ascendrun.head.control import ControlClient
+    devices, figures, refused = [], [], {}
+    if not hosts:
+        return Newest(), {}
+    fields = {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": family}
+    cluster.ensure_controller()
+    with ControlClient(cluster.settings.state_dir) as client:
+        answers = [header for header, _ in client.stream("sample", fields, timeout_s=timeout_s + 10.0)]
+    for header in answers:
+        if header.get("refused"):
+            refused[str(header["host"])] = str(header["refused"])
+            continue
+        pids = [None if one["pids"] is None else tuple(one["pids"]) for one in header["devices"]]
+        devices += [DeviceSample(**{**one, "pids": of_it}) for one, of_it in zip(header["devices"], pids)]
+        figures += [HostSample(**one) for one in header["hosts"]]
+    return Newest(devices=tuple(devices), hosts=tuple(figures)), refused
 
 
 # ---------------------------------------------------------------- top
@@ -115,10 +144,9 @@ class TopSource:
 
     def _hear(self, hosts: Sequence["Host"]) -> None:
         from ascendrun.core.errors import AscendrunError
-        if self._ask is None:
-            return
+        ask = self._ask or partial(fresh_samples, self.cluster)
         try:
-            newest, refused = self._ask(hosts, ANSWER_S)
+            newest, refused = ask(hosts, ANSWER_S)
         except AscendrunError as error:
             newest, refused = Newest(), {host.name: str(error) for host in hosts}
         self._answer = _newer(self._answer[0], newest), refused

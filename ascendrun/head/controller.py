@@ -380,7 +380,7 @@ class Controller:
         try:
             serve = {"submit": self._submit, "submit_stages": self._submit_stages, "stop": self._stop,
                      "plan": self._errands.plan, "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
-                     "survey": self._errands.survey,
+                     "survey": self._errands.survey, "sample": self._sample,
                      "gather": lambda header, answer: self._gathering().serve(header, answer),
                      "grep": self._grep,
                      "status": self._status, "shutdown": self._shutdown}[op]
@@ -440,6 +440,9 @@ class Controller:
         from ascendrun.head.grepping import relay
         from ascendrun.head.submission import load_subject
         relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
+
+    def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
+        self._errands.sample(header, answer, self._keep_samples())
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live: List[str] = [job_id for job_id, runner in self._runners.items() if not runner.job.is_over]

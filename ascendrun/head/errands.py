@@ -14,6 +14,8 @@ from ascendrun.head.remote import Link, Reply
 if TYPE_CHECKING:
     from ascendrun.core.reports import NodeReport
     from ascendrun.head.asking import Asking
+    from ascendrun.head.sampleerrand import SampleErrand
+    from ascendrun.head.samplekeeper import SampleKeeper
     from ascendrun.head.surveying import SurveyErrand
 
 EXEC_BYTES = 1 << 20
@@ -29,10 +31,11 @@ class Errands:
         self._askings: List["Asking"] = []
         self._execs: List[_Exec] = []
         self._surveys: List["SurveyErrand"] = []
+        self._samples: List["SampleErrand"] = []
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._askings or self._execs or self._surveys)
+        return bool(self._askings or self._execs or self._surveys or self._samples)
 
     def on_up(self) -> None:
         for asking in tuple(self._askings):
@@ -43,11 +46,14 @@ class Errands:
             asking.on_down(link, error)
         for errand in tuple(self._execs):
             errand.on_down(link, error)
+        for sampling in tuple(self._samples):
+            sampling.on_down(link, error)
         self._sweep()
 
     def _sweep(self) -> None:
         self._askings = [asking for asking in self._askings if not asking.is_done]
         self._execs = [errand for errand in self._execs if errand.waiting]
+        self._samples = [errand for errand in self._samples if errand.waiting]
         if not self._execs:
             self._links.start_agents()
 
@@ -83,6 +89,13 @@ class Errands:
         errand = SurveyErrand(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
         self._surveys.append(errand)
         self._askings.append(errand.asking)
+        errand.start()
+
+    def sample(self, header: Mapping[str, Any], answer: Answer, keeper: "SampleKeeper") -> None:
+        """How each host is now: {host, devices, hosts} or {host, refused}; one answer a host as it comes."""
+        from ascendrun.head.sampleerrand import SampleErrand
+        errand = SampleErrand(header, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep))
+        self._samples.append(errand)
         errand.start()
 
     def plan(self, header: Mapping[str, Any], answer: Answer) -> None:

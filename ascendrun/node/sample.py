@@ -146,7 +146,7 @@ def _known(figures: Dict[str, Any]) -> Dict[str, Any]:
 
 def sample_once(root: str, items: Sequence[Dict[str, Any]],
                 survey: Callable[[List[Dict[str, Any]]], Dict[str, Any]]) -> Dict[str, Any]:
-    """How this host is now, without a job: {"lines": as above}. `survey` asks the tools, each with its own deadline."""
+    """How this host is now, without a job: {lines: as above, at_ns}. `survey` asks the tools, each with a deadline."""
     figures = HostFigures(root)
     began_s = time.monotonic()
     figures.take(began_s)
@@ -159,7 +159,7 @@ def sample_once(root: str, items: Sequence[Dict[str, Any]],
         text = raw.get("out", "") + raw.get("err", "") if "error" not in raw else raw["error"]
         lines.append({"at_ns": at_ns, "tool": item["name"], "code": raw.get("code"),
                       "timed_out": bool(raw.get("timed_out") or raw.get("late")), "text": text})
-    return {"lines": lines}
+    return {"lines": lines, "at_ns": time.time_ns()}
 
 
 def leaders_of(folder: str, prepared: Dict[str, Any]) -> List[Leader]:

@@ -81,7 +81,7 @@ class Tools:
         for tool in self._tools:
             if tool.child is not None:
                 self._look(tool, tool.child, now_s)
-        for tool in sorted(self._tools, key=lambda tool: tool.due_s):
+        for tool in sorted(self._tools, key=lambda tool: tool.every_s):  # who is wanted often waits for nobody's many
             if tool.child is None and tool.due_s <= now_s and self._free_s() <= now_s:
                 self._start(tool, now_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -22,20 +23,40 @@ HOSTS = ("node1", "node2")
 @pytest.fixture
 def scene(ascendrun, cluster):
     for number, name in enumerate(HOSTS, start=1):
-        install_on(cluster, name, Scenario(cards=4, number=number))
+        install_on(cluster, name, Scenario(cards=2, number=number))
     return Scene(ascendrun, cluster)
 
 
 def npu_job(scene: Scene) -> Path:
-    """Four ranks that hold devices 1 and 2 of each node."""
+    """Four ranks, one on each device."""
     hostfile = scene.folder / "npu.hosts"
     hostfile.write_text(scene.cluster.hostfile(slots=2, names=HOSTS))
     command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", 600]
     path = scene.folder / "npu.yaml"
     path.write_text(f"name: npu\ncommand: {json.dumps([str(word) for word in command])}\nhostfile: npu.hosts\n"
-                    f"setup: {SETUP}\nstage: {{dir: code}}\ndevices: {{family: npu, ids: [1, 2]}}\n"
+                    f"setup: {SETUP}\nstage: {{dir: code}}\ndevices: {{family: npu, per_node: 2}}\n"
                     f"sampling: {{every_s: 0.5}}\nenv: {{PYTHONUNBUFFERED: '1'}}\n")
     return path
+
+
+ASK = """
+import json, sys
+from pathlib import Path
+from ascendrun.cluster import Cluster
+from ascendrun.core.hosts import Host
+from ascendrun.head.settings import Settings
+from ascendrun.insight import fresh_samples
+newest, refused = fresh_samples(Cluster(Settings(Path(sys.argv[1]))), [Host(name) for name in sys.argv[2:]])
+print(json.dumps([[(one.host, one.device, one.health, one.pids, one.link_up, one.frequency_mhz is not None)
+                   for one in newest.devices], [one.host for one in newest.hosts], refused]))
+"""
+
+
+def ask_now(scene: Scene, *hosts: str):
+    done = scene.cluster.head_run([sys.executable, "-c", ASK, str(scene.ascendrun.state_dir), *hosts], text=True,
+                                  capture_output=True, env=scene.ascendrun.environ())
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def moments(scene: Scene, series: str, host: str, since_s: float):
@@ -50,18 +71,24 @@ def moments(scene: Scene, series: str, host: str, since_s: float):
 
 def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_else(scene, cluster):
     state_dir = scene.ascendrun.state_dir
+    devices, hosts, refused = ask_now(scene, *HOSTS, "nowhere")
+    assert sorted(devices) == [[host, device, "OK", [], True, True] for host in HOSTS for device in range(2)]
+    assert sorted(hosts) == list(HOSTS) and list(refused) == ["nowhere"]
+    assert len(samples(state_dir).devices) == 4, "what was asked for is kept too"
+
+    submitted_s = time.time()
     job = scene.start(npu_job(scene))
     scene.await_line(job, "ready", count=4)
 
     await_that(lambda: [(one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)
                         for one in samples(state_dir).devices]
-               == [(host, device, device in (1, 2), device in (1, 2), True) for host in HOSTS for device in range(4)],
-               "every device is there, with the two that the ranks use at work")
+               == [(host, device, True, True, True) for host in HOSTS for device in range(2)],
+               "every device is there and at work")
     await_that(lambda: len(samples(state_dir).ranks) == 4, "every rank is there")
     newest = samples(state_dir)
     pids = {(rank["host"], rank["rank"]): rank["pid"] for rank in scene.show(job)["ranks"]}
     for rank in newest.ranks:
-        assert rank.device == 1 + rank.rank % 2 and rank.pid == pids[rank.host, rank.rank] and rank.job == job
+        assert rank.device == rank.rank % 2 and rank.pid == pids[rank.host, rank.rank] and rank.job == job
         device = next(one for one in newest.devices if (one.host, one.device) == (rank.host, rank.device))
         assert device.pids == (rank.pid,), "the tool's processes are the ranks"
     assert [host.host for host in newest.hosts] == list(HOSTS) and all(host.memory_used_bytes for host in newest.hosts)
@@ -82,4 +109,4 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     for host in HOSTS:
         lines = b"".join(data for name, data in scene.on_node(job, "samples.*").items() if name.startswith(host))
         stamps = [value["at_ns"] for value in map(json.loads, lines.splitlines()) if "host" in value]
-        await_that(lambda: len(moments(scene, "host_series", host, 0)) == len(stamps), "each line is one sample")
+        await_that(lambda: len(moments(scene, "host_series", host, submitted_s)) == len(stamps), "each line is one sample")
