@@ -8,11 +8,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ascendrun.core.redaction import SECRET_NAME
 from ascendrun.health.facts import NodeFacts, Unreached
 from ascendrun.health.world import World, compare
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
-                     r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 PER_NODE = re.compile(r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
                       r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)")
@@ -61,14 +60,14 @@ def _is_of_interest(row: EnvRow) -> bool:
 
 def mask(name: str, value: str, *, salt: str) -> str:
     """The value, or for a secret a mark that tells equal from different and nothing else."""
-    if _SECRET.search(name) and value:
+    if SECRET_NAME.search(name) and value:
         return f"(secret #{_mark(value, salt)})"
     return _URL_LOGIN.sub(lambda found: f"(secret #{_mark(found.group(), salt)})", value)
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable of this name is taken for a secret."""
-    return _SECRET.search(name) is not None
+    return SECRET_NAME.search(name) is not None
 
 
 def _mark(value: str, salt: str) -> str:
