@@ -17,7 +17,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ascendrun.core.job import State
+from ascendrun.core.job import TERMINAL, State
 
 USES = ("queue", "checks", "staging", "start-up", "training", "checkpoint", "ending", "lost")
 
@@ -117,7 +117,7 @@ def find_stays(moves: Sequence[Tuple[float, State]], *, created_s: float, until_
         if target is State.QUEUED:
             attempt += 1
         now_ms, state = at_ms, target
-    if state not in (State.SUCCEEDED, State.STOPPED, State.FAILED):
+    if state not in TERMINAL:
         stays.append(Stay(now_ms, last_ms, state, attempt, None))
     elif now_ms < last_ms and stays:
         stays[-1] = Stay(stays[-1].begin_ms, last_ms, stays[-1].state, stays[-1].attempt, stays[-1].after)

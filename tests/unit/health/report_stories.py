@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import lru_cache
 from typing import Dict, List, Tuple
 
 from ascendrun.core.job import Job, State
@@ -95,6 +96,7 @@ class Story:
                         tuple(self.hosts))
 
 
+@lru_cache(maxsize=1)
 def month() -> Material:
     """Thirty days, three failures, a straggler, a stretch without samples."""
     story = Story()
