@@ -1,0 +1,66 @@
+"""top over real connections to two simulated Ascend nodes: asked while they idle, sampled while a job runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascendrun.sim.ascend import control
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
+from tests.cluster.scenes import Scene, await_that
+
+HOSTS = ("node1", "node2")
+
+
+@pytest.fixture
+def scene(ascendrun, cluster):
+    for number, name in enumerate(HOSTS, start=1):
+        install_on(cluster, name, Scenario(cards=2, number=number))
+    return Scene(ascendrun, cluster)
+
+
+def npu_job(scene: Scene) -> Path:
+    command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", "600"]
+    path = scene.folder / "npu.yaml"
+    path.write_text(f"name: npu\ncommand: {json.dumps(command)}\nhostfile: npu.hosts\nstage: {{dir: code}}\n"
+                    "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
+                    "devices: {family: npu, per_node: 2}\n")
+    return path
+
+
+def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_seen(scene, cluster):
+    hostfile = scene.folder / "npu.hosts"
+    hostfile.write_text(cluster.hostfile(slots=2, names=HOSTS))
+    more = scene.folder / "more.hosts"
+    more.write_text(hostfile.read_text() + "nowhere addr=127.0.0.1 port=1\n")
+
+    def top(*words: str, code: int = 0) -> dict:
+        run = scene.ascendrun("top", "--once", "-o", "json", *words)
+        assert run.returncode == code, run.stderr
+        return json.loads(run.stdout)
+
+    idle = top("-H", str(more), code=6)
+    assert [(row["host"], row["device"], row["health"], row["job"]) for row in idle["rows"]] == [
+        (host, device, "OK", None) for host in HOSTS for device in range(2)]
+    assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-answer")]
+
+    job = scene.start(npu_job(scene))
+    scene.await_line(job, "ready", count=4)
+    wanted = [(host, device, 2 * node + device, job) for node, host in enumerate(HOSTS) for device in range(2)]
+    await_that(lambda: [(row["host"], row["device"], row["rank"], row["job"]) for row in top()["rows"]
+                        if row["pid"] is not None and row["foreign_pids"] == [] and row["cpu"] is not None] == wanted,
+               "every rank is on its device, and nobody else")
+    assert all(host["liveness"] == "ALIVE" for host in top()["hosts"])
+
+    control.set_fault(cluster.path("node2", "/"), 1, "health_alarm")
+    control.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
+    await_that(lambda: [(row["host"], row["device"], row["health"], row["foreign_pids"])
+                        for row in top("--bad")["rows"]]
+               == [("node1", 0, "OK", [39999]), ("node2", 1, "Alarm", [])], "the faults are seen")
+
+    assert scene.ascendrun("stop", job, "--now").returncode == 0
+    scene.await_nobody(job, deadline_s=10)
+    assert top("--job", job)["rows"] == []
