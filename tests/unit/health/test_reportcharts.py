@@ -25,9 +25,9 @@ def test_a_thinned_series_keeps_its_ends_its_least_and_its_greatest(values: List
         assert (min(drawn), max(drawn)) == (min(numbers), max(numbers))
 
 
-def test_one_spike_among_a_million_points_is_drawn() -> None:
-    points = [(float(x), 77.0 if x == 654_321 else 1.0) for x in range(1_000_000)]
-    assert (654_321.0, 77.0) in thin(points)
+def test_one_spike_among_very_many_points_is_drawn() -> None:
+    points = [(float(x), 77.0 if x == 154_321 else 1.0) for x in range(250_000)]
+    assert (154_321.0, 77.0) in thin(points)
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
