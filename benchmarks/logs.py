@@ -53,7 +53,8 @@ found = find_streams(Path(sys.argv[1]), 1)
 began = time.process_time()
 lines = chain.from_iterable(merge_batches([read_batches(one, among=len(found)) for one in found]))
 count = sum(len(one.lines) for one in fold(lines, window_s=0.3))
-print(count, time.process_time() - began)
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(count, time.process_time() - began, peak)
 """
 
 SPEAKER = """
@@ -107,14 +108,12 @@ def measure_read(sheet: Sheet, repeat: int, lines: int) -> None:
         with tempfile.TemporaryDirectory(prefix="ascendrun-bench-") as folder:
             write_spool(Path(folder), streams_of(case, lines))
             argv = [sys.executable, "-c", READ, folder]
-            child = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
-            assert child.stdout is not None
-            count, cpu_s = child.stdout.read().split()
-            _pid, status, usage = os.wait4(child.pid, 0)
-            child.returncode = status
-            assert status == 0 and int(count) == RANKS * lines
+            done = subprocess.run(argv, stdout=subprocess.PIPE, check=True,
+                                  env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+            count, cpu_s, peak_kib = done.stdout.split()
+            assert int(count) == RANKS * lines
         add(sheet, "read", case, repeat, "lines/s of CPU time", int(count) / float(cpu_s), "")
-        add(sheet, "read", case, repeat, "peak MB", usage.ru_maxrss / 1024, "of the whole process")
+        add(sheet, "read", case, repeat, "peak MB", int(peak_kib) * 1024 / 1e6, "of the whole process")
 
 
 def write_spool(folder: Path, streams: Sequence[Sequence[LogLine]]) -> None:

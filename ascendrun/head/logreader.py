@@ -21,7 +21,7 @@ from ascendrun.head.spoolfiles import (
 TIMES_PATIENCE_S = 1.0
 """How long bytes wait for their arrival times, which come in a file of their own."""
 BATCH_LINES = 2048
-HELD_LINES = 1 << 17
+HELD_LINES = 1 << 15
 """So many lines of all streams together are held at once when they are merged: memory stays bounded."""
 
 
@@ -122,7 +122,7 @@ class StreamReader:
         path = self.files.times_path(self._generation)
         if self._times_offset == 0:
             self._times_offset = first_time_record(path, self._offset)
-        raw = read_at(path, self._times_offset, CHUNK_BYTES)
+        raw = read_at(path, self._times_offset, TIME_RECORD.size * self._batch_lines)
         raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
         self._times_offset += len(raw)
         to_head_s = self.clock.to_head_s if self.clock is not None and self.clock.readings else None
