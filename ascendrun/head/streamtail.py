@@ -107,8 +107,11 @@ def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: Optional["_Times"]) -> Iterator[Line]:
-    """Whole lines between two offsets; a line that began before is passed over. Of a progress bar its last state."""
+    """Whole lines between two offsets; one that began before or goes on behind is passed over, unless the file ends
+    with it. Of a progress bar its last state."""
     data = read_at(path, begin, end - begin)
+    if end < size_of(path):
+        data = data[:data.rfind(b"\n") + 1]
     at = 0
     if begin > 0:
         before = read_at(path, begin - 1, 1)

@@ -143,7 +143,8 @@ def _tls_plain(found: Match[str], line: Line) -> Word:
 @_word(["cqe err", "cqe error"], r"cqe err(?:or)? status\[(?P<status>\d+)\].*?(?:remoteIP\{server\[(?P<rs>[^\]]+)\],"
                                  r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])")
 def _cqe(found: Match[str], line: Line) -> Word:
-    addresses = [(_server(one), None) for one in (found["rip"], found["rs"], found["ip"]) if one]
+    named = ((found["rip"], None), (found["rs"], _device(found["rd"])), (found["ip"], None))
+    addresses = [(_server(address), device) for address, device in named if address]
     return Word("cqe", line, addresses=tuple(addresses), values={"status": found["status"]})
 
 

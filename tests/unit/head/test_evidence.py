@@ -1,0 +1,74 @@
+"""Which attempt is explained, and what of the job's story belongs to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Tuple
+
+import pytest
+
+from ascendrun.core.job import Cause, Job, State
+from ascendrun.head.evidence import attempt_to_explain, read_evidence, story_of
+from ascendrun.head.store import StoredEvent, StoredJob
+
+STORY = [("submitted", "demo submitted for n1"), ("state", "RUNNING: all 2 ranks are alive"),
+         ("state", "STOPPING: rank 1 on n1 exited with code 1"), ("state", "BACKOFF: rank 1 on n1 exited with code 1"),
+         ("state", "QUEUED: attempt 2 waits for its nodes"), ("state", "CHECKING: its nodes are free"),
+         ("state", "STOPPING: stop was asked for"), ("state", "STOPPED: stop was asked for")]
+EVENTS = [StoredEvent(seq, 100.0 + seq, kind, text) for seq, (kind, text) in enumerate(STORY)]
+
+
+def make_job(**changes: object) -> Job:
+    job = Job(id="j-0001", name="demo", run="h-j-0001", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0,
+              state=State.FAILED, attempt=2, world_size=2)
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def stored(job: Job) -> StoredJob:
+    return StoredJob(job, "key", {"devices": {"family": "npu", "ids": [4, 5]}, "env": {"HCCL_CONNECT_TIMEOUT": "300"}},
+                     [{"name": "n1", "addr": "10.0.0.1"}], [], None)
+
+
+def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_followed() -> None:
+    first, second = story_of(EVENTS, 1), story_of(EVENTS, 2)
+    assert first[-1].text.startswith("QUEUED: attempt 2") and first[0].text.startswith("RUNNING")
+    assert [event.text.split(":")[0] for event in second] == ["CHECKING", "STOPPING", "STOPPED"]
+
+
+@pytest.mark.parametrize("changes, attempt", [
+    ({"state": State.QUEUED}, 1), ({"state": State.CHECKING}, 1), ({"state": State.RUNNING, "told_at_s": 5.0}, 2),
+    ({"state": State.FAILED}, 2), ({"state": State.QUEUED, "attempt": 1}, 1),
+])
+def test_an_attempt_that_only_waits_has_nothing_to_say(changes: dict, attempt: int) -> None:  # type: ignore[type-arg]
+    assert attempt_to_explain(make_job(**changes)) == attempt
+
+
+@pytest.mark.parametrize("attempt, cause", [(1, "failure"), (2, "user")])
+def test_why_an_attempt_was_stopped_is_known_of_earlier_ones_too(tmp_path: Path, attempt: int, cause: str) -> None:
+    job = make_job(state=State.STOPPED, cause=Cause.USER)
+    assert read_evidence(tmp_path, stored(job), EVENTS, attempt=attempt, now_s=200.0).cause == cause
+
+
+def test_what_a_supervisor_recorded_becomes_a_rank(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "j-0001" / "attempt-2" / "n1"
+    folder.mkdir(parents=True)
+    records = [{"event": "rank_started", "rank": 1, "local_rank": 1, "pid": 77, "at_ns": 1},
+               {"event": "rank_exited", "rank": 1, "code": None, "signal": 9, "stopped": False, "at_ns": 5 * 10**9,
+                "exited_ns": 4 * 10**9},
+               {"event": "stopping", "by": "failure", "reason": "rank 1", "at_ns": 6 * 10**9}, {"event": "ended"}]
+    torn = b'{"event": "rank_exi'
+    (folder / "events.0").write_bytes("".join(json.dumps(one) + "\n" for one in records).encode() + torn)
+    evidence = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0)
+    assert len(evidence.ranks) == 1
+    rank = evidence.ranks[0]
+    assert (rank.rank, rank.pid, rank.device, rank.signal, rank.exited_at_s) == (1, 77, 5, 9, 4.0)
+    host = evidence.host("n1")
+    assert (host.stopped_at_s, host.has_ended, host.addresses) == (6.0, True, ("10.0.0.1", "n1"))
+    assert evidence.connect_timeout_s == 300.0
+
+
+def test_of_an_attempt_that_left_nothing_it_is_said(tmp_path: Path) -> None:
+    missing: Tuple[str, ...] = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0).missing
+    assert missing == ("nothing of attempt 2 is here",)

@@ -1,0 +1,71 @@
+"""Tracebacks in streams as they really are."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.tracebacks import Chain, find_chains
+
+
+def lines(text: str) -> List[Line]:
+    return [Line(one, "f", 0, None, "err") for one in text.split("\n")]
+
+
+def only(text: str) -> Chain:
+    chains = find_chains(lines(text))
+    assert len(chains) == 1, chains
+    return chains[0]
+
+
+PLAIN = '''Traceback (most recent call last):
+  File "/job/train.py", line 8, in <module>
+    main()
+  File "/opt/lib/python3.10/site-packages/torch/nn/module.py", line 99, in forward
+    raise ValueError("no")
+ValueError: no
+'''
+
+
+def test_the_place_is_the_last_line_of_code_that_is_not_a_library_s() -> None:
+    chain = only(PLAIN)
+    assert (chain.root.type, chain.root.message, chain.root.where) == ("ValueError", "no", "train.py:8")
+
+
+def test_ranks_that_share_a_stream_are_read_apart() -> None:
+    mixed = [f"[rank{rank}]: {line}" for line in PLAIN.strip().split("\n") for rank in (3, 5)]
+    assert [chain.rank for chain in find_chains([Line(one, "f", 0, None, "err") for one in mixed])] == [3, 5]
+
+
+@pytest.mark.parametrize("link", ["During handling of the above exception, another exception occurred:",
+                                  "The above exception was the direct cause of the following exception:"])
+def test_linked_exceptions_are_one_chain_with_the_first_as_its_root(link: str) -> None:
+    chain = only(f"{PLAIN}\n{link}\n\n{PLAIN.replace('ValueError', 'KeyError')}")
+    assert [one.type for one in chain.raised] == ["ValueError", "KeyError"]
+
+
+def test_what_python_passed_over_is_marked() -> None:
+    assert only("Exception ignored in: <function Pool.__del__ at 0x1>\n" + PLAIN).kind == "ignored"
+    assert only("Exception in thread Thread-3 (run):\n" + PLAIN).kind == "thread"
+    assert only(PLAIN).kind == "main"
+
+
+def test_an_exception_without_its_head_is_found_and_marked_as_torn() -> None:
+    assert only("    main()\n  File \"/job/a.py\", line 3, in f\n    g()\nKeyError: 'lr'").kind == "torn"
+
+
+@pytest.mark.parametrize("text", ["ValueError: skipping sample 3\nstep 4 loss 1\nstep 5 loss 1", "INFO: ok", ""])
+def test_a_line_that_only_looks_like_an_exception_is_none(text: str) -> None:
+    assert find_chains(lines(text)) == ()
+
+
+@given(st.lists(st.sampled_from([*PLAIN.split("\n"), "", "step 1", "During handling of the above exception, another "
+                                 "exception occurred:", "│ /a.py:3 in f", "[rank1]: ValueError: x", "Exception ignored "
+                                 "in: x"]), max_size=30))
+def test_no_mixture_of_lines_breaks_the_search(texts: Sequence[str]) -> None:
+    found = find_chains([Line(text, "f", 0, None, "err") for text in texts])
+    assert all(0 <= chain.first <= chain.last < len(texts) for chain in found)
