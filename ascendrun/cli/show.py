@@ -31,7 +31,7 @@ def command(face: Face, job: str, output: Optional[str]) -> int:
     if output in (None, "table", "wide"):
         whole = face.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write((describe_stages(whole) if whole is not None else "")
-                         + describe_job(detail, wide=output == "wide", now_s=time.time()))
+                         + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(face, detail)))
     else:
         assert output is not None
         sys.stdout.write(format_one(detail, output))
@@ -50,13 +50,22 @@ def describe_stages(whole: JobView) -> str:
     return f"{format_pairs([('pipeline', f'{whole.id} ({whole.name})'), ('state', whole.state)])}\n{table}\n"
 
 
-def describe_job(detail: JobDetail, *, wide: bool, now_s: float) -> str:
-    """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own."""
+def _why(face: Face, detail: JobDetail) -> Optional[str]:
+    """The verdict on a job that failed, in one line."""
+    from ascendrun import insight
+
+    return insight.verdict(face.settings.state_dir, detail.job.id) if detail.job.state == "FAILED" else None
+
+
+def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: Optional[str] = None) -> str:
+    """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own.
+    `why`: the verdict, None: there is none."""
     from ascendrun.cli.follow import has_ended
     from ascendrun.cli.output import Column, describe_time, format_pairs, format_table
     from ascendrun.core.loglines import fold_ranks
 
-    parts = [format_pairs(_head(detail, now_s))]
+    more = [] if why is None else [("why", f"{why}; `ascendrun explain {detail.job.id}` has the evidence")]
+    parts = [format_pairs([*_head(detail, now_s), *more])]
     if detail.nodes:
         parts.append(format_table(detail.nodes, [
             Column("NODE", lambda node: node.host),
