@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
+PRIORITY = 10
+"""nice: the ranks come first."""
 GONE_S = 1.0
 """How long the end of an attempt waits for it; a tool that hangs in a driver outlives that, whoever waits."""
 
@@ -44,9 +46,10 @@ class Beside:
         argv = [sys.executable or os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0]), "sample",
                 self._folder]
         try:
+            # Low from its first instruction: an interpreter that comes up must not slow down the ranks that do.
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, cwd="/",
-                                           start_new_session=True)
-        except OSError as error:
+                                           start_new_session=True, preexec_fn=lambda: os.nice(PRIORITY))
+        except (OSError, subprocess.SubprocessError) as error:
             sys.stderr.write("no samples of %s: %s\n" % (self._tag, error))
 
     def end(self) -> None:

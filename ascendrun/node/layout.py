@@ -7,8 +7,8 @@
       runs/<run>/checkpoints/       where checkpoints go unless the job names a folder
       runs/<run>/attempt-<n>/       one start: records, logs, metrics; see FILES below
 
-A `run` is one job (or pipeline) of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt everywhere;
-every rank carries it in its environment as ASCENDRUN_TAG.
+A `run` is one job (or pipeline) of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt
+everywhere; every rank carries it in its environment as ASCENDRUN_TAG.
 
 Files that the head pulls are named "<file>.<generation>", generations counting from 0:
 

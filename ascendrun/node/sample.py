@@ -36,8 +36,6 @@ SPARE_BYTES = 32 << 20
 SPARE_LOOK_S = 10.0
 PACKED_FROM = 300
 """A shorter text is not worth packing."""
-PRIORITY = 10
-"""nice: the ranks come first."""
 FIRST_RATE_S = 0.5
 
 
@@ -178,7 +176,6 @@ def leaders_of(folder: str, prepared: Dict[str, Any]) -> List[Leader]:
 def main(folder: str) -> int:
     """`sample FOLDER`: standard input is a pipe that the supervisor holds open for as long as it lives."""
     os.umask(0o077)
-    os.nice(PRIORITY)
     _die_first()
     prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
     sampling = prepared.get("sampling")
