@@ -206,7 +206,9 @@ class TopApp(App[None]):
         self.draw()
 
     def arrange_by(self, **changes: Any) -> None:
+        """In a new order one wants to see what comes first."""
         self.order = replace(self.order, **changes)
+        self.query_one(RowsTable).forget()
         self.draw()
 
     def action_next_sort(self) -> None:

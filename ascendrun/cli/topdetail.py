@@ -110,7 +110,8 @@ class DetailPage:
             parts.append(f"{word(lang, 'port')} {link}{downs}")
         if row.ecc_errors is not None:
             parts.append(f"ECC {row.ecc_errors}")
-        parts.append(f"{word(lang, 'age')} {describe_seconds(row.age_s)}")
+        if row.age_s is not None:
+            parts.append(word(lang, "age", age=describe_seconds(row.age_s)))
         lines = [" · ".join(parts)]
         if row.job is not None:
             lines.append(f"{row.job} {row.job_name} · rank {row.rank} · pid {'-' if row.pid is None else row.pid}")

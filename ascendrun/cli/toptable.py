@@ -65,6 +65,10 @@ class RowsTable(ScrollView, can_focus=True):
         self._keep_in_sight()
         self.refresh()
 
+    def forget(self) -> None:
+        """The cursor goes back to the first row."""
+        self.lines, self.cursor = (), 0
+
     def render_line(self, y: int) -> Strip:
         width = self.scrollable_content_region.width
         index = y + self.scroll_offset.y

@@ -147,17 +147,32 @@ def test_arrows_and_j_k_move_and_the_row_stays_in_sight(world: TopWorld) -> None
     play(world, steps, size=(80, 24))
 
 
-def test_the_cursor_stays_with_its_row_when_the_order_changes(world: TopWorld) -> None:
+def test_a_new_order_shows_what_comes_first(world: TopWorld) -> None:
     async def steps(stage: Stage) -> None:
-        await stage.press(*["j"] * 11)
-        chosen = stage.app.selected
-        assert chosen is not None and (chosen.host, chosen.device) == ("npu02", 3)
+        await stage.press(*["j"] * 20)
         await stage.press("s", "s", "s", "s")  # util, mem, power, temp
+        hottest = stage.app.selected
         assert stage.app.order.by == "temp" and stage.table.cursor == 0
-        after = stage.app.selected
-        assert after is not None and (after.host, after.device) == ("npu02", 3)
+        assert hottest is not None and (hottest.host, hottest.device) == ("npu02", 3)
         await stage.press("r")
-        assert stage.table.cursor > 30
+        coolest = stage.app.selected
+        assert coolest is not None and coolest.temperature_c == 52.0
+
+    play(world, steps)
+
+
+def test_the_cursor_stays_with_its_row_when_a_later_look_moves_it(world: TopWorld) -> None:
+    async def steps(stage: Stage) -> None:
+        await stage.press("s", "s", "s", "s", "j", "j", "j")
+        chosen = stage.app.selected
+        assert chosen is not None
+        world.now_s += 1
+        world.add_samples(["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"temperature_c": 99.0}})
+        stage.app.begin_look()
+        await stage.until(lambda: stage.table.lines[0].temperature_c == 99.0)
+        after = stage.app.selected
+        assert after is not None and (after.host, after.device) == (chosen.host, chosen.device)
+        assert stage.table.cursor == 4
 
     play(world, steps)
 
