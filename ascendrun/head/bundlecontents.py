@@ -151,7 +151,7 @@ def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftO
         try:
             yield file_piece(f"{name}/{base}", paths, is_log=base.endswith((".out", ".err")))
         except OSError as error:
-            left_out.append((f"{name}/{base}", f"cannot be read: {error.strerror}"))
+            left_out.append((f"{name}/{base}", f"cannot be read: {error.strerror or error}"))
     if arrival_times:
         left_out.append((f"{name}: {arrival_times} files of arrival times", "they are of use with whole logs only"))
     if logs:

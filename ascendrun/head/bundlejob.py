@@ -70,7 +70,7 @@ def bundle_job(state_dir: Path, ref: str, wish: Wish, *, notices: Optional[Notic
         done = Bundle(contents, path, path.stat().st_size, sha256)
         return _parse(done, job.hosts) if wish.layout == "ascend-fd" else done
     except OSError as error:
-        raise CannotWrite(f"{error.filename or path} cannot be written: {error.strerror}",
+        raise CannotWrite(f"{error.filename or path} cannot be written: {error.strerror or error}",
                           hint="-o FILE.tar.gz names another place") from error
 
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,7 +75,10 @@ def json_piece(name: str, value: object) -> Piece:
 
 def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Piece:
     """The files one after another: the generations of a rotated one hold one text. Raises OSError."""
-    sizes = [os.stat(path).st_size for path in paths]
+    facts = [os.lstat(path) for path in paths]
+    if not all(stat.S_ISREG(fact.st_mode) for fact in facts):
+        raise OSError(f"{name}: not a regular file")
+    sizes = [fact.st_size for fact in facts]
 
     def read(offset: int, count: int) -> bytes:
         pieces = []

@@ -98,7 +98,7 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
             elif file.name in ("npu-smi", "hccn"):
                 checks.append(as_commands(file.path.read_text("utf-8", "replace"), is_port=file.name == "hccn"))
         except OSError as error:
-            left_out.append((f"{node}: {file.name}/{file.file}", f"cannot be read: {error.strerror}"))
+            left_out.append((f"{node}: {file.name}/{file.file}", f"cannot be read: {error.strerror or error}"))
     for name, why in gathered.problems:
         left_out.append((f"{node}: {name}", why))
     if any(checks):
@@ -155,16 +155,29 @@ def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], time
     """
     results = []
     out.mkdir(mode=0o700, exist_ok=True)
-    with tarfile.open(archive) as tar:
-        for member in tar.getmembers():  # our own archive: plain names, regular files
-            tar.extract(member, out, set_attrs=False)
-    root = next(path for path in sorted(out.iterdir()) if path.is_dir() and path.name != "parsed")
+    root = out / _unpack(archive, out)
     for node in nodes:
         folder, parsed = root / node, out / "parsed" / node
         if folder.is_dir():
             parsed.mkdir(parents=True, exist_ok=True)
             results.append(_run(tool, node, folder, parsed, timeout_s))
     return results
+
+
+def _unpack(archive: Path, out: Path) -> str:
+    """Writes the files of an archive of ours; the name of its one folder."""
+    root = ""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            parts = Path(member.name).parts
+            if file is None or ".." in parts or member.name.startswith("/"):
+                raise OSError(f"{archive} is no archive of ours: {member.name!r}")
+            root = parts[0]
+            target = out.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            target.write_bytes(file.read())
+    return root
 
 
 def _run(tool: str, node: str, folder: Path, parsed: Path, timeout_s: float) -> Parsed:
