@@ -18,6 +18,8 @@ from ascendrun.core.shapes import ADDRESS, MEASURED, OWN_RANK, Shape, Templates
 OPEN_GROUPS_LIMIT = 4096
 """More lines than this are not held back: a rank that pours out lines folds less, and memory stays bounded."""
 OPEN_CHARACTERS_LIMIT = 8_000_000
+LONG_LINE = 1000
+"""Only longer lines count for the limit of characters: the others are bounded by the limit of groups, and are many."""
 CROWD_CHECK = 128
 """After so many lines it is looked whether the two limits above are passed."""
 FEWEST_FOR_OUTLIERS = 4
@@ -48,13 +50,14 @@ class FoldedLine(NamedTuple):
 class _Group:
     """One folded line in the making."""
 
-    __slots__ = ("key", "lines", "number", "opened_s", "shapes")
+    __slots__ = ("characters", "key", "lines", "number", "opened_s", "shapes")
 
     def __init__(self, key: FoldKey, number: int, opened_s: float) -> None:
         self.key = key
         self.number = number
         self.opened_s = opened_s
         self.lines: list[LogLine] = []
+        self.characters = 0
         self.shapes: list[Shape] = []
 
 
@@ -91,7 +94,7 @@ class Folder:
     def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
         self.window_s = window_s
         self.ranks = ranks
-        self._templates = Templates()
+        self._find = Templates().find
         self._open: deque[_Group] = deque()
         self._by_key: dict[FoldKey, _Peers] = {}
         self._last_of_rank: dict[int, int] = {}
@@ -100,9 +103,9 @@ class Folder:
 
     def add(self, line: LogLine, *, now_s: float) -> None:
         """`now_s`: the line's time on a clock that never goes back; one clock for all lines."""
-        text, rank = line.text, line.rank
-        template, shape = self._templates.find(text, rank)
-        key = (template, line.stream, line.attempt)
+        _at, _host, rank, stream, text, attempt = line
+        template, shape = self._find(text, rank)
+        key = (template, stream, attempt)
         peers = self._by_key.get(key)
         group = None
         if peers is not None:
@@ -111,7 +114,9 @@ class Folder:
             group = self._open_group(key, peers, now_s)
         group.lines.append(line)
         group.shapes.append(shape)
-        self._characters += len(text)
+        if len(text) > LONG_LINE:
+            self._characters += len(text)
+            group.characters += len(text)
         self._last_of_rank[rank] = group.number
 
     def take(self, *, now_s: float) -> list[FoldedLine]:
@@ -154,7 +159,7 @@ class Folder:
         del peers.numbers[0], peers.groups[0]  # groups of one key close in the order in which they opened
         if not peers.groups:
             del self._by_key[group.key]
-        self._characters -= sum([len(line.text) for line in group.lines])
+        self._characters -= group.characters
         return summarise(group.lines, group.shapes)
 
 

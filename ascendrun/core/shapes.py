@@ -78,7 +78,10 @@ class Templates:
         known = self._by_text.get(text)
         if known is not None:
             return known
-        shape = self._shape(text)
+        if len(text) > LONGEST:
+            return text, PLAIN
+        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS)
+        shape = self._shapes.get(zeros) or self._learn(zeros)
         if shape.has_rank:  # not remembered: it depends on who says it
             shape = _own(text, shape, rank)
             return _cut(text, shape), shape
@@ -88,16 +91,11 @@ class Templates:
         self._by_text[text] = found
         return found
 
-    def _shape(self, text: str) -> Shape:
-        if len(text) > LONGEST:
-            return PLAIN
-        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS)
-        shape = self._shapes.get(zeros)
-        if shape is None:
-            shape = find_shape(zeros.decode("utf-8", "surrogatepass"))
-            if len(self._shapes) >= CACHED:
-                self._shapes.clear()
-            self._shapes[zeros] = shape
+    def _learn(self, zeros: bytes) -> Shape:
+        shape = find_shape(zeros.decode("utf-8", "surrogatepass"))
+        if len(self._shapes) >= CACHED:
+            self._shapes.clear()
+        self._shapes[zeros] = shape
         return shape
 
 
