@@ -44,10 +44,27 @@ CASES: Dict[str, Case] = {
     "alone, many words, long rows": Case("none", ranks=1, words=32000, layers=2, length=512, rows=2),
     "ddp, float32, two pieces": Case("ddp", pieces=2),
     "fsdp2, float32": Case("fsdp2"),
-    "fsdp2, bfloat16, LoRA": Case("fsdp2", dtype="pure-bfloat16", lora=True),
+    "fsdp2, LoRA on a bfloat16 base": Case("fsdp2", dtype="pure-bfloat16", lora=True),
     "zero3, float32": Case("zero3"),
-    "zero3, bfloat16, LoRA": Case("zero3", dtype="bfloat16", lora=True),
+    "zero3, LoRA on a bfloat16 base": Case("zero3", dtype="bfloat16", lora=True),
 }
+
+
+SMALL: Dict[str, Case] = {
+    "alone, float32": Case("none", ranks=1, hidden=256, layers=3, words=4000, rows=2),
+    "alone, bfloat16 by autocast, checkpointed": Case("none", dtype="bfloat16", checkpointed=True, ranks=1, hidden=256,
+                                                      layers=4, words=2000, rows=4),
+    "alone, LoRA on a bfloat16 base": Case("none", dtype="pure-bfloat16", lora=True, ranks=1, hidden=256, layers=4,
+                                           words=2000),
+    "ddp, float32, two pieces": Case("ddp", pieces=2, hidden=256, layers=3, words=4000, rows=2),
+    "fsdp2, float32": Case("fsdp2", hidden=256, layers=3, words=2000, rows=2),
+    "fsdp2, LoRA on a bfloat16 base": Case("fsdp2", dtype="pure-bfloat16", lora=True, hidden=256, layers=3, words=2000,
+                                           rows=2),
+    "zero3, float32": Case("zero3", hidden=384, layers=3, words=2000, rows=2),
+    "zero3, LoRA on a bfloat16 base": Case("zero3", dtype="bfloat16", lora=True, hidden=384, layers=3, words=2000,
+                                           rows=2),
+}
+"""The same kinds, small enough for every run of the tests."""
 
 
 def builder(case: Case) -> Callable[[], nn.Module]:

@@ -19,6 +19,7 @@ from typing import Any, Dict, List
 from benchmarks.memory.cases import CASES
 
 REPO = Path(__file__).resolve().parents[2]
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 RESULTS = REPO / "benchmarks" / "results" / "memory.csv"
 
 
@@ -46,7 +47,8 @@ def run(name: str, device: str, ranks: int) -> Dict[str, Any]:
         processes: List["subprocess.Popen[bytes]"] = []
         for rank in range(ranks):
             env = {**os.environ, "PYTHONPATH": str(REPO), "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                   "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": device}
+                   "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": device,
+                   "MEMORY_CASES": "large"}
             processes.append(subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.memory.rank", name, device, str(out)], env=env, cwd=folder,
                 stdout=subprocess.DEVNULL))
@@ -54,11 +56,13 @@ def run(name: str, device: str, ranks: int) -> Dict[str, Any]:
         if any(codes):
             raise SystemExit(f"{name}: exit codes {codes}")
         found = json.loads(out.read_text())
-    row = {"case": name, "device": device, "ranks": ranks, "measured_mb": round(found["measured"] / 1e6, 1),
-           "estimated_mb": round(found["estimated"] / 1e6, 1), "off": round(found["estimated"] / found["measured"] - 1, 3)}
-    print(f"{name:<45} {ranks} rank(s) measured {row['measured_mb']:>8} MB, estimated {row['estimated_mb']:>8} MB, "
-          f"off {row['off']:+.1%}   {({k: round(v / 1e6, 1) for k, v in found['need'].items() if k[0] != 'h' and k != 'world_size'})}", flush=True)
-    return row
+    measured, estimated = found["measured"], found["estimated"]
+    parts = {part: round(found["need"][part] / 1e6, 1) for part in PARTS}
+    off = round(estimated / measured - 1, 3)
+    print(f"{name:<45} {ranks} rank(s) measured {measured / 1e6:8.1f} MB, estimated {estimated / 1e6:8.1f} MB, "
+          f"off {off:+.1%}", flush=True)
+    return {"case": name, "device": device, "ranks": ranks, "measured_mb": round(measured / 1e6, 1),
+            "estimated_mb": round(estimated / 1e6, 1), "off": off, **parts}
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List
 
 import torch
 
 from ascendrun.programs.trainer import distributed, memory, parallel, start
 from ascendrun.programs.trainer.simulate import simulate
-from benchmarks.memory.cases import CASES, Case, builder, step
+from benchmarks.memory.cases import CASES, SMALL, Case, builder, step
 
 STEPS = 3
 
@@ -21,7 +21,8 @@ STEPS = 3
 def main(argv: List[str]) -> None:
     """ARGV: the case's name, the device family, the file for the result."""
     name, family, out = argv
-    start.run(lambda here: measure(CASES[name], here, Path(out)), family=family, timeout_s=120)
+    case = (CASES if os.environ.get("MEMORY_CASES") == "large" else SMALL)[name]
+    start.run(lambda here: measure(case, here, Path(out)), family=family, timeout_s=120)
 
 
 def measure(case: Case, here: start.Runtime, out: Path) -> None:
@@ -67,7 +68,7 @@ def peak_of(body: Callable[[], None], here: start.Runtime) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         body()
     totals: List[int] = [0]
-    gather_totals(profiler.profiler.kineto_results.experimental_event_tree(), totals)  # type: ignore[union-attr]
+    gather_totals(profiler.profiler.kineto_results.experimental_event_tree(), totals)
     return max(totals)
 
 

@@ -126,6 +126,16 @@ def fork_server() -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def tiny_once(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """tiny_once(option=value…): a training of `tinyprogram` on two ranks that ended well, for several tests."""
+    def run(**options: Any) -> Run:
+        folder = tmp_path_factory.mktemp("once")
+        return Run(fork_server, folder, [json.dumps(options)], 2, {}, (), "tiny").succeed()
+
+    return run
+
+
 @pytest.fixture
 def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
     """launch(program, options, name=…, ranks=1): the same name goes on in the same folder. `rank_env`: more variables

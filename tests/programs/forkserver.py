@@ -21,8 +21,9 @@ import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 from ascendrun.programs.meshtest import __main__ as meshtest
 from ascendrun.programs.trajectory import __main__ as trajectory
 from ascendrun.programs.trajectory import jobs  # noqa: F401
+from benchmarks.memory import rank as memory_rank
 
-PROGRAMS = {"trajectory": trajectory, "meshtest": meshtest, "tiny": tinyprogram}
+PROGRAMS = {"trajectory": trajectory, "meshtest": meshtest, "tiny": tinyprogram, "memory": memory_rank}
 
 
 def start(request: Dict[str, Any]) -> int:

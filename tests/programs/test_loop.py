@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 WAYS = ["ddp", "fsdp2", "zero3"]
@@ -15,12 +17,188 @@ def way(request, fork_server):
     return request.param
 
 
+EVERY_4 = {"checkpoint_every": 4, "ranks": 2}
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_once):
+    """straight(way): the run that nothing happened to, on two ranks; made once."""
+    made = {}
+
+    def run(way):
+        if way not in made:
+            made[way] = tiny_once(how=way)
+        return made[way]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny_once):
+    """The folder of a sharded run that was stopped after step 14, saved at 12 and 14; to be copied."""
+    return tiny_once(how="fsdp2", stop_at=[13, 0], checkpoint_every=4).folder
+
+
+def steps_saved(run):
+    return [line["step"] for line in run.metrics() if line.get("event") == "checkpoint"]
+
+
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resume(tiny, way):
-    straight = tiny(ranks=2, name="straight", how=way).succeed()
-    broken = tiny(ranks=2, name="broken", how=way, checkpoint_every=4, kill=[14, 1])
+def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resume(tiny, straight, way):
+    broken = tiny(name="broken", how=way, kill=[14, 1], **EVERY_4)
     assert broken.wait()[1] == -9
-    again = tiny(ranks=2, name="broken", how=way, checkpoint_every=4).succeed()
+    again = tiny(name="broken", how=way, **EVERY_4).succeed()
     assert "resumed at step 12/30" in again.text() or "resumed at step 8/30" in again.text()
-    assert again.losses() == straight.losses()
-    assert again.final() == straight.final()
+    assert again.losses() == straight(way).losses()
+    assert again.final() == straight(way).final()
+
+
+def test_all_ways_to_share_a_model_learn_the_same(tiny, fork_server):
+    fork_server.ask({"import": "deepspeed"})
+    runs = {way: tiny(ranks=2, name=way, how=way, dropout=0.0, frozen=True).succeed() for way in WAYS}
+    alone = tiny(name="alone", how="none", dropout=0.0, frozen=True).succeed()
+    for way, run in runs.items():
+        assert run.losses() == pytest.approx(alone.losses(), rel=1e-4), way
+        assert set(run.final()) - {"seen"} == set(alone.final()) - {"seen"}, "the frozen words are not saved"
+        for name, weight in run.final().items():
+            assert weight == pytest.approx(alone.final()[name], rel=1e-2, abs=1e-4), (way, name)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_a_stop_signal_to_one_rank_saves_and_ends_all_with_0_and_the_rest_is_the_same(tiny, straight, way):
+    first = tiny(ranks=2, name="stopped", how=way, stop_at=[10, 1]).succeed()
+    assert "ending: stopped" in first.text()
+    assert steps_saved(first) == [11]
+    second = tiny(ranks=2, name="stopped", how=way).succeed()
+    assert "resumed at step 11/30" in second.text()
+    assert second.losses() == straight(way).losses()
+    assert second.final() == straight(way).final()
+
+
+def test_time_that_is_up_ends_a_run_as_a_stop_does(tiny):
+    run = tiny(ranks=2, max_s=1e-9).succeed()
+    assert "ending: time is up" in run.text()
+    assert steps_saved(run) == [1]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_a_full_disk_is_told_the_last_good_checkpoint_stays_and_training_goes_on(tiny, way):
+    run = tiny(how=way, full_disk=[5, 13], save_in_background=False, **EVERY_4).succeed()
+    assert "the checkpoint of step 8 could not be written" in run.text()
+    assert "older ones are as they were" in run.text()
+    assert steps_saved(run) == [4, 16, 20, 24, 28, 30]
+    assert not list((run.folder / "ckpt").glob(".*")), "nothing half written is left"
+
+
+def test_a_disk_that_stays_full_leaves_a_checkpoint_to_go_on_from_and_a_stop_does_not_claim_to_be_saved(tiny, straight):
+    full = tiny(name="full", full_disk=[5, 99], stop_at=[14, 0], **EVERY_4)
+    assert full.wait() == [1, 1]
+    assert "could not be written" in full.error_files[0].read_text()
+    again = tiny(name="full", **EVERY_4).succeed()
+    assert "resumed at step 4/30" in again.text()
+    assert again.losses() == straight("ddp").losses()
+
+
+def test_training_stops_at_a_failed_save_where_that_was_asked_for(tiny):
+    run = tiny(full_disk=[5, 99], on_save_failure="stop", **EVERY_4)
+    assert run.wait() == [1, 1]
+    assert run.losses() and max(run.losses()) < 20
+    assert "could not be written" in run.error_files[1].read_text()
+
+
+@pytest.mark.parametrize("damage", ["a rank's part is missing", "a part is cut", "a part is changed", "no manifest"])
+def test_a_sharded_checkpoint_that_is_not_whole_is_passed_over_and_said(tiny, straight, stopped, tmp_path, damage):
+    shutil.copytree(stopped, tmp_path / "torn")
+    newest = tmp_path / "torn" / "ckpt" / "step-00000014"
+    part = newest / "rank-00001.pt"
+    if damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    elif damage == "a rank's part is missing":
+        part.unlink()
+    else:
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content if damage == "a part is changed" else content[:-1])
+    again = tiny(name="torn", how="fsdp2", **EVERY_4).succeed()
+    assert f"{newest} is skipped" in again.text()
+    assert "resumed at step 12/30" in again.text()
+    assert again.losses() == straight("fsdp2").losses()
+
+
+def test_nodes_that_share_no_disk_keep_their_own_parts_and_go_on_from_them(tiny, straight, tmp_path):
+    apart = {rank: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / f"node{rank}")} for rank in range(2)}
+    tiny(name="apart", how="fsdp2", stop_at=[13, 0], rank_env=apart, **EVERY_4).succeed()
+    parts = {path.name for path in (tmp_path / "node1" / "step-00000014").iterdir()}
+    assert parts == {"manifest.json", "rank-00001.pt"}
+    again = tiny(name="apart", how="fsdp2", rank_env=apart, **EVERY_4).succeed()
+    assert "resumed at step 14/30" in again.text()
+    assert again.losses() == straight("fsdp2").losses()
+    assert again.final() == straight("fsdp2").final()
+
+
+def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_one(tiny):
+    run = tiny(ranks=2, poison=[7, 1], checkpoint_every=4)
+    assert run.wait() == [1, 1]
+    message = run.error_files[0].read_text()
+    assert "step 8: the loss is nan on rank 1 (samples " in message
+    assert max(run.losses()) == 7
+
+
+def test_a_replicated_training_goes_on_with_another_number_of_ranks_a_sharded_one_says_why_not(tiny, stopped, tmp_path):
+    plain = tiny(ranks=2, name="plain", dropout=0.0).succeed()
+    tiny(ranks=2, name="ddp", dropout=0.0, stop_at=[10, 0]).succeed()
+    again = tiny(ranks=3, name="ddp", dropout=0.0).succeed()
+    assert again.losses() == pytest.approx(plain.losses(), rel=1e-4)
+    shutil.copytree(stopped, tmp_path / "fsdp2")
+    refused = tiny(ranks=3, name="fsdp2", how="fsdp2")
+    assert refused.wait() == [1, 1, 1]
+    assert "the model lay over 2 rank(s) as fsdp2, now over 3 as fsdp2" in refused.error_files[2].read_text()
+
+
+def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny):
+    options = {"eval_every": 3, "best": "score", "how": "fsdp2"}
+    whole = tiny(ranks=2, name="whole", **options).succeed()
+    assert "best: 6" in whole.text()
+    tiny(name="broken", kill=[14, 0], **options, **EVERY_4).wait()
+    again = tiny(name="broken", **options, **EVERY_4).succeed()
+    assert "best: 6" in again.text()
+    assert again.final() == whole.final()
+    assert sorted(path.name for path in (again.folder / "ckpt").iterdir()) == [
+        "best-00000006", "step-00000028", "step-00000030"]
+
+
+def test_training_ends_early_when_no_evaluation_is_better(tiny):
+    run = tiny(ranks=2, eval_every=3, best="score", patience=3).succeed()
+    assert "ending: no better for a while" in run.text()
+    assert max(run.losses()) == 15
+
+
+def test_every_rank_says_where_its_time_went_and_rank_0_what_was_learnt(tiny):
+    run = tiny(ranks=2, log_every=5, peak_tflops=0.001, flops_per_token=1e4).succeed()
+    start, *lines = run.metrics()
+    assert start["event"] == "start" and start["total_steps"] == 30 and start["world_size"] == 2
+    times = {"step", "at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "comm_s"}
+    learnt = {"loss", "loss_even", "loss_odd", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu"}
+    assert times | learnt | {"memory_bytes"} <= set(lines[0])
+    other = run.metrics(1)[1]
+    assert times <= set(other) and "loss" not in other
+    phases = sum(lines[1][name] for name in times if name.endswith("_s") and name not in ("at_s", "step_s"))
+    assert 0.5 * lines[1]["step_s"] < phases <= 1.01 * lines[1]["step_s"]
+    assert lines[0]["samples_even"] + lines[0]["samples_odd"] == 30
+    assert lines[-1]["event"] == "end"
+
+
+def test_the_micro_batch_is_what_the_rank_with_the_least_room_can_take_and_learns_the_same(tiny):
+    whole = tiny(ranks=2, name="whole", dropout=0.0).succeed()
+    found = tiny(ranks=2, name="found", dropout=0.0, room=[7, 2]).succeed()
+    assert "micro-batch of 4: rank 1 runs out of memory" in found.text()
+    assert "micro-batch found: 2" in found.text()
+    assert found.losses() == pytest.approx(whole.losses(), rel=1e-4)
+    none = tiny(ranks=2, name="none", room=[7, 0.5])
+    assert none.wait() == [1, 1]
+    assert "a single row does not fit on rank 1's device" in none.error_files[0].read_text()
+
+
+def test_a_profile_of_a_few_steps_is_written_by_every_rank(tiny, tmp_path):
+    tiny(ranks=2, max_steps=8, profile=str(tmp_path / "trace"), profile_steps=2).succeed()
+    assert all(list((tmp_path / "trace" / f"rank-{rank:05d}").glob("*.json*")) for rank in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from typing import Any, Dict, List, Sequence
 
@@ -17,12 +18,16 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.task import Settings, Task
 
 WORDS, WIDTH = 31, 16
+FULL_BYTES = 20_000
 DEFAULTS: Dict[str, Any] = {
     "how": "ddp", "details": {}, "dtype": "float32", "samples": 60, "batch_size": 6, "epochs": 3, "max_steps": 0,
     "lr": 0.01, "seed": 3, "dropout": 0.1, "resume": "auto", "log_every": 1,
     "frozen": False, "poison": None, "kill": None, "eval_every": 0,
-    "best": "", "identity": 0}
-"""`poison`: [step, rank] whose loss is nan; `kill`: [step, rank] that ends itself with SIGKILL before that step."""
+    "best": "", "identity": 0,
+    "full_disk": None, "save_in_background": True, "on_save_failure": "go-on", "stop_at": None, "keep_checkpoints": 2,
+    "room": None}
+"""[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM.
+`full_disk`: [from step, to step], in which no file can grow; `room`: rows that fit, by rank."""
 
 
 class Block(nn.Module):
@@ -74,8 +79,15 @@ class Counting(Task):
 
     def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> Any:
         step, me = int(tensors["step"]), self.here.rank
-        if self.options["kill"] == [step, me]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        for option, number in (("kill", signal.SIGKILL), ("stop_at", signal.SIGTERM)):
+            if self.options[option] == [step, me]:
+                os.kill(os.getpid(), number)
+        if self.options["full_disk"]:
+            first, last = self.options["full_disk"]
+            limit = FULL_BYTES if first <= step < last else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        if self.options["room"] and len(tensors["ids"]) > self.options["room"][me]:
+            raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 20.00 MiB")
         logits = model(tensors["ids"]).float()
         each = functional.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="none")
         by_row = each.view_as(tensors["labels"]).sum(1)
@@ -110,6 +122,9 @@ def train(options: Dict[str, Any], here: start.Runtime) -> None:
     settings = Settings.of(options, steps=steps, warmup_steps=3)
     loop = Loop(here, engine, plan, work, settings, folder=start.checkpoint_folder("out"),
                 identity={"task": options["identity"]})
+    if options["room"]:
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        here.say(f"micro-batch found: {loop.find_micro_batch([(longest,)], largest=8)}")
     if options["resume"] == "auto":
         loop.resume()
     ending = loop.run()

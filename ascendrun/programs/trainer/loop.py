@@ -7,13 +7,14 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from ascendrun.programs.trainer import randomness
 from ascendrun.programs.trainer.accelerator import worker_context
-from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, seed_of
+from ascendrun.programs.trainer.batch_finder import find_micro_batch
+from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, Unit, deal, seed_of
 from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, peak_flops
 from ascendrun.programs.trainer.parallel import Engine
 from ascendrun.programs.trainer.profiling import open_profiler
@@ -45,6 +46,23 @@ class Loop:
                              context=worker_context(here.family))
         self._share: Optional[Share] = None
         self._weight = 0.0
+
+    def find_micro_batch(self, longest: Sequence[Unit], *, largest: int = 0) -> int:
+        """Before `run`: the largest micro-batch that fits, up to `largest` (0: this rank's share of a step), tried with
+        the `longest` rows of the data. Raises batch_finder.NoRoom."""
+        share = len(deal(self.plan.units(0), 0, self.here.world_size)[0])
+        size = find_micro_batch(self.here, lambda rows: self._attempt(longest, rows), largest=largest or share)
+        self.loader.micro_batch = size
+        return size
+
+    def _attempt(self, longest: Sequence[Unit], rows: int) -> None:
+        units = [longest[i % len(longest)] for i in range(rows)]
+        self._weight = 1.0
+        self.clock.begin()
+        try:
+            self._pass(self.task.collate(units, 0), last=False)
+        finally:
+            self.engine.drop_gradients()
 
     # --- the run ---
 

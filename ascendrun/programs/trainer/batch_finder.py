@@ -1,0 +1,45 @@
+"""The largest micro-batch that fits, found by trying: halved until no rank runs out of memory."""
+
+from __future__ import annotations
+
+import gc
+from typing import Callable
+
+from ascendrun.programs.trainer.start import Runtime
+
+
+class NoRoom(Exception):
+    """Not even one sample fits."""
+
+
+def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: int) -> int:
+    """`attempt(size)`: one forward and backward pass with so many of the longest rows, without exchange between ranks
+    where that is possible: a rank that fails inside one would leave the others waiting. All ranks call this together
+    and get the same answer. Raises NoRoom.
+    """
+    size = largest
+    while True:
+        has_failed = runs_out(here, attempt, size)
+        gc.collect()
+        here.accelerator.empty_cache()
+        ranks = [rank for rank, failed in enumerate(here.gather(has_failed)) if failed]
+        if not ranks:
+            here.say(f"micro-batch of {size}: the largest that every rank has room for")
+            return size
+        if size == 1:
+            raise NoRoom(f"a single row does not fit on rank {ranks[0]}'s device; shorten the rows, turn gradient "
+                         "checkpointing on, or share the model over more cards (--how=fsdp2)")
+        here.say(f"micro-batch of {size}: rank {ranks[0]} runs out of memory")
+        size //= 2
+
+
+def runs_out(here: Runtime, attempt: Callable[[int], None], size: int) -> bool:
+    """The error must be gone when this returns: it holds the tensors of its frames."""
+    try:
+        attempt(size)
+        here.accelerator.synchronize()
+    except Exception as error:
+        if not here.accelerator.is_out_of_memory(error):
+            raise
+        return True
+    return False

@@ -1,0 +1,103 @@
+"""The formulas that fused operators stand for are those of the models, and the operators are called as they want it."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2 import modeling_qwen2
+
+from ascendrun.programs.trainer import kernels
+from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.packing import attention_mask
+
+CALLS = []
+
+
+def some(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.fixture
+def npu(monkeypatch):
+    """A torch_npu whose operators compute their formulas, in the words of the real one's documentation."""
+    module = types.ModuleType("torch_npu")
+
+    def npu_fusion_attention(query, key, value, head_num, input_layout, atten_mask=None, scale=1.0, keep_prob=1.0):
+        assert input_layout == "BNSD" and head_num == query.shape[1] and keep_prob == 1.0
+        assert atten_mask is None or atten_mask.dtype == torch.bool and atten_mask.is_contiguous()
+        CALLS.append("attention")
+        return kernels.attention_formula(query, key, value, atten_mask, scale=scale), None, None, None, 0, 0, 0
+
+    module.npu_fusion_attention = npu_fusion_attention
+    module.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (CALLS.append("norm"), (
+        kernels.rms_norm_formula(x, gamma, epsilon), None))[1]
+    module.npu_rotary_mul = lambda x, r1, r2: (CALLS.append("rotary"), kernels.rotary_formula(x, r1, r2))[1]
+    module.npu_swiglu = lambda x, dim=-1: (CALLS.append("swiglu"), kernels.swiglu_formula(*x.chunk(2, dim)))[1]
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+    CALLS.clear()
+    return module
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_attention_formula_is_torchs(is_causal):
+    query, key, value = some(2, 4, 9, 8), some(2, 2, 9, 8), some(2, 2, 9, 8) * 2
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) if is_causal else None
+    wanted = functional.scaled_dot_product_attention(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1),
+                                                     is_causal=is_causal, scale=0.3)
+    torch.testing.assert_close(kernels.attention_formula(query, key, value, hidden, scale=0.3), wanted)
+
+
+def test_the_other_formulas_are_those_of_the_models_layers():
+    config = Qwen2Config(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
+    norm = modeling_qwen2.Qwen2RMSNorm(16, eps=1e-5)
+    norm.weight.data = some(16)
+    torch.testing.assert_close(kernels.rms_norm_formula(some(2, 5, 16), norm.weight, 1e-5), norm(some(2, 5, 16)))
+    mlp = modeling_qwen2.Qwen2MLP(config)
+    x = some(2, 5, 16)
+    torch.testing.assert_close(mlp.down_proj(kernels.swiglu_formula(mlp.gate_proj(x), mlp.up_proj(x))), mlp(x))
+    query, cos, sin = some(1, 2, 5, 8), some(1, 5, 8), some(1, 5, 8)
+    wanted, _ = modeling_qwen2.apply_rotary_pos_emb(query, query, cos, sin)
+    torch.testing.assert_close(kernels.rotary_formula(query, cos[:, None], sin[:, None]), wanted)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
+    ids = torch.arange(20).reshape(2, 10) % 17
+    segments = torch.tensor([[1] * 4 + [2] * 6, [1] * 8 + [0] * 2])
+    more = {"attention_mask": attention_mask(segments, torch.float32)} if is_packed else {}
+
+    def make(how):
+        torch.manual_seed(0)
+        return Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=17, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, attn_implementation=how))
+
+    usual = make("sdpa")(input_ids=ids, **more).logits
+    everything = ["attention", "rms_norm", "rotary", "swiglu"]
+    model = make(kernels.attention_implementation(everything))
+    said = kernels.fuse(model, everything)
+    assert said == ["Qwen2MLP x 2", "Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
+    torch.testing.assert_close(model(input_ids=ids, **more).logits, usual, rtol=1e-4, atol=1e-5)
+    assert {"attention", "norm", "rotary", "swiglu"} == set(CALLS)
+
+
+def test_an_operator_that_answers_wrongly_or_is_not_there_is_not_used_and_said(npu):
+    here = Accelerator("npu", torch.device("cpu"), "Ascend910B1", None)
+    assert kernels.sound_kernels(here, torch.float32) == (["attention", "rms_norm", "rotary", "swiglu"], [])
+    npu.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (x * 1.5, None)
+    del npu.npu_swiglu
+    sound, reasons = kernels.sound_kernels(here, torch.float32)
+    assert sound == ["attention", "rotary"]
+    assert "rms_norm: differs from its formula by" in reasons[0] and "swiglu: " in reasons[1]
+
+
+def test_other_devices_keep_torchs_own(npu):
+    cpu = Accelerator("cpu", torch.device("cpu"), "cpu", None)
+    assert kernels.sound_kernels(cpu, torch.float32) == ([], [])
+    assert kernels.attention_implementation([]) == "sdpa"

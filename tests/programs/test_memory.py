@@ -1,0 +1,83 @@
+"""What the trainer reckons before a card is taken, beside what its allocator says afterwards."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ascendrun.programs.trainer import dry_run, memory
+from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.chips import chip_of
+from ascendrun.programs.trainer.simulate import Simulated
+from benchmarks.memory.cases import SMALL, builder, step
+
+WITHIN = 0.15
+BILLION = 10**9
+FLOAT = Precision(torch.float32, torch.float32, False, "float32")
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_the_estimate_is_near_the_measured_peak(launch, fork_server, tmp_path, name):
+    for module in ("peft", "deepspeed") if "zero3" in name else ("peft",):
+        fork_server.ask({"import": module})
+    out = tmp_path / "out.json"
+    launch("memory", [name, "cpu", str(out)], ranks=SMALL[name].ranks).succeed()
+    found = json.loads(out.read_text())
+    assert found["estimated"] == pytest.approx(found["measured"], rel=WITHIN), found
+
+
+def reckon(**how):
+    case = SMALL["alone, float32"]
+    return dry_run.reckon(builder(case), step, case.shapes(), precision=FLOAT, family="npu", **how)
+
+
+def test_the_fastest_way_that_fits_is_chosen_and_said_with_the_numbers():
+    report = reckon(world_size=4, card="910B3")
+    assert report.chosen.how == "ddp" and not report.problems
+    assert "of 64.0 GB a card" in report.lines[1]
+    alone = memory.needs(Simulated(100, 100, 400, 400, 100, 100, 500, 2100), how="none", world_size=1, precision=FLOAT)
+    assert alone.tensors == 2100
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_ways_out():
+    report = reckon(world_size=2, card_bytes=memory.GB, micro_batch=4)
+    assert report.chosen is None
+    assert "GB of 1.0 GB a card" in report.problems[0] and "try " in report.problems[0]
+
+
+def test_a_model_too_large_for_replicas_is_sharded():
+    large = Simulated(parameters=32 * BILLION, trained=BILLION // 2, weights=64 * BILLION, trained_bytes=BILLION,
+                      largest_layer=BILLION, outside_layers=3 * BILLION, activations=5 * BILLION, whole_step=0)
+    precision = Precision(torch.bfloat16, torch.bfloat16, False, "bfloat16")
+    needs = [memory.needs(large, how=how, world_size=16, precision=precision) for how in ("ddp", "fsdp2", "zero3")]
+    assert not memory.fits(needs[0], 64 * memory.GB, "npu")
+    assert memory.choose(needs, 64 * memory.GB, "npu") is needs[1]
+    assert "ddp over 16 needs 7" in memory.as_sentence(needs[0], 64 * memory.GB, "npu")
+
+
+@pytest.mark.parametrize("asked, said", [
+    ({"batch_size": 32, "world_size": 8, "micro_batch": 8}, "does not divide by 64 (8 ranks x --micro_batch=8), "
+                                                            "so ranks wait for others; take 64"),
+    ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "take 96 or 112"),
+    ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 without a sample in every step; take 16"),
+    ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "but there are 1000 samples")])
+def test_batches_that_do_not_divide_are_named_with_the_nearest_that_do(asked, said):
+    assert any(said in problem for problem in dry_run.batch_problems(samples=1000, **asked))
+
+
+def test_a_batch_that_divides_is_no_problem():
+    assert dry_run.batch_problems(batch_size=128, world_size=16, micro_batch=8, samples=1000) == []
+
+
+@pytest.mark.parametrize("name, has_bf16, memory_gb", [
+    ("Ascend910B1", True, 64), ("910A", False, 32), ("Ascend910ProB", False, 32), ("910B4", True, 32),
+    ("Ascend910_9391", True, 64), ("NVIDIA H200", True, 141), ("310P3", False, 21)])
+def test_chips_are_known_by_the_names_that_torch_gives_them(name, has_bf16, memory_gb):
+    chip = chip_of(name)
+    assert (chip.has_bf16, chip.memory_gb) == (has_bf16, memory_gb)
+
+
+def test_a_chip_that_nobody_knows_is_unknown():
+    assert chip_of("Ascend9999") is None
