@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Optional
 
 from ascendrun.cli.report_page import chart_title, duration, list_tiles, percent, when
@@ -105,6 +105,9 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
     axes.grid(True, color="#e6eaef")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    if len(xs) == 1:  # one point has no stretch to be drawn in
+        reach: Any = timedelta(seconds=30) if chart.x == "time" else 1
+        axes.set_xlim(xs[0] - reach, xs[0] + reach)
     if chart.x == "time":
         from matplotlib import dates
 

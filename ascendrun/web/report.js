@@ -43,15 +43,16 @@
       font: "11px system-ui, sans-serif",
     };
     const isTime = chart.x === "time";
-    const first = chart.xs[0], last = chart.xs[chart.xs.length - 1];
+    const alone = chart.xs.length === 1 ? [chart.xs[0] - (isTime ? 30 : 1), chart.xs[0] + (isTime ? 30 : 1)] : null;
     const xs = isTime
       ? { ...axis, size: 30, values: (u, splits) => splits.map((at) => stamp(at, u.scales.x.max - u.scales.x.min)) }
       : { ...axis, size: 30, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? shorten(step) : "")) };
-    const one = first === last ? (isTime ? 30 : 0.5) : 0;
+    // One point has no stretch to be drawn in: it gets one, with nothing at its ends.
+    const padded = (values, ends) => (alone ? [ends[0], ...values, ends[1]] : values);
     const plot = new uPlot({
       width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],
       tzDate: (at) => uPlot.tzDate(new Date((at + offset_s) * 1000), "Etc/UTC"),
-      scales: { x: { time: isTime, range: (u, low, high) => [low - one, high + one] } },
+      scales: { x: { time: isTime } },
       axes: [xs, { ...axis, size: 56, values: (u, splits) => splits.map(shorten) }],
       series: [
         { label: chart.x_label, value: (u, at) => (at == null ? "–" : isTime ? stamp(at, 2 * 86400) : String(at)) },
@@ -60,7 +61,7 @@
       bands: chart.is_band ? [{ series: [3, 2], fill: () => color("--band") }] : [],
       legend: { live: true },
       cursor: { y: false, sync: isTime ? { key: "time" } : { key: "step" } },
-    }, [chart.xs, ...chart.lines], place);
+    }, [padded(chart.xs, alone), ...chart.lines.map((line) => padded(line, [null, null]))], place);
     drawn.push([plot, place]);
   }
 

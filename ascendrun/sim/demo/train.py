@@ -151,7 +151,7 @@ def load_newest(folder: str) -> Optional[Dict[str, Any]]:
 
 def report(values: Dict[str, Any]) -> None:
     with open(os.environ["ASCENDRUN_METRICS"], "a") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps({"at_s": time.time(), **values}) + "\n")
 
 
 def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
@@ -173,7 +173,9 @@ def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
         if rank == 0:
             report({"step": step, "total_steps": steps, "loss": loss, "step_s": time.monotonic() - began})
             if step % SAVE_EVERY == 0 or is_last:
+                began = time.monotonic()
                 save(folder, step, weights)
+                report({"event": "checkpoint", "step": step, "seconds": time.monotonic() - began})
                 print("step %d/%d loss %.4f, saved" % (step, steps, loss), flush=True)
         if stop > 0:
             return
