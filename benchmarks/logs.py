@@ -1,6 +1,6 @@
 """Logs: how fast lines are merged and folded, how late a line is on the screen, what a flood costs.
 
-    python -m benchmarks.logs [--repeat 3] [--lines 10000] [--steps 600] [--seconds 15] [--results FOLDER]
+    python -m benchmarks.logs [--repeat 3] [--lines 10000] [--steps 300] [--seconds 15] [--results FOLDER]
 
 fold      64 ranks x N lines in memory, merged and folded: all alike, or with measured numbers that differ on every rank
 read      the same from files, as `ascendrun logs` does it, in a process of its own: lines a second, peak memory
@@ -133,12 +133,16 @@ def write_spool(folder: Path, streams: Sequence[Sequence[LogLine]]) -> None:
 def measure_latency(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, seconds: float) -> None:
     job = submit(bed, ours, "speak", SPEAKER, [str(seconds)], hosts=bed.cluster.hosts[:HOSTS], per_node=2)
     argv = bed.cluster.head_argv(ours.argv("logs", "-f", "--no-prefix", job), cwd=str(bed.folder))
-    late_s = []
+    late_s: list[float] = []
+    first_s = float("inf")
     with subprocess.Popen(argv, env=bed.environ(ours.environ()), stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         for line in follower.stdout:
-            late_s.append(time.time() - int(line.split()[1]) / 1e9)
-    late_s = sorted(late_s[8:])  # the first of each rank waited for the follower to start
+            now_s, said_s = time.time(), int(line.split()[1]) / 1e9
+            first_s = min(first_s, now_s)
+            if said_s > first_s:  # what was said before waited for the follower to start
+                late_s.append(now_s - said_s)
+    late_s.sort()
     for share in (0.5, 0.99, 1.0):
         value = late_s[min(len(late_s) - 1, int(share * len(late_s)))]
         add(sheet, "latency", f"p{share * 100:g}", repeat, "s", value, f"{len(late_s)} lines")
@@ -149,8 +153,10 @@ def measure_flood(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, steps: int) -
     size = int(FLOOD_MB_S * 1e6 * STEP_S)
     path = bed.cluster.path(host, "/tmp/trainer.py")
     path.write_text(TRAINER)
-    command = f"exec {sys.executable} /tmp/trainer.py {steps} {size} > /tmp/plain.log"
-    done = bed.cluster.host_run(host, ["sh", "-c", command], capture_output=True, text=True)
+    command = f"exec python3 /tmp/trainer.py {steps} {size} > /tmp/plain.log"
+    done = bed.cluster.host_run(host, ["sh", "-c", command], capture_output=True, text=True,
+                                env=dict(bed.cluster.host_environ()))
+    assert done.returncode == 0, done.stderr
     plain_s = took_s(done.stderr)
     bed.cluster.path(host, "/tmp/plain.log").unlink()
     add(sheet, "flood", "a plain file", repeat, "s", plain_s, f"{steps} steps, {steps * size / 1e6:.0f} MB")
@@ -252,7 +258,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--lines", type=int, default=10_000, help="of each of 64 ranks")
-    parser.add_argument("--steps", type=int, default=600, help="of 10 ms of computing and 167 kB of output")
+    parser.add_argument("--steps", type=int, default=300, help="of 10 ms of computing and 167 kB of output")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long lines are timed")
     parser.add_argument("--results", type=Path, default=RESULTS)
     choice = parser.parse_args(argv)
