@@ -33,7 +33,7 @@ def test_a_failed_job_ends_with_its_first_failure_the_ranks_last_words_and_the_n
         "    Traceback",
         "    ValueError: no data",
         "j-0001 FAILED after 1m30s: rank 3 on n2 ended with exit code 7",
-        "hint: ascendrun logs j-0001 --rank 3    ascendrun show j-0001",
+        "hint: ascendrun explain j-0001    ascendrun logs j-0001 --rank 3    ascendrun show j-0001",
     ]
 
 
