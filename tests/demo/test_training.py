@@ -67,8 +67,9 @@ def whole(tmp_path: Path) -> Dict[str, Any]:
     ranks = Ranks(tmp_path / "whole", "--steps", "60", "--step-s", "0")
     said = ranks.end()
     assert ranks.codes == [0, 0], said
-    losses = [line["loss"] for line in ranks.metrics()]
+    losses = [line["loss"] for line in ranks.metrics() if "event" not in line]
     assert len(losses) == 60 and losses[-1] < losses[0] / 5
+    assert [line["step"] for line in ranks.metrics() if line.get("event") == "checkpoint"] == [10, 20, 30, 40, 50, 60]
     return newest(tmp_path / "whole")
 
 
