@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -120,6 +121,19 @@ def test_a_known_value_is_hidden_in_any_bytes_and_any_usual_dress(
     clean = Redactor({value: "known"}).redact(before + worn + after)
     assert raw not in clean
     assert worn.strip(b"\"'") not in clean
+
+
+@given(st.lists(st.text("ab", min_size=4, max_size=12), min_size=1, max_size=40))
+def test_of_many_values_that_share_their_beginnings_all_are_hidden(many: "list[str]") -> None:
+    redactor = Redactor(dict.fromkeys(many, "known"))
+    clean = redactor.redact_text(" ".join(f"<{value}>" for value in many))
+    marks = [int(number) for number in re.findall(r"<\[redacted (\d+): known\]>", clean)]
+    assert len(marks) == len(many) and len(set(marks)) == len(set(many))
+
+
+def test_hundreds_of_values_each_the_beginning_of_the_next_are_hidden() -> None:
+    values = ["x1" * count for count in range(2, 400)]
+    assert "x1" not in Redactor(dict.fromkeys(values, "known")).redact_text(" ".join(values))
 
 
 @given(st.binary(max_size=300))
