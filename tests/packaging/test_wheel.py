@@ -101,7 +101,7 @@ def test_the_metadata_names_what_it_needs(installed: Path, environ: Dict[str, st
     code = "import importlib.metadata as m; d = m.distribution('ascendrun'); print(*d.requires, sep='\\n')"
     requires: List[str] = ask(installed, environ, code).splitlines()
     base = {line.split(">")[0].strip() for line in requires if "extra" not in line}
-    assert base == {"click", "ClusterShell", "paramiko", "psutil", "pydantic", "PyYAML"}
+    assert base == {"click", "ClusterShell", "paramiko", "prometheus-client", "psutil", "pydantic", "PyYAML", "tomli"}
     assert any(line.startswith("torch>=") and 'extra == "train"' in line for line in requires)
     assert not any(line.startswith("torch") and "==" in line.split(";")[0] for line in requires)
 
