@@ -15,19 +15,20 @@ from typing import List, Mapping, Pattern, Tuple
 
 GAP_LIMIT = 200
 KINDS: Mapping[str, str] = {
-    "": r"[^\s\[\](){}<>,;'\"|]{1,200}",
+    "": r"[^\s\[\](){}<>,;'\"|]{0,199}[^\s\[\](){}<>,;'\"|.]",
     "int": r"-?[0-9]{1,20}",
     "number": r"-?[0-9][0-9.eE+-]{0,20}",
     "hex": r"(?:0[xX])?[0-9A-Fa-f]{1,32}",
     "size": r"[0-9][0-9.]{0,20} ?(?:bytes|[KMGT]?i?B)",
     "list": r"[0-9][0-9, -]{0,200}",
-    "path": r"[^\s'\",;:\[\]]{1,200}",
+    "path": r"[^\s'\",;:\[\]]{0,199}[^\s'\",;:\[\].]",
     "name": r"[A-Za-z_][A-Za-z0-9_.]{0,120}",
     "hccl": r"HCCL_[A-Z_]{2,60}",
     "bracketed": r"\[[0-9\[\], ;]{1,4000}",
     "inside": r"[^\]\)'\"]{1,200}?",
 }
-"""Regular expressions by kind. `inside`: whatever stands between brackets or quotes; `bracketed`: [1],[2];"""
+"""Regular expressions by kind. A word or path does not end in a full stop; `inside` is whatever stands between brackets
+or quotes, `bracketed` a list like [1],[2];"""
 
 _PLACE = re.compile(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}")
 _BLANKS = re.compile(r" {2,}")

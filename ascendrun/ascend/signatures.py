@@ -183,12 +183,10 @@ class _Catalogue:
         for index, matchers in sorted(self._candidates(texts).items()):
             best: Dict[str, Hit] = {}
             for matcher in matchers:
-                code = matcher.row.code
-                if code in best:
-                    continue
                 values = matcher.values(texts[index])
-                if values is not None:
-                    best[code] = Hit(matcher.row, numbers[index], texts[index], values)
+                known = best.get(matcher.row.code)
+                if values is not None and (known is None or len(values) > len(known.values)):
+                    best[matcher.row.code] = Hit(matcher.row, numbers[index], texts[index], values)
             exact = [hit for hit in best.values() if not hit.signature.is_general]
             yield from sorted(exact or best.values(), key=lambda hit: -hit.signature.strength)
 

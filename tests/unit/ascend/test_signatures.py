@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -201,6 +203,52 @@ def test_a_code_is_described_in_both_languages_whatever_its_case():
     assert "HCCL_CONNECT_TIMEOUT" in describe("ei0006").says
     assert CHINESE.search(describe("EI0006", "zh").advice)
     assert describe("EI4711") is None
+
+
+# ---------------------------------------------------------------- what real programs say
+
+PROGRAMS = {
+    "module-missing": "import no_such_module",
+    "import-name-missing": "from json import no_such_name",
+    "syntax-error": "exec('def f(:')",
+    "file-missing": "open('/no/such/file')",
+    "file-exists": "import os; os.makedirs('/')",
+    "text-not-utf8": "b'\\xd6\\xd0'.decode()",
+    "json-broken": "import json; json.loads('')",
+    "disk-full": "file = open('/dev/full', 'w'); file.write('x'); file.flush()",
+    "too-many-files": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (9, 9)); "
+                      "[open('/dev/null') for _ in 'x' * 9]",
+    "connection-refused": "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); "
+                          "socket.create_connection(s.getsockname())",
+    "port-in-use": "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_server(s.getsockname())",
+    "arguments-wrong": "import argparse; argparse.ArgumentParser().parse_args(['--no-such-option'])",
+    "segmentation-fault": "import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)",
+    "aborted": "import faulthandler, os; faulthandler.enable(); os.abort()",
+    "interrupted": "raise KeyboardInterrupt",
+    "python-zerodivision": "1 / 0",
+    "python-attribute": "None.shape",
+    "python-recursion": "def f(): f()\nf()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+def test_what_python_says_is_known(code):
+    program = subprocess.run([sys.executable, "-c", PROGRAMS[code]], capture_output=True, text=True, errors="replace")
+    assert strongest(scan(enumerate(program.stderr.splitlines()))).signature.code == code, program.stderr
+
+
+SHELLS = {
+    "command-missing": "no-such-command",
+    "not-executable": "/etc/passwd",
+    "killed": "bash -c 'kill -9 $$'; true",
+}
+
+
+@pytest.mark.parametrize("code", SHELLS)
+def test_what_the_shell_says_is_known(code):
+    english = {**os.environ, "LC_ALL": "C"}
+    shell = subprocess.run(["bash", "-c", SHELLS[code]], capture_output=True, text=True, env=english)
+    assert code in [hit.signature.code for hit in scan(enumerate(shell.stderr.splitlines()))], shell.stderr
 
 
 # ---------------------------------------------------------------- its cost
