@@ -65,13 +65,20 @@ def command(
 
     lang = lang or language_of(face.environ)
     hosts, globs = choose_hosts(face, hostfile, names)
-    chosen = face.cluster.job(job).job.id if job is not None else None
-    choice = Choice(job=chosen, hosts=globs, only_bad=bad)
+    choice = Choice(job=_job_of(face, job) if job is not None else None, hosts=globs, only_bad=bad)
     order = Order(by, by_host=by_host)
     source = TopSource(face.cluster, hosts)
     if once or output is not None or not sys.stdout.isatty() or face.environ.get("TERM") == "dumb":
         return print_once(face, source, choice, order, lang=lang, output=output)
     return run_live(face, source, choice, order, lang=lang, every_s=every or EVERY_S)
+
+
+def _job_of(face: Face, ref: str) -> str:
+    """The job's id; of an ended one there is nothing to see here. Raises NotFound."""
+    job = face.cluster.job(ref).job
+    if job.ended_at_s is not None:
+        face.say(f"{job.id} has ended ({job.state}); how it went: ascendrun report {job.id}")
+    return job.id
 
 
 def choose_hosts(

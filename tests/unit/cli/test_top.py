@@ -106,6 +106,12 @@ def test_an_unknown_job_is_an_error_and_not_an_empty_table(say: Say, world: TopW
     assert (run.code, run.out) == (4, "") and "nosuch" in run.err
 
 
+def test_of_a_job_that_has_ended_it_says_where_to_look(say: Say, tmp_path: Path) -> None:
+    make_world(tmp_path / "state").add_job("over", ["n1"], state=State.SUCCEEDED)
+    run = say("top", "--once", "--job", "over")
+    assert run.code == 0 and "ascendrun report j-0001" in run.err and "n1 " not in run.out
+
+
 def test_globs_choose_hosts(say: Say, world: TopWorld) -> None:
     run = say("top", "--once", "npu0[12]*")
     assert "npu01" in run.out and "npu02" in run.out and "npu03" not in run.out
