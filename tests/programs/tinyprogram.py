@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import signal
+from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer import accelerator, data, parallel, start, task
+from ascendrun.programs.trainer import accelerator, data, parallel, start, task, weights
 from ascendrun.programs.trainer.data import Batch, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.task import Settings, Task
@@ -25,7 +28,7 @@ DEFAULTS: Dict[str, Any] = {
     "frozen": False, "poison": None, "kill": None, "eval_every": 0,
     "best": "", "identity": 0,
     "full_disk": None, "save_in_background": True, "on_save_failure": "go-on", "stop_at": None, "keep_checkpoints": 2,
-    "room": None}
+    "room": None, "load": None}
 """[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM.
 `full_disk`: [from step, to step], in which no file can grow; `room`: rows that fit, by rank."""
 
@@ -109,7 +112,10 @@ def main(argv: List[str]) -> None:
 
 def train(options: Dict[str, Any], here: start.Runtime) -> None:
     torch.manual_seed(options["seed"])
-    network = Network(options["dropout"])
+    with init_empty_weights() if options["load"] and options["how"] == "fsdp2" else contextlib.nullcontext():
+        network = Network(options["dropout"])
+    if options["load"] and options["how"] != "fsdp2":
+        weights.read_into(network, Path(options["load"]))
     if options["frozen"]:
         network.words.requires_grad_(False)
     work = Counting(options, here)
@@ -118,6 +124,8 @@ def train(options: Dict[str, Any], here: start.Runtime) -> None:
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     engine = parallel.wrap(network, here, how=options["how"], adam=parallel.Adam(lr=options["lr"]),
                            precision=precision, **options["details"])
+    if options["load"] and options["how"] == "fsdp2":
+        weights.read_into(network, Path(options["load"]))
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
     settings = Settings.of(options, steps=steps, warmup_steps=3)
     loop = Loop(here, engine, plan, work, settings, folder=start.checkpoint_folder("out"),
@@ -131,6 +139,6 @@ def train(options: Dict[str, Any], here: start.Runtime) -> None:
     here.say(f"ending: {ending.value}")
     if ending.is_complete:
         here.say(f"best: {loop.load_best()}")
-        weights = engine.full_weights()
+        final = engine.full_weights()
         if here.is_first:
-            torch.save(weights, "final.pt")
+            torch.save(final, "final.pt")

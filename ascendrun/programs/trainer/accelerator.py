@@ -111,7 +111,8 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Precision:
-    """How to compute. `weights`: what parameters and optimizer hold; `compute`: the forward pass's arithmetic.
+    """How to compute. `weights`: what trained parameters and the optimizer hold; `compute`: the forward pass's
+    arithmetic, and what frozen parameters are held in, who gain nothing from more.
 
     `scales`: a GradScaler is needed, since float16 has no room for small gradients. `reason`: for people.
     """

@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.parallel import Adam, Engine
+from ascendrun.programs.trainer.parallel import Adam, Engine, cast
 from ascendrun.programs.trainer.parallel import whole as whole_of
 from ascendrun.programs.trainer.simulate import repeated_layers
 from ascendrun.programs.trainer.start import Runtime
 
 
 class FullySharded(Engine):
-    """Weights are gathered layer by layer while they are needed. `module` may be on the meta device: it is then
-    materialised shard by shard, and its weights must be put in by `fill`."""
+    """Weights are gathered layer by layer while they are needed. The weights of `module` may be on the meta device
+    (accelerate's init_empty_weights, which leaves buffers real): each rank then makes room for its part only, and
+    `fill`, or `weights.read_into` from files, must put values in."""
 
     how = "fsdp2"
     is_sharded = True
@@ -27,8 +28,7 @@ class FullySharded(Engine):
         if precision.scales:
             raise ValueError(f"fsdp2 has no loss scaling, and {precision.reason}; use ddp or zero3, or another --dtype")
         shard(module, here, precision, offload=offload)
-        if any(weight.is_meta for weight in module.parameters()):
-            module.to_empty(device="cpu" if offload else here.device)
+        materialise(module, torch.device("cpu") if offload else here.device)
         self.offload = offload
         super().__init__(module, here, adam=adam, precision=precision)
 
@@ -121,12 +121,21 @@ def first_row(target: Any) -> int:
     return min(int(each * mesh.get_local_rank()), int(target.shape[0]))
 
 
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Raises ValueError for a buffer on the meta device: nobody knows its values."""
+    lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if lost:
+        raise ValueError(f"buffer {lost[0]} has no values; build the model with accelerate.init_empty_weights")
+    module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
 def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bool) -> None:
     """Every repeated layer is a unit that is gathered at once; what is left, embeddings and head, is another."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
     mesh = init_device_mesh(here.family, (here.world_size,))
-    module.to(precision.weights)
+    cast(module, precision)
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
     if precision.compute == precision.weights:
         policy = MixedPrecisionPolicy()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from ascendrun.programs.trainer import randomness
 from ascendrun.programs.trainer.accelerator import worker_context
@@ -60,7 +61,8 @@ class Loop:
         self._weight = 1.0
         self.clock.begin()
         try:
-            self._pass(self.task.collate(units, 0), last=False)
+            # Without the wrapper: DDP may exchange in a pass, and a rank without room would leave the others waiting.
+            self._pass(self.task.collate(units, 0), last=False, model=self.engine.module)
         finally:
             self.engine.drop_gradients()
 
@@ -150,7 +152,8 @@ class Loop:
         return settings.lr * share_of_peak(step, settings.steps, shape=settings.schedule,
                                            warmup_steps=settings.warmup_steps, floor=settings.lr_floor)
 
-    def _pass(self, batch: Batch, *, last: bool) -> Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]:
+    def _pass(self, batch: Batch, *, last: bool, model: Optional[nn.Module] = None
+              ) -> Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]:
         """Forward and backward of one piece: its summed loss, and the loss's parts.
 
         The sum is divided by the weight of all pieces of all ranks, so that their gradients add up to those of one
@@ -161,7 +164,7 @@ class Loop:
         clock.mark("data_s")
         with self.engine.accumulate(last=last):
             with self.engine.autocast():
-                answer = self.task.loss(self.engine.model, tensors)
+                answer = self.task.loss(model or self.engine.model, tensors)
             total, parts = answer if isinstance(answer, tuple) else (answer, {})
             if batch.weight == 0:
                 total, parts = total * 0.0, {}

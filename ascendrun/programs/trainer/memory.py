@@ -73,8 +73,8 @@ def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) 
 def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, pieces: int, *, offload: bool) -> Need:
     """Beside its part a rank holds what is in no layer (gathered from the first pass on), the layer at work and the
     next one, and the whole gradients of one group until they are summed and cut."""
-    ratio = width(precision.weights) / width(precision.compute)
-    weights, trained = int(simulated.weights * ratio), int(simulated.trained_bytes * ratio)
+    trained = simulated.trained * width(precision.weights)
+    weights = (simulated.parameters - simulated.trained) * width(precision.compute) + trained
     sharded = -(-weights // world_size), -(-trained // world_size)
     share = simulated.trained / max(1, simulated.parameters)
     gathered = simulated.outside_layers + 2 * simulated.largest_layer

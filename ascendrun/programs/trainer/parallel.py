@@ -47,7 +47,7 @@ class Engine:
         self.optimizer = self.make_optimizer(adam)
 
     def place(self, module: nn.Module) -> nn.Module:
-        return module.to(device=self.here.device, dtype=self.precision.weights)
+        return cast(module, self.precision).to(device=self.here.device)
 
     def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
         return make_adamw(parameter_groups(self.module, adam), self.here.accelerator, lr=adam.lr, betas=adam.betas,
@@ -135,8 +135,10 @@ class Replicated(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision) -> None:
         super().__init__(module, here, adam=adam, precision=precision)
         ids = [here.device.index] if here.device.index is not None else None
-        # Gradients that live in the buckets save a copy of them all; the NPU's fused optimizer wants its own buffer.
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=here.family != "npu")
+        # Buffers are tables that never change (positions), so nobody sends them round at every pass. Gradients that
+        # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids, broadcast_buffers=False,
+                                           gradient_as_bucket_view=here.family != "npu")
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp
@@ -151,6 +153,15 @@ class Replicated(Engine):
         tensor = bucket.buffer().div_(self.here.world_size)
         work = dist.all_reduce(tensor, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+def cast(module: nn.Module, precision: Precision) -> nn.Module:
+    """Trained weights in the precision of weights, frozen ones in that of the arithmetic. Buffers stay as they are:
+    positions lose their meaning in half precision."""
+    for weight in module.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(precision.weights if weight.requires_grad else precision.compute)
+    return module
 
 
 def parameter_groups(module: nn.Module, adam: Adam) -> List[Dict[str, Any]]:

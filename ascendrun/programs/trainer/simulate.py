@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.parallel import cast
 
 Shapes = Mapping[str, Tuple[Tuple[int, ...], torch.dtype]]
 """A batch's tensors by name, as shape and dtype."""
@@ -72,10 +73,10 @@ def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, prec
     """`build` makes the model from its configuration; `is_cast`: weights are held in the compute precision while they
     are used, as sharded models do, instead of autocast."""
     from torch._subclasses.fake_tensor import FakeTensorMode
-    held = precision.compute if is_cast else precision.weights
+    held = Precision(precision.compute, precision.compute, False, "") if is_cast else precision
     compute = torch.float32 if is_cast else precision.compute
     with torch.device("meta"):
-        module = build().to(held).train()
+        module = cast(build(), held).train()
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as bytes_of:
         pretend(module)
         layers = repeated_layers(module)
