@@ -42,7 +42,8 @@ class TopWorld:
         def make(job_id: str, head_id: str) -> Job:
             return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=tuple(hosts), grace_s=1, start_s=1,
                        created_at_s=self.now_s - 900, state=state, reason="", started_at_s=self.now_s - 800,
-                       ended_at_s=self.now_s - 5 if state in TERMINAL else None, nodes=nodes, world_size=len(hosts) * per_node)
+                       ended_at_s=self.now_s - 5 if state in TERMINAL else None, nodes=nodes,
+                       world_size=len(hosts) * per_node)
 
         store = Store.open(self.state_dir)
         try:
