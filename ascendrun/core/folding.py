@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 from ascendrun.core.loglines import LogLine
-from ascendrun.core.shapes import ADDRESS, MEASURED, OWN_RANK, Shape, Templates
+from ascendrun.core.shapes import ADDRESS, MEASURED, OWN_RANK, Shape, Template, Templates
 
 OPEN_GROUPS_LIMIT = 4096
 """More lines than this are not held back: a rank that pours out lines folds less, and memory stays bounded."""
@@ -28,7 +28,7 @@ OUTLIER_SIGMAS = 6.0
 OUTLIER_SHARE = 0.05
 """However close the others are to each other, a number so little off is not worth a line of its own."""
 
-FoldKey = tuple[str, str, int]
+FoldKey = tuple[Template, str, int]
 
 
 class FoldedLine(NamedTuple):

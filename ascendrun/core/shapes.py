@@ -14,6 +14,7 @@ that lags by a step is never shown as being at the step of the others.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from typing import NamedTuple
 
 LONGEST = 2000
@@ -43,6 +44,7 @@ _TOKEN = re.compile(
 _UNIT_AHEAD = re.compile(_UNIT)
 _MEASURE_BEFORE = re.compile(_MEASURE + "$", re.IGNORECASE)
 _EPOCH_BEFORE = re.compile(r"(?:epoch|version|ver)[\"'\])]*\s{0,2}[:=]?\s{0,2}$", re.IGNORECASE)
+_DIGITS = re.compile("0+")
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -55,41 +57,48 @@ class Field(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Where the variable parts of a text stand, and what lies between; texts that differ only in digits share it."""
+    """Where the variable parts of a text stand. Texts that differ only in digits share it.
+
+    `literal`: the text with every digit as 0 and a gap for each variable part; `counted`: the digits that are left, for
+    they must agree as well.
+    """
 
     fields: tuple[Field, ...]
-    rest: tuple[slice, ...]
+    literal: str
+    counted: tuple[slice, ...]
     has_rank: bool
 
 
-PLAIN = Shape((), (), False)
+PLAIN = Shape((), "", (), False)
+Template = Hashable
 
 
 class Templates:
     """Finds templates, remembering what it has seen lately: most lines are like the ones before them."""
 
     def __init__(self) -> None:
-        self._by_text: dict[str, tuple[str, Shape]] = {}
+        self._plain: dict[str, tuple[Template, Shape]] = {}
         self._shapes: dict[bytes, Shape] = {}
 
-    def find(self, text: str, rank: int) -> tuple[str, Shape]:
-        """What is left of the line without its variable parts (the same for all lines that may be shown as one), and
-        where those parts stand in it."""
-        known = self._by_text.get(text)
+    def find(self, text: str, rank: int) -> tuple[Template, Shape]:
+        """What is left of the line without its variable parts (equal for all lines that may be shown as one), and where
+        those parts stand in it."""
+        known = self._plain.get(text)
         if known is not None:
             return known
-        if len(text) > LONGEST:
-            return text, PLAIN
-        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS)
-        shape = self._shapes.get(zeros) or self._learn(zeros)
-        if shape.has_rank:  # not remembered: it depends on who says it
-            shape = _own(text, shape, rank)
-            return _cut(text, shape), shape
-        found = GAP.join([text[piece] for piece in shape.rest]) if shape.rest else text, shape
-        if len(self._by_text) >= CACHED:
-            self._by_text.clear()
-        self._by_text[text] = found
-        return found
+        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS) if len(text) <= LONGEST else b""
+        _fields, literal, counted, has_rank = shape = self._shapes.get(zeros) or self._learn(zeros)
+        if has_rank:  # not remembered: it depends on who says it
+            shape = _own(text, shape, rank, zeros)
+            return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape
+        if not literal:
+            if len(self._plain) >= CACHED:
+                self._plain.clear()
+            self._plain[text] = found = text, shape
+            return found
+        if len(counted) == 1:
+            return (literal, text[counted[0]]), shape
+        return (literal, *[text[piece] for piece in counted]), shape
 
     def _learn(self, zeros: bytes) -> Shape:
         shape = find_shape(zeros.decode("utf-8", "surrogatepass"))
@@ -99,22 +108,22 @@ class Templates:
         return shape
 
 
-def _cut(text: str, shape: Shape) -> str:
-    return GAP.join([text[piece] for piece in shape.rest]) if shape.rest else text
-
-
-def _own(text: str, shape: Shape, rank: int) -> Shape:
+def _own(text: str, shape: Shape, rank: int, zeros: bytes) -> Shape:
     """The shape without ranks that are not the speaker's own."""
     fields = tuple(field for field in shape.fields
                    if field.kind != OWN_RANK or int(text[field.start:field.end]) == rank)
-    return Shape(fields, _rest_of(fields), False)
+    return _make_shape(zeros.decode("utf-8", "surrogatepass"), fields)._replace(has_rank=False)
 
 
-def _rest_of(fields: tuple[Field, ...]) -> tuple[slice, ...]:
-    """What lies between the fields; () when there are none."""
-    ends = [0, *(field.end for field in fields)]
-    starts = [*(field.start for field in fields), None]
-    return tuple(slice(end, start) for end, start in zip(ends, starts)) if fields else ()
+def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:
+    if not fields:
+        return PLAIN
+    pieces, counted, at = [], [], 0
+    for start, end in [*((field.start, field.end) for field in fields), (len(zeros), len(zeros))]:
+        pieces.append(zeros[at:start])
+        counted += [slice(*match.span()) for match in _DIGITS.finditer(zeros, at, start)]
+        at = end
+    return Shape(fields, GAP.join(pieces), tuple(counted), any(field.kind == OWN_RANK for field in fields))
 
 
 def find_shape(zeros: str) -> Shape:
@@ -133,9 +142,7 @@ def find_shape(zeros: str) -> Shape:
             fields.append(Field(start, end, MEASURED))
         elif kind == "whole" and _is_measured(zeros, start, end):
             fields.append(Field(start, end, MEASURED))
-    if not fields:
-        return PLAIN
-    return Shape(tuple(fields), _rest_of(tuple(fields)), any(field.kind == OWN_RANK for field in fields))
+    return _make_shape(zeros, tuple(fields))
 
 
 def _is_measured(zeros: str, start: int, end: int) -> bool:
