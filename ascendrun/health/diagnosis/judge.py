@@ -19,6 +19,8 @@ CERTAIN_FROM = 60
 SIGN_FROM = 30
 """A weaker symptom is what every failure of its kind carries."""
 CLEARLY_S = 1.0
+MUTE_S = 0.3
+"""Output is read in pieces: a line may have been written so much before it came."""
 
 RETRIES: Mapping[str, str] = {"exception": "never", "crash": "same", "exit-code": "unknown", "rank-silent": "same"}
 
@@ -51,16 +53,27 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
 
 
 def choose(candidates: Sequence[Candidate]) -> Optional[Candidate]:
-    """The strongest of those that no credible other one surely preceded; among equals the earliest."""
+    """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that left
+    without a word before any other had a reason cannot have followed from them."""
     if not candidates:
         return None
     credible = [one for one in candidates if one.is_credible] or list(candidates)
-    first = [one for one in credible if not any(_surely_before(other, one) for other in credible if other is not one)]
+    mute = [one for one in candidates if one.code == "exit-code" and one not in credible
+            and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)]
+    if mute:
+        return min(mute, key=lambda one: one.at.at_s if one.at else float("inf"))
+    first = [one for one in credible
+             if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))]
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
 
 
-def _surely_before(one: Candidate, other: Candidate) -> bool:
-    return one.at is not None and other.at is not None and one.at.is_before(other.at)
+def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bool:
+    return one.at is not None and other.at is not None and one.at.is_before(other.at, by_s=by_s)
+
+
+def _may_exclude(one: Candidate) -> bool:
+    """What may have been caught, or may mean something else, proves nothing by coming first."""
+    return one.sure or one.is_vague
 
 
 def _symptom(stories: Sequence[RankStory]) -> Optional[Candidate]:

@@ -11,6 +11,8 @@ from ascendrun.health.diagnosis.times import stamp_of
 from ascendrun.health.diagnosis.tracebacks import rank_of_prefix, split_prefix
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
+OBSERVED_BEFORE_S = 1.0
+"""A launcher takes so long at least from the first end of a rank to its own."""
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
@@ -61,7 +63,8 @@ def _expand_process(process: RankEvidence) -> Tuple[Tuple[RankEvidence, ...], Tu
     loose = [line for line in process.lines if rank_of_prefix(split_prefix(line.text)[0]) is None]
     if not numbers:
         return (), (process,)
-    only = numbers[0] if len(numbers) == 1 else None
+    roots = [end.rank for end in ends.values() if end.is_root]
+    only = numbers[0] if len(numbers) == 1 else roots[0] if roots and not by_rank else None
     return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number == only else ())
                  for number in numbers), (process,)
 
@@ -73,6 +76,8 @@ def _inner(process: RankEvidence, number: int, end: Optional[InnerEnd], lines: S
     code = None if end is None else end.code
     died = code is not None and code < 0
     exited_s = process.exited_at_s
+    if exited_s is not None and end is not None and end.is_root:
+        exited_s -= OBSERVED_BEFORE_S
     return replace(
         process, rank=number, pid=end.pid if end is not None else None, device=None, inner=True,
         code=None if died else code, signal=-code if died and code is not None else None,

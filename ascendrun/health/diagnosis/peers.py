@@ -250,13 +250,25 @@ def _lost_quietly(found: Match[str], line: Line) -> Word:
     return Word("timeout" if is_wait else "lost", line, wait=EXEC if is_wait else LOST)
 
 
-_LOOKS_LOST = re.compile(r"connection (?:was )?(?:reset|closed|refused|aborted|lost|broken)|broken pipe|"
+_LOOKS_LOST = re.compile(r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"
                          r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
                          r"connection error|process group .*(?:abort|destroyed)|"
                          r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
                          r"IncompleteReadError)\b", re.IGNORECASE)
 _LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
                            r"\bHCCL (?:function )?error|\bNCCL error|ProcessGroup\w* .*error", re.IGNORECASE)
+
+
+_OTHER_RANK = re.compile(r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b"
+                         r"(?=.{0,60}\b(?:died|dead|fail\w*|lost|exit\w*|respond\w*|missing|crash\w*|unreachable|gone|heart\s?beat|left|stopped|abort\w*))|"
+                         r"(?:lost|no (?:heartbeat|answer|reply)|heartbeat|waiting|waited)\b.{0,40}"
+                         r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b", re.IGNORECASE)
+
+
+def accuses(text: str, *, rank: int, world_size: int) -> Tuple[int, ...]:
+    """The other ranks that an exception's own words tell to be gone; () none."""
+    found = {int(number) for match in _OTHER_RANK.finditer(text) for number in match.groups() if number}
+    return tuple(sorted(number for number in found - {rank} if number < world_size))
 
 
 def looks_suffered(text: str) -> Optional[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.clues import (
@@ -20,7 +21,7 @@ from ascendrun.health.diagnosis.clues import (
 )
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import exit_clue, signal_of
-from ascendrun.health.diagnosis.peers import EXEC, Word, find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment, with_stamps
 from ascendrun.health.diagnosis.tracebacks import Chain, Raised, find_chains
 from ascendrun.health.diagnosis.verdict import Proof
@@ -29,6 +30,10 @@ AFTERWARDS_LINES = 12
 """So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
 AFTERWARDS_LIMIT = 200
 NEAR_THE_END_S = 30.0
+LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
+"""Surely fatal is what so few lines, or so little time, parted from the rank's end."""
+AT_ONCE_S = 0.5
+"""Lines of two streams that came so near to each other have no order."""
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""
 
@@ -111,10 +116,13 @@ def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Opti
     causes = [clue for clue in clues if clue.role == CAUSE]
     telling = [clue for clue in causes if not clue.is_vague]
     suffered = [clue for clue in clues if clue.role in (SYMPTOM, CONSEQUENCE) and clue.code != "terminated"]
+    vague = [clue for clue in causes if clue.is_vague]
     if telling:
-        return max(telling, key=lambda clue: clue.strength)
-    if causes and not suffered and not waited:
-        return max(causes, key=lambda clue: clue.strength)
+        best = max(telling, key=lambda clue: clue.strength)
+        doubted = not best.sure and not suffered and not waited
+        return max([best, *vague], key=lambda clue: clue.strength) if doubted else best
+    if vague and not suffered and not waited:
+        return max(vague, key=lambda clue: clue.strength)
     if suffered:
         return max(suffered, key=lambda clue: (clue.role == SYMPTOM, clue.strength))
     rest = [clue for clue in clues if clue.role == TEARDOWN or not waited]
@@ -164,8 +172,13 @@ class _Reading:
         chain = self.fatal
         if self.words or chain is None or self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
             return ()
-        wait = looks_suffered(chain.root.text) or (EXEC if chain.root.collective else None)
-        return () if wait is None else (Word("suffered", self._lines[chain.root.last], wait=wait, values={}),)
+        others = self._accused(chain.root)
+        wait = looks_suffered(chain.root.text) or (EXEC if chain.root.collective or others else None)
+        line = self._lines[chain.root.last]
+        return () if wait is None else (Word("suffered", line, wait=wait, ranks=others, values={}),)
+
+    def _accused(self, raised: Raised) -> Tuple[int, ...]:
+        return accuses(raised.text, rank=self._rank.rank, world_size=self._evidence.world_size)
 
     # --- exceptions
 
@@ -183,10 +196,10 @@ class _Reading:
         when = moment(self._evidence, self._rank.host, at_line.at_s if at_line.at_s is not None else last.at_s)
         proofs = tuple(self._proof(one) for one in _distinct((chain.root, chain.final)))
         values = _exception_values(chain, told=self._told(chain, role))
-        unsure = self._rank.stopped and last.at_s is None
+        unsure = not self._is_last_word(chain) or (self._rank.stopped and last.at_s is None)
         if hit is not None:
             return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
-        strength = STRENGTH["exception"] - (10 if unsure else 0)
+        strength = STRENGTH["suffered" if unsure else "exception"]
         return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when or self._end(), proofs, values,
                      blames="self", retry="unknown", sure=not unsure and chain.kind == "main",
                      key=f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}")]
@@ -204,9 +217,24 @@ class _Reading:
         hit = self._best([hit for hit in self._hits if hit.line in self._range(chain, root) and not _is_neutral(hit)])
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             return hit.signature.role
-        if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective):
+        if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective
+                                              or self._accused(root)):
             return SYMPTOM
         return CAUSE
+
+    def _is_last_word(self, chain: Chain) -> bool:
+        """Nothing else ended the rank: no work after it, no later exception, no signal from outside."""
+        later = [other for other in self._chains if other.last > chain.last and other.kind in ("main", "torn")]
+        if any(self._chain_role(other) != TEARDOWN for other in later) or signal_of(self._rank) in _FROM_OUTSIDE and \
+                not self._rank.stopped:
+            return False
+        line, after = self._lines[chain.last], self._after[chain.last]
+        if line.stream == "error" or after <= LAST_WORDS_LINES:
+            return True
+        end_s = self._rank.exited_at_s
+        if end_s is None or line.at_s is None or self._rank.stopped:
+            return False
+        return end_s - line.at_s <= LAST_WORDS_S
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
@@ -271,7 +299,8 @@ class _Reading:
         when = moment(self._evidence, self._rank.host, line.at_s)
         clue = self._clue(hit, role, when or self._end(),
                           (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=True)
-        is_aside = hit.signature.family in _SIDE_REMARKS or (self._has_waited and not _is_hard(hit))
+        went_on = self._has_waited or self._rank.stopped  # what ended the rank, or would have, came later
+        is_aside = hit.signature.family in _SIDE_REMARKS or (went_on and not _is_hard(hit))
         if weaker or is_aside:
             told = SYMPTOM if is_aside and role == CAUSE else role
             return replace(clue, role=told, strength=min(clue.strength, CREDIBLE - 1), sure=False)
@@ -315,18 +344,27 @@ def _is_neutral(hit: Hit) -> bool:
 
 
 def _count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
-    """For every line, how many ordinary ones its stream wrote after it."""
+    """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
     quiet = set(known)
     for chain in chains:
         for one in chain.raised:
             quiet.update(range(one.first, one.last + 1))
     counts = [0] * len(lines)
-    seen: dict[str, int] = {}
+    seen: Dict[str, int] = {}
+    times: Dict[str, List[float]] = {}
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
         counts[index] = seen.get(line.stream, 0)
         if index not in quiet and line.text.strip() and not _QUIET.search(line.text):
             seen[line.stream] = counts[index] + 1
+            if line.at_s is not None:
+                times.setdefault(line.stream, []).append(line.at_s)
+    for of_stream in times.values():
+        of_stream.sort()
+    for index, line in enumerate(lines):
+        if line.at_s is not None:
+            counts[index] += sum(len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
+                                 for stream, of_stream in times.items() if stream != line.stream)
     return counts
 
 
