@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import Hit, scan, strongest
-from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, STRENGTH, SYMPTOM, Clue, proof_of
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
 from ascendrun.health.diagnosis.stories import RankStory
 from ascendrun.health.diagnosis.times import Moment, earliest, moment
@@ -73,7 +73,8 @@ def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
     for story in stories:
         own = story.own
         if own is not None and own.role == SYMPTOM and story.waited is None and story.rank.has_failed \
-                and own.code not in ("exception", "terminated") and own.blames in ("self", "node", "job"):
+                and own.code not in ("exception", "terminated") and own.blames in ("self", "node", "job") \
+                and own.strength >= SIGN_FROM:
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(clues) for clues in groups.values()]
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, doubts=("only-symptom",)) for one in made]

@@ -19,6 +19,8 @@ STRENGTH: Mapping[str, int] = {
     "abort": 45, "killed": 55, "device-alarm": 50, "host-oom-likely": 58, "interrupted": 52, "exit-code": 48,
     "terminated": 51, "finished-early": 20, "suffered": 52, "kernel": 58,
 }
+SIGN_FROM = 30
+"""A weaker symptom is what every failure of its kind carries."""
 CREDIBLE = 50
 """From here on an observation is a reason of its own, not only a sign that something was wrong."""
 

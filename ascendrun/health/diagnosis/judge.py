@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
-from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SYMPTOM, TEARDOWN
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.exits import describe_end
 from ascendrun.health.diagnosis.stories import RankStory
@@ -16,8 +16,6 @@ from ascendrun.health.diagnosis.waiting import blame_waiting
 
 CERTAIN_FROM = 60
 """A weaker reason than this is never called certain."""
-SIGN_FROM = 30
-"""A weaker symptom is what every failure of its kind carries."""
 CLEARLY_S = 1.0
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written so much before it came."""

@@ -256,7 +256,8 @@ def _unreachable(table: _Table) -> Optional[Candidate]:
 def _silent(table: _Table) -> Optional[Candidate]:
     """Part of the ranks timed out: the others kept them waiting, if they are few or whole hosts."""
     suffering = {story.rank.rank for story in (*table.waiting, *table.losing)}
-    quiet = [story for story in table.stories if story.rank.rank not in suffering and not story.has_cause]
+    quiet = [story for story in table.stories
+             if story.rank.rank not in suffering and not story.has_cause and not story.rank.has_failed]
     if not quiet or not suffering:
         return None
     ranks = {story.rank.rank for story in quiet}
