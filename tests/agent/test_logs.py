@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from ascendrun.node import wire
+
 PY = sys.executable
 TAG = "head-job.1"
 HOLD = ["sh", "-c", "exec sleep 600"]
@@ -160,3 +162,25 @@ def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_pa
         agent.close()
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def test_every_python_searches_gathers_and_gives_up_closed_logs(node, python):
+    agent = node.connect(python=python)
+    code = "import sys\nfor n in range(30000): print('line %d of the log' % n)\nsys.stderr.write('ValueError: no\\n')"
+    agent.start(node.job(TAG, [PY, "-c", code], rotate_bytes=200000))
+    agent.wait_ended(TAG)
+    files = {"rank-0.out": [0, 0], "rank-0.err": [0, 0]}
+    reply, body = agent.ask("grep", tag=TAG, files=files, patterns=["line 2999[0-9] ", "Error"])
+    frames = wire.FrameReader().feed(body)
+    assert reply["ok"] and reply["complete"] and frames[-1][0] == {"end": True, "truncated": False}
+    assert [text for _, text in frames[:-1]] == [b"ValueError: no", *(b"line 2999%d of the log" % n for n in range(10))]
+
+    item = {"name": "records", "kind": "glob", "bases": ["$ASCENDRUN_ATTEMPT_DIR"], "patterns": ["prepared.json"]}
+    gathered = agent.do("gather", tag=TAG, items=[item], timeout_s=20)
+    assert [one["file"] for one in gathered["files"]] == ["prepared.json"] and gathered["problems"] == []
+    assert [(one["name"], one["offset"]) for one in agent.events if one["event"] == "gathered"] == [("records", 0)]
+
+    there = len(glob.glob(str(node.folder(TAG) / "rank-0.out.[0-9]*")))
+    freed = agent.do("release", tag=TAG, below={"rank-0.out": there - 1}, keep_bytes=250000)
+    assert there >= 3 and freed["freed_bytes"] > 0 and freed["kept_bytes"] <= 250000
+    assert (node.folder(TAG) / ("rank-0.out.%d" % (there - 1))).exists()
