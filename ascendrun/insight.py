@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Optional, Sequence, Tuple
@@ -98,8 +99,12 @@ class TopSource:
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
-        return bool(self.hosts) and bool(self._unsampled(
-            samples(self.cluster.settings.state_dir, since_s=now_s - ASK_EVERY_S), now_s))
+        from ascendrun.head.statedir import StoreUnusable
+        try:
+            newest = samples(self.cluster.settings.state_dir, since_s=now_s - ASK_EVERY_S)
+        except StoreUnusable:
+            newest = Newest()
+        return bool(self._unsampled(newest, now_s))
 
     def look(self, *, now_s: float, answer_s: float = 0.0) -> "TopView":
         """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look.
@@ -111,8 +116,9 @@ class TopSource:
         asked = self._ask_hosts(self._unsampled(seen.newest, now_s), now_s, answer_s)
         fresh, refused = self._answer
         both = _newer(seen.newest, fresh)
-        return make_view(now_s=now_s, devices=both.devices, hosts=both.hosts, ranks=both.ranks, jobs=seen.jobs,
+        view = make_view(now_s=now_s, devices=both.devices, hosts=both.hosts, ranks=both.ranks, jobs=seen.jobs,
                          names=[host.name for host in self.hosts], refused=refused, was_asked=asked)
+        return replace(view, trouble=seen.trouble)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
         """What the controller knows of hosts; a live job without a controller gets a new one by the asking."""

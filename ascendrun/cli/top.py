@@ -124,6 +124,8 @@ def print_once(
     else:
         assert output is not None
         _write_records(view, output)
+    if view.trouble is not None:
+        face.say(f"error: no samples: {view.trouble}")
     return 6 if any(host.why == "no-answer" for host in view.hosts) else 0
 
 

@@ -184,8 +184,9 @@ class TopApp(App[None]):
             parts.append(key_word(self.lang, "bad"))
         if self.is_paused:
             parts.append(key_word(self.lang, "pause"))
-        if self.failure is not None:
-            parts.append(word(self.lang, "failed", why=self.failure))
+        failure = self.failure or self.view.trouble
+        if failure is not None:
+            parts.append(word(self.lang, "failed", why=failure))
         waits_s = 0.0 if self._look_began_s is None else time.monotonic() - self._look_began_s
         if waits_s > LATE_S:
             parts.append(word(self.lang, "late", n=int(waits_s)))

@@ -237,15 +237,17 @@ class TopCollector:
 
     def _collect(self) -> Iterator[Metric]:
         began_s = time.monotonic()
-        families: List[Metric] = []
+        why: Optional[str] = None
         try:
             view, states = self._look()
-            families = make_families(view, states=states)
+            why = view.trouble
+            yield from make_families(view, states=states)
         except AscendrunError as error:
+            why = str(error)
+        if why is not None:
             yield _gauge("ascendrun_scrape_failed_info", "Why the last look failed; always 1", ("why",),
-                         [((str(error)[:200],), 1.0)])
-        yield from families
-        yield _gauge("ascendrun_scrape_ok", "1: what was asked for could be read", (), [((), float(bool(families)))])
+                         [((why[:200],), 1.0)])
+        yield _gauge("ascendrun_scrape_ok", "1: what was asked for could be read", (), [((), float(why is None))])
         yield _gauge("ascendrun_scrape_seconds", "How long the look took", (), [((), time.monotonic() - began_s)])
 
 

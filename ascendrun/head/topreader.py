@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional
 from ascendrun.core.job import State
 from ascendrun.core.samples import Newest
 from ascendrun.head.settings import spool_dir
+from ascendrun.head.statedir import StoreUnusable
 from ascendrun.health.topview import JobSeen, Progress, RankPlace, Slow
 
 if TYPE_CHECKING:
@@ -27,8 +28,11 @@ WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 @dataclass(frozen=True)
 class Seen:
+    """`trouble`: why the samples could not be read; None: they could, or there are none."""
+
     jobs: Tuple[JobSeen, ...]
     newest: Newest
+    trouble: Optional[str] = None
 
 
 class TopReader:
@@ -48,13 +52,18 @@ class TopReader:
         self, *, now_s: float, liveness: Optional[Mapping[str, Mapping[str, str]]] = None, window_s: float = WINDOW_S,
         hosts: Optional[Collection[str]] = None,
     ) -> Seen:
-        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable."""
-        newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
+        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable when the store of jobs
+        cannot be read; without samples there is still much to see."""
+        newest, trouble = Newest(), None
+        try:
+            newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
+        except StoreUnusable as error:
+            trouble = str(error)
         jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s)
                      for stored in _live_jobs(self._state_dir))
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
-        return Seen(jobs, newest)
+        return Seen(jobs, newest, trouble)
 
     def _job(self, stored: "StoredJob", liveness: Mapping[str, str], now_s: float) -> JobSeen:
         job = stored.job

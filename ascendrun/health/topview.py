@@ -174,8 +174,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class TopView:
+    """`trouble`: why there are no samples, where they could not be read."""
+
     at_s: float
     totals: Totals
     jobs: Tuple[JobRow, ...]
     hosts: Tuple[HostRow, ...]
     rows: Tuple[TopRow, ...]
+    trouble: Optional[str] = None

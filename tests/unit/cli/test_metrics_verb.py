@@ -154,6 +154,7 @@ def test_a_state_folder_that_cannot_be_read_is_a_failed_scrape_not_a_dead_export
     assert run.code == 0 and value(found, "ascendrun_scrape_ok") == 0
     assert "samples.db" in found["ascendrun_scrape_failed_info"][0][0]["why"]
     assert not any(name.startswith("npu_") for name in found)
+    assert value(found, "ascendrun_job_step", job_name="qwen32b-lora") == 1040  # what can be read is told
 
 
 def test_the_file_is_whole_and_nothing_is_left_beside_it(say: Say, world: TopWorld, tmp_path: Path) -> None:

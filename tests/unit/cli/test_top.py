@@ -112,6 +112,15 @@ def test_of_a_job_that_has_ended_it_says_where_to_look(say: Say, tmp_path: Path)
     assert run.code == 0 and "ascendrun report j-0001" in run.err and "n1 " not in run.out
 
 
+def test_without_readable_samples_jobs_and_ranks_are_still_shown(say: Say, world: TopWorld) -> None:
+    (world.state_dir / "samples.db").write_bytes(b"this is no database" * 100)
+    run = say("top", "--once")
+    assert run.code == 0 and "1040/5000" in run.out and "npu01" in run.out
+    assert "no samples" in run.err and "samples.db" in run.err
+    told = json.loads(say("top", "-o", "json").out)
+    assert "samples.db" in told["trouble"] and told["rows"][0]["utilisation"] is None
+
+
 def test_globs_choose_hosts(say: Say, world: TopWorld) -> None:
     run = say("top", "--once", "npu0[12]*")
     assert "npu01" in run.out and "npu02" in run.out and "npu03" not in run.out
