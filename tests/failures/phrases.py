@@ -73,13 +73,13 @@ PHRASES: Dict[str, str] = {
               "        Rectify the fault based on the error information in the ascend log.\n"
               "EI0002: [PID: {pid}] {plog} The wait execution of the Notify register times out. Reason: The Notify "
               "register has not received the Notify record from remote rank [unknown].base information: "
-              "[streamID:[3], taskID[5], tag[AllReduce_{ip}%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):"
+              "[streamID:[3], taskID[5], tag[AllReduce_10.0.0.1%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):"
               "[fullmesh-ring-NHR].] task information: [].\n"
               "        Possible Cause: 1. An exception occurs during the execution on some NPUs in the cluster.\n"
               "[ERROR] 2026-11-20-10:00:00 (PID:{pid}, Device:{dev}, RankID:{rank}) ERR02200 DIST call hccl api failed.\n",
     "notify_plog": "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:908] [{pid}][TaskExecStage][Timeout]"
                    "[Host]Task run failed, base information is streamID:[2], taskID[21], "
-                   "tag[AllReduce_{ip}%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[fullmesh-ring-NHR].\n"
+                   "tag[AllReduce_10.0.0.1%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[fullmesh-ring-NHR].\n"
                    "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:771] [{pid}][TaskExecStage][Timeout]"
                    "[Host]Task run failed, groupRank information is group:[hccl_world_group], user define "
                    "information[], rankSize[{world}], rankId[{rank}].\n"
@@ -88,13 +88,25 @@ PHRASES: Dict[str, str] = {
                    "count[256], reduceType[sum], dataType[float32].\n",
     "notify_plog_behind": "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:908] [{pid}][TaskExecStage]"
                           "[Timeout][Host]Task run failed, base information is streamID:[2], taskID[19], "
-                          "tag[AllReduce_{ip}%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[ring].\n"
+                          "tag[AllReduce_10.0.0.1%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[ring].\n"
                           "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:704] [{pid}][TaskExecStage]"
                           "[Timeout][Host]Task run failed, opData information is timeStamp:[{plog}], deviceId[{dev}], "
                           "index[19], count[64], reduceType[sum], dataType[float32].\n",
+    "notify_plog_other_group": "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:908] [{pid}][TaskExecStage]"
+                               "[Timeout][Host]Task run failed, base information is streamID:[4], taskID[9], "
+                               "tag[AllGather_tensor_group_{host}], AlgType(level 0-1-2):[ring].\n"
+                               "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:704] [{pid}][TaskExecStage]"
+                               "[Timeout][Host]Task run failed, opData information is timeStamp:[{plog}], "
+                               "deviceId[{dev}], index[7], count[64], dataType[float32].\n",
+    "sdma_plog": "[ERROR] RUNTIME({pid},python3.10):{plog} [task_info.cc:1170]{pid} PrintSdmaErrorInfoForFftsPlusTask:"
+                 "fftsplus task execute failed, dev_id={dev}, stream_id=50, task_id=21, context_id=18, thread_id=0, "
+                 "err_type=4[fftsplus sdma error]\n"
+                 "[ERROR] HCCL({pid},python3.10):{plog} [task_exception_handler.cc:947] [{pid}][TaskExecStage][Timeout]"
+                 "[Host]Task run failed, base information is streamID:[32], taskID[21], "
+                 "tag[AllGather_10.0.0.1%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[fullmesh-ring-H-D].\n",
     "notify_plog_gather": "[ERROR] HCCL({pid},python):{plog} [task_exception_handler.cc:908] [{pid}][TaskExecStage]"
                           "[Timeout][Host]Task run failed, base information is streamID:[2], taskID[21], "
-                          "tag[AllGather_{ip}%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[ring].\n",
+                          "tag[AllGather_10.0.0.1%eth0_60000_0_1700000000000000], AlgType(level 0-1-2):[ring].\n",
     "location_lost": "[ERROR]HCCL({pid},python):{plog}[task_exception_handler.cc:610][{pid}][TaskExecStage]"
                      "[HeartbeatAbnormal]Cluster Exception Location[IP/ID]:[{peer_ip}/{peer_dev}], Arrival Time:[Fri Nov 20 "
                      "10:00:00 2026], Discoverer:[{ip}/{dev}], ExceptionType:[Heartbeat Lost Occurred], Possible "

@@ -54,9 +54,10 @@ _VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledPro
 _REMARK = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[::]")
 _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
+HARD_FROM = 60
 _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 """What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
-_HARD = frozenset({"acl", "cann", "cuda", "driver", "memory", "torch_npu"})
+_HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
 _FROM_OUTSIDE = frozenset({9, 15, 2, 1})
@@ -335,7 +336,7 @@ def _is_telling(hit: Hit) -> bool:
 
 
 def _is_hard(hit: Hit) -> bool:
-    return hit.signature.family in _HARD and hit.signature.strength >= STRENGTH["exception"]
+    return hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM
 
 
 def _is_neutral(hit: Hit) -> bool:

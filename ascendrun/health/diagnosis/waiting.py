@@ -90,9 +90,25 @@ class _Table:
         return Candidate(code, strength, chosen, places, at=at, proofs=self.proofs(said), sure=sure, blames=blames,
                          doubts=doubts, retry=retry, values={**words, **(values or {})})
 
+    def groups(self) -> Dict[int, str]:
+        """The communication group that each rank waited in: operations of different ones cannot be compared."""
+        return {story.rank.rank: word.values["group"] for story, word in self.words("tag")}  # its plog's word counts
+
+    def tags(self) -> Dict[int, str]:
+        """The collective of each rank, of those in the group that most are in."""
+        groups = self.groups()
+        common = _most(groups.values())
+        return {story.rank.rank: word.values["tag"] for story, word in self.words("tag")
+                if groups[story.rank.rank] == common}
+
     @property
     def waits(self) -> List[Said]:
         return [(story, word) for story, word in self.said if word.wait is not None]
+
+
+def _most(values: Iterable[str]) -> Optional[str]:
+    counted = Counter(values).most_common(1)
+    return counted[0][0] if counted else None
 
 
 def _values_of(code: str, text: str) -> Mapping[str, str]:
@@ -143,7 +159,7 @@ def _differs(table: _Table) -> Optional[Candidate]:
     said = table.words("differs")
     if not said:
         return None
-    odd = _minority({story.rank.rank: word.values["tag"] for story, word in table.words("tag")})
+    odd = _minority(table.tags())
     ranks = odd or tuple(story.rank.rank for story, _ in said)
     return table.make("EI0005", 75, ranks, said, retry="never", blames="job",
                       doubts=("by-rule",) if odd else ("who-unknown",))
@@ -297,10 +313,13 @@ def _latest(table: _Table) -> Optional[Candidate]:
 
 def _sequence(table: _Table) -> Optional[Candidate]:
     """Ranks that are a collective behind the others, or in another one."""
+    groups = table.groups()
+    common = _most(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
         numbers: Dict[int, int] = {}
         for story, word in table.words(kind):
-            numbers.setdefault(story.rank.rank, int(word.values[name]))
+            if groups.get(story.rank.rank, common) == common:
+                numbers.setdefault(story.rank.rank, int(word.values[name]))
         if len(numbers) > 1 and len(set(numbers.values())) > 1:
             lowest = min(numbers.values())
             behind = [rank for rank, number in numbers.items() if number == lowest]
@@ -308,7 +327,7 @@ def _sequence(table: _Table) -> Optional[Candidate]:
                 said = [one for one in table.words(kind) if one[0].rank.rank in behind]
                 return table.make("behind", 56, behind, said, doubts=("by-rule",),
                                   values={"index": str(lowest), "others": str(max(numbers.values()))})
-    odd = _minority({story.rank.rank: word.values["tag"] for story, word in table.words("tag")})
+    odd = _minority(table.tags())
     odd = odd or _minority({story.rank.rank: word.values["op"] for story, word in table.words("sequence")
                             if "op" in word.values})
     if not odd:
