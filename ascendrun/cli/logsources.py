@@ -48,7 +48,8 @@ def _read(files: StreamFiles, view: LogView, clocks: Mapping[str, HostClock], en
           hits: dict[StreamKey, Sequence[LogLine]], *, among: int) -> Iterator[list[LogLine]]:
     key = (files.host, files.rank, files.stream)
     tail = None if view.filters_lines else view.tail
-    batches = read_batches(files, tail=tail, clock=clocks.get(files.host), among=among, end=ends.get(key))
+    batches = read_batches(files, tail=tail, clock=clocks.get(files.host), since_s=view.since_s, among=among,
+                           end=ends.get(key))
     more = hits.pop(key, None)
     chosen = _choose(batches, view)
     return chain(chosen, iter([list(more)])) if more else chosen

@@ -13,7 +13,7 @@ from ascendrun.core.loglines import LogLine
 from ascendrun.head.clocks import HostClock
 from ascendrun.head.control import Answer, ControlClient
 from ascendrun.head.remote import Reply
-from ascendrun.head.spoolfiles import CHUNK_BYTES, StreamFiles, read_at, size_of
+from ascendrun.head.spoolfiles import StreamFiles, line_start, size_of
 from ascendrun.node import layout, wire
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 GREP_S = 20.0
 ANSWER_S = GREP_S + 10.0
-LINE_SEARCH_BYTES = 4 << 20
-"""The end of the last whole line in our copy is looked for so far back; a longer line is looked at from its middle."""
 
 Position = tuple[int, int]
 """(generation, offset)"""
@@ -55,14 +53,7 @@ def copied_until(files: StreamFiles) -> Position:
     if not there:
         return 0, 0
     path = files.path(there[-1])
-    end = size_of(path)
-    start = end
-    while start > max(0, end - LINE_SEARCH_BYTES):
-        start = max(0, start - CHUNK_BYTES)
-        newline = read_at(path, start, CHUNK_BYTES).rfind(b"\n", 0, end - start)
-        if newline >= 0:
-            return there[-1], start + newline + 1
-    return there[-1], 0 if start == 0 else end
+    return there[-1], line_start(path, size_of(path))
 
 
 def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clock: HostClock) -> dict[str, Any]:

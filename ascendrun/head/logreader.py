@@ -14,12 +14,15 @@ from ascendrun.head.spoolfiles import (
     StreamFiles,
     first_time_record,
     read_at,
+    since_position,
     size_of,
     tail_position,
 )
 
 TIMES_PATIENCE_S = 1.0
 """How long bytes wait for their arrival times, which come in a file of their own."""
+SINCE_SLACK_S = 2.0
+"""What is known of a clock is not exact, and the reader leaves nothing out that may be wanted."""
 BATCH_LINES = 2048
 HELD_LINES = 1 << 15
 """So many lines of all streams together are held at once when they are merged: memory stays bounded."""
@@ -29,8 +32,10 @@ class StreamReader:
     """Reads one stream forward, as far as it is there; call `read` again for what came since."""
 
     def __init__(self, files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 batch_lines: int = BATCH_LINES, end: Optional[tuple[int, int]] = None) -> None:
-        """`tail`: begin with the last so many lines instead of the first. `clock`: the host's, None: not measured.
+                 since_s: Optional[float] = None, batch_lines: int = BATCH_LINES,
+                 end: Optional[tuple[int, int]] = None) -> None:
+        """`tail`: begin with the last so many lines instead of the first. `since_s`: lines that came before, by the
+        head's clock, may be left out; the reader need not look at them. `clock`: the host's, None: not measured.
         `batch_lines`: what one `read` gives at most, about. `end`: (generation, offset) not to be passed."""
         self.files = files
         self.clock = clock
@@ -44,6 +49,9 @@ class StreamReader:
         self._untimed_since_s: Optional[float] = None
         if tail is not None:
             self._generation, self._offset = tail_position(files, tail)
+        elif since_s is not None and not (clock is not None and clock.was_set):
+            node_s = clock.to_node_s(since_s) if clock is not None else since_s
+            self._generation, self._offset = since_position(files, node_s - SINCE_SLACK_S)
 
     def read(self, *, final: bool = False) -> list[LogLine]:
         """The lines that became whole, at most one chunk of the file: [] means nothing new now.
@@ -193,9 +201,10 @@ def read_all(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[
 
 
 def read_batches(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 among: int = 1, end: Optional[tuple[int, int]] = None) -> Iterator[list[LogLine]]:
-    """As `read_all`, in batches; `among` so many streams that are read side by side, `end` as for StreamReader."""
-    reader = StreamReader(files, tail=tail, clock=clock, batch_lines=batch_lines_for(among), end=end)
+                 since_s: Optional[float] = None, among: int = 1, end: Optional[tuple[int, int]] = None
+                 ) -> Iterator[list[LogLine]]:
+    """As `read_all`, in batches; `among` so many streams that are read side by side, the rest as for StreamReader."""
+    reader = StreamReader(files, tail=tail, clock=clock, since_s=since_s, batch_lines=batch_lines_for(among), end=end)
     while True:
         lines = reader.read(final=True)
         if not lines:

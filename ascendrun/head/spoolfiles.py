@@ -96,6 +96,39 @@ def first_time_record(path: Path, offset: int) -> int:
     return low * TIME_RECORD.size
 
 
+def since_position(files: StreamFiles, node_s: float) -> tuple[Optional[int], int]:
+    """(generation, offset) of the line from which on lines came at the host's `node_s` or later; (None, 0): from the
+    first on. Found by bisection of the arrival times, which must not go back."""
+    wanted_ns = int(node_s * 1e9)
+    for generation in reversed(files.generations()):
+        path = files.times_path(generation)
+        first = read_at(path, 0, TIME_RECORD.size)
+        if len(first) < TIME_RECORD.size or TIME_RECORD.unpack(first)[1] >= wanted_ns:
+            continue
+        low, high = 0, size_of(path) // TIME_RECORD.size
+        while low < high:
+            middle = (low + high) // 2
+            raw = read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
+            if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[1] < wanted_ns:
+                low = middle + 1
+            else:
+                high = middle
+        end = TIME_RECORD.unpack(read_at(path, (low - 1) * TIME_RECORD.size, TIME_RECORD.size))[0]
+        return generation, line_start(files.path(generation), end)
+    return None, 0
+
+
+def line_start(path: Path, offset: int) -> int:
+    """Where the line begins that the byte at `offset` is part of; looks back a few megabytes, no further."""
+    start = offset
+    while start > max(0, offset - (4 << 20)):
+        start = max(0, start - CHUNK_BYTES)
+        newline = read_at(path, start, min(CHUNK_BYTES, offset - start)).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+    return 0 if start == 0 else offset
+
+
 def read_bytes(files: StreamFiles) -> Iterator[bytes]:
     """The stream exactly as the rank wrote it."""
     for generation in files.generations():

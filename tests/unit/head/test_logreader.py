@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 from pathlib import Path
@@ -207,3 +208,23 @@ def test_a_batch_is_no_longer_than_was_asked_for(spool: Spool) -> None:
     (b"\n\n\n", 1, b"\n")])
 def test_lines_are_cut_after_a_newline(data: bytes, most: int, cut: bytes) -> None:
     assert cut_lines(data, most) == cut
+
+
+@pytest.mark.parametrize("since_s", [0.0, 1000.0, 1050.0, 1099.5, 1500.0, 2050.0, 9999.0])
+def test_lines_since_a_moment_are_found_without_reading_what_is_older(spool: Spool, since_s: float) -> None:
+    for generation in range(3):
+        for at in range(100):
+            spool.write(f"line {generation} {at}\nhalf of ".encode(), 1000.0 * generation + at, generation=generation)
+    whole = list(read_all(spool.files))
+    lines = list(itertools.chain.from_iterable(read_batches(spool.files, since_s=since_s)))
+    wanted = [line for line in whole if line.at_s is not None and line.at_s >= since_s]
+    assert lines == whole[len(whole) - len(lines):]  # whole lines, to the end
+    assert len(wanted) <= len(lines) <= len(wanted) + 6  # all that are wanted, and hardly more
+
+
+def test_a_clock_that_was_set_leaves_nothing_out(spool: Spool) -> None:
+    spool.write(b"late\n", 5000.0)
+    spool.write(b"after the clock went back\n", 100.0)
+    clock = HostClock([Reading(0.0, 5000.0, 0.001), Reading(60.0, 0.0, 0.001)])
+    reader = StreamReader(spool.files, since_s=50.0, clock=clock)
+    assert [line.text for line in reader.read(final=True)] == ["late", "after the clock went back"]
