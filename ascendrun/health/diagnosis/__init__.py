@@ -6,7 +6,8 @@
     times       clocks' offsets and errors removed    tracebacks  exceptions and their chains
     peers       words about other ranks               exits       codes, signals, the kernel's out-of-memory killer
     launchers   torchrun's and deepspeed's own ranks  stories     one rank's end by its own traces
-    candidates  who may have been first               waiting     whom to blame when all only waited
+    candidates  who may have been first               waiting     whom to blame when all only waited, by the rules of
+                                                                  accusations, silence, waitchain
     judge       the choice, its doubts, the chain     endings     attempts without a failure
     telling     the words, from texts/ and the signature catalogue
 """

@@ -1,0 +1,113 @@
+"""Rules for what the communication library itself says: who is named, who is missing, what does not agree."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Dict, Optional, Sequence, Set, Tuple
+
+from ascendrun.health.diagnosis.candidates import Candidate
+from ascendrun.health.diagnosis.waittable import Table, finished_early, has_finished, minority
+
+_TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
+_CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", re.IGNORECASE)
+
+
+def blame_tls(table: Table) -> Optional[Candidate]:
+    """The TLS switch differs: those of the smaller side."""
+    said = table.words("tls")
+    sides: Dict[str, Set[Tuple[str, str]]] = {"on": set(), "off": set()}
+    for _story, word in said:
+        for side, entries in sides.items():
+            entries.update(_TLS_ENTRY.findall(word.values.get(side, "")))
+    rows: Dict[str, Set[int]] = {}
+    for story, word in table.words("link"):
+        if word.values.get("tls"):
+            rows.setdefault(word.values["tls"].upper(), set()).add(story.rank.rank)
+    if not said and len(rows) < 2:
+        return None
+    if not sides["on"] or not sides["off"]:
+        smaller = min(rows.values(), key=len) if len(rows) > 1 else set()
+        is_minor = bool(smaller) and 2 * len(smaller) < sum(map(len, rows.values()))
+        return table.make("EI0016", 80, smaller if is_minor else (), said or table.words("link"), retry="never",
+                          blames="node", doubts=("who-unknown",) if not is_minor else ("by-rule",))
+    fewer = min(sides.values(), key=len)
+    places = [table.rank_at(address, int(device)) for address, device in sorted(fewer)]
+    even = len(sides["on"]) == len(sides["off"])
+    return table.make("EI0016", 85, [rank for ranks, _ in places for rank in ranks], said, retry="never",
+                      hosts=[host for _, host in places if host is not None], sure=not even, blames="node",
+                      doubts=("two-sides",) if even else ())
+
+
+def blame_differs(table: Table) -> Optional[Candidate]:
+    """Ranks call different collectives: the odd one, else all that complain."""
+    said = table.words("differs")
+    if not said:
+        return None
+    odd = minority(table.tags())
+    ranks = odd or tuple(story.rank.rank for story, _ in said)
+    return table.make("EI0005", 75, ranks, said, retry="never", blames="job",
+                      doubts=("by-rule",) if odd else ("who-unknown",))
+
+
+def blame_cqe(table: Table) -> Optional[Candidate]:
+    """RoCE gave up sending: the host that takes part in every broken pair, else both ends."""
+    said = table.words("cqe")
+    if not said:
+        return None
+    pairs = [({story.rank.host}, table.named(word)) for story, word in said]
+    common = set.intersection(*({*own, *([host] if host else [])} for own, (_, host) in pairs))
+    remote = {rank for _, (ranks, _) in pairs for rank in ranks}
+    accused = {host for _, (_, host) in pairs if host is not None}
+    if len(pairs) > 1 and len(common) == 1:
+        hosts = common
+    else:
+        hosts = accused or {story.rank.host for story, _ in said}
+    local = {story.rank.rank for story, _ in said}
+    ranks = [rank for rank in (*remote, *local) if table.by_rank[rank].rank.host in hosts]
+    only = [rank for rank in ranks if rank in remote] or ranks
+    return table.make("EI0013", 70, only, said, hosts=hosts, doubts=("network-or-peer",), retry="exclude",
+                      blames="network", at=said[0][0].waited_at)
+
+
+def blame_location(table: Table) -> Optional[Candidate]:
+    """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
+    said = table.words("location")
+    if not said:
+        return None
+    for code, test in (("hccl-culprit-cqe", _CQE_TYPE.search), ("hccl-culprit-stuck", _STUCK_TYPE.search),
+                       ("hccl-culprit-lost", lambda text: True)):
+        chosen = [(story, word) for story, word in said if test(word.values["type"])]
+        votes = Counter(table.named(word) for _story, word in chosen)
+        votes = Counter({who: count for who, count in votes.items() if who[1] is not None})
+        if votes:
+            (ranks, host), count = votes.most_common(1)[0]
+            tied = [who for who, number in votes.items() if number == count]
+            doubts = ("two-named",) if len(tied) > 1 else ("by-rule",)
+            rest = _accused_end(table, ranks) if len(tied) == 1 else None
+            if rest is not None:
+                return rest
+            return table.make(code, 65, [rank for who, _ in tied for rank in who],
+                              [one for one in chosen if table.named(one[1]) in tied],
+                              hosts=[place for _, place in tied if place], doubts=doubts)
+    return table.make("hccl-culprit-lost", 45, (), said, doubts=("address-unknown",),
+                      values={"address": f"{said[0][1].addresses[0][0]}/{said[0][1].addresses[0][1]}"})
+
+
+def _accused_end(table: Table, ranks: Sequence[int]) -> Optional[Candidate]:
+    """An accused rank that had simply finished explains its silence."""
+    ended = [rank for rank in ranks if has_finished(table.by_rank[rank].rank)]
+    return finished_early(table, ended) if ended and len(ended) == len(ranks) else None
+
+
+def blame_missing(table: Table) -> Optional[Candidate]:
+    """The meeting point counts who came: those who did not."""
+    named = {rank for _story, word in table.words("missing") for rank in word.ranks}
+    came = {rank for _story, word in table.words("connected") for rank in word.ranks}
+    if came and not named:
+        needed = max((int(word.values["count"]) for _story, word in table.words("needed")), default=0)
+        total = max(needed, table.evidence.world_size)
+        named = set(range(total)) - came
+    if not named or len(named) >= max(table.evidence.world_size, 2):
+        return None
+    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), doubts=("silent",))
