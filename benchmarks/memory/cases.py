@@ -58,9 +58,6 @@ SMALL: Dict[str, Case] = {
                                            words=2000),
     "ddp, float32, two pieces": Case("ddp", pieces=2, hidden=256, layers=3, words=4000, rows=2),
     "fsdp2, float32": Case("fsdp2", hidden=256, layers=3, words=2000, rows=2),
-    "fsdp2, LoRA on a bfloat16 base": Case("fsdp2", dtype="pure-bfloat16", lora=True, hidden=256, layers=3, words=2000,
-                                           rows=2),
-    "zero3, float32": Case("zero3", hidden=384, layers=3, words=2000, rows=2),
     "zero3, LoRA on a bfloat16 base": Case("zero3", dtype="bfloat16", lora=True, hidden=384, layers=3, words=2000,
                                            rows=2),
 }

@@ -53,15 +53,18 @@ def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resum
     assert again.final() == straight(way).final()
 
 
-def test_all_ways_to_share_a_model_learn_the_same(tiny, fork_server):
+def test_all_ways_to_share_a_model_learn_the_same(straight, fork_server):
     fork_server.ask({"import": "deepspeed"})
-    runs = {way: tiny(ranks=2, name=way, how=way, dropout=0.0, frozen=True).succeed() for way in WAYS}
-    alone = tiny(name="alone", how="none", dropout=0.0, frozen=True).succeed()
-    for way, run in runs.items():
-        assert run.losses() == pytest.approx(alone.losses(), rel=1e-4), way
-        assert set(run.final()) - {"seen"} == set(alone.final()) - {"seen"}, "the frozen words are not saved"
-        for name, weight in run.final().items():
-            assert weight == pytest.approx(alone.final()[name], rel=1e-2, abs=1e-4), (way, name)
+    replicated = straight("ddp")
+    for way in ("fsdp2", "zero3"):
+        assert straight(way).losses() == pytest.approx(replicated.losses(), rel=1e-4), way
+        for name, weight in straight(way).final().items():
+            assert weight == pytest.approx(replicated.final()[name], rel=1e-2, abs=1e-4), (way, name)
+
+
+def test_frozen_weights_are_in_no_checkpoint(tiny):
+    run = tiny(ranks=2, frozen=True, max_steps=2).succeed()
+    assert "words.weight" not in run.final() and "head.weight" in run.final()
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])

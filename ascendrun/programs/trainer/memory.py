@@ -59,15 +59,17 @@ def needs(simulated: Simulated, *, how: str, world_size: int, precision: Precisi
 
 
 def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) -> Need:
-    """Under DDP gradients live in the buckets, from the first step to the last; alone they come and go, so that they
-    and the activations are not both at their most, unless an earlier piece left them there."""
+    """Under DDP gradients live in the buckets, from the first step to the last."""
     weights, trained = simulated.weights, simulated.trained_bytes
-    activations = simulated.activations
-    if how == "none" and pieces == 1:
-        gradients = max(0, simulated.whole_step - weights - 2 * trained - activations)
-    else:
-        gradients = trained
-    return Need(how, world_size, weights, gradients, 2 * trained, activations, 0)
+    gradients = beside_activations(simulated) if how == "none" and pieces == 1 else trained
+    return Need(how, world_size, weights, gradients, 2 * trained, simulated.activations, 0)
+
+
+def beside_activations(simulated: Simulated) -> int:
+    """Gradients come while activations go, so what both need together is less than the sum of their most, unless an
+    earlier piece of the step left its gradients there."""
+    rest = simulated.weights + 2 * simulated.trained_bytes + simulated.activations
+    return max(0, simulated.whole_step - rest)
 
 
 def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, pieces: int, *, offload: bool) -> Need:
@@ -80,7 +82,7 @@ def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, p
     gathered = simulated.outside_layers + 2 * simulated.largest_layer
     whole = int(max(simulated.outside_layers, simulated.largest_layer) * share * width(torch.float32)
                 / width(precision.compute))
-    kept = trained if pieces > 1 else sharded[1]
+    kept = trained if pieces > 1 else -(-beside_activations(simulated) // world_size)
     on_card = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
     return Need("fsdp2", world_size, *on_card, simulated.activations, gathered + whole,
                 host=sharded[0] + 3 * sharded[1] if offload else 0)
