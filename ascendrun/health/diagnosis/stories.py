@@ -356,7 +356,8 @@ def _count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
         counts[index] = seen.get(line.stream, 0)
-        if index not in quiet and line.text.strip() and not _QUIET.search(line.text):
+        if counts[index] > AFTERWARDS_LIMIT or (
+                index not in quiet and line.text.strip() and not _QUIET.search(line.text)):
             seen[line.stream] = counts[index] + 1
             if line.at_s is not None:
                 times.setdefault(line.stream, []).append(line.at_s)

@@ -13,6 +13,7 @@ _RANK = re.compile(r"\[rank(\d+)\]:")
 _TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*(?::\s*$|[─-])")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
 _BOXED_FRAME = re.compile(r"^│\s*(?P<file>/?\S+\.py):(?P<line>\d+)(?: in (?P<name>\S+))?")
+_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _SURE = re.compile(
@@ -84,7 +85,7 @@ class Chain:
 
 def split_prefix(text: str) -> Tuple[Optional[str], str]:
     """("[rank3]:", the rest) for lines of torch and torchrun; (None, text) for others."""
-    found = PREFIX.match(text)
+    found = PREFIX.match(text) if text[:1] == "[" else None
     return (None, text) if found is None else (found.group().rstrip(), text[found.end():])
 
 
@@ -120,7 +121,7 @@ class _Parser:
         at = 0
         while at < len(self._group):
             text = self._group[at][1]
-            found = _TRACEBACK.match(text)
+            found = _TRACEBACK.match(text) if _HEAD in text else None
             if found is None:
                 if not self._take_torn(at):
                     self._hear(text)
