@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +85,37 @@ def test_a_rank_without_a_sample_gets_a_stand_in_that_weighs_nothing():
     assert (share.weight, share.tokens, share.samples, share.units) == (0.0, 0, 0, [])
     assert share.pieces[0].tensors["numbers"].tolist() == [0]
     loader.close()
+
+
+def whose_parent(units, step):
+    return Batch({"pids": torch.tensor([os.getpid()])}, weight=1.0, tokens=1, samples=1)
+
+
+def test_a_worker_ignores_the_stop_signal_and_dies_with_its_rank():
+    read, write = os.pipe()
+    rank = os.fork()
+    if rank == 0:
+        loader = Loader(Buckets(LENGTHS, batch_size=5, seed=1), whose_parent, rank=0, world_size=1, micro_batch=0,
+                        steps=9, workers=1, context=multiprocessing.get_context("fork"))
+        worker = int(loader.share(0).pieces[0].tensors["pids"])
+        os.kill(worker, signal.SIGTERM)
+        loader.share(3)
+        os.write(write, str(worker).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(write)
+    worker = int(os.read(read, 20))
+    os.waitpid(rank, 0)
+    deadline_s = time.monotonic() + 60
+    while is_running(worker):
+        assert time.monotonic() < deadline_s, f"worker {worker} still runs"
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_two_worker_processes_and_a_thread_deal_the_same_shares():

@@ -7,7 +7,7 @@
     saver        checkpoints in the background (format: checkpoint)      metrics      time of a step, FLOPs, MFU
     schedule     the learning rate of a step                             profiling    a trace of a few steps
     memory       what a training needs on a card, before one is taken    dry_run      batch arithmetic, with a way out
-    packing      several samples in one row, exactly                     weights      pretrained files into sharded models
+    packing      several samples in one row, exactly                     weights      files into a sharded model
     kernels      the NPU's fused operators                               batch_finder the largest micro-batch that fits
 
 A whole program, `train.py`:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import signal
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
@@ -10,6 +13,10 @@ from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import torch
+
+from ascendrun.programs.trainer.start import stop_signals
+
+PR_SET_PDEATHSIG = 1
 
 Unit = Tuple[int, ...]
 """The numbers of the samples that share one row: one, or several that are packed."""
@@ -175,7 +182,7 @@ class Loader:
         self.plan, self.collate, self.steps = plan, collate, steps
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.ahead = max(1, workers)
-        self.pool: Executor = (ProcessPoolExecutor(workers, mp_context=context) if workers
+        self.pool: Executor = (ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker) if workers
                                else ThreadPoolExecutor(1, thread_name_prefix="loader"))
         self.coming: Dict[int, "Future[Share]"] = {}
 
@@ -195,6 +202,15 @@ class Loader:
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def become_worker() -> None:
+    """A worker outlives the signal that stops the training, since the last step still needs it, but not its rank."""
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux has it; elsewhere the end of the pipe will do
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def pad(rows: Sequence[Sequence[int]], *, value: int, multiple: int = 1) -> torch.Tensor:

@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional, TextIO, Tuple, Type
+from typing import Any, Callable, List, NoReturn, Optional, TextIO, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ class Runtime(Ranks):
     accelerator: Accelerator
     metrics: Optional[TextIO] = None
     stop_asked: bool = False
-    at_end: "list[Callable[[], None]]" = field(default_factory=list)
+    at_end: List[Callable[[], None]] = field(default_factory=list)
     """Called by `leave` before the ranks part: writers that must be joined."""
 
     @property
@@ -73,9 +73,15 @@ def listen_for_stop(runtime: Runtime) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+    for number in stop_signals():
+        signal.signal(number, note)
+
+
+def stop_signals() -> List[int]:
+    """Those that ask a training to save and end; the launcher may name one more."""
     own = os.environ.get("ASCENDRUN_CHECKPOINT_SIGNAL") or "TERM"
-    for name in {*STOP_SIGNALS, own[3:] if own.startswith("SIG") else own}:
-        signal.signal(getattr(signal, "SIG" + name), note)
+    names = {*STOP_SIGNALS, own[3:] if own.startswith("SIG") else own}
+    return [getattr(signal, "SIG" + name) for name in sorted(names)]
 
 
 def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0,
