@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
@@ -12,10 +12,23 @@ from ascendrun.core.errors import CannotConnect, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
 from ascendrun.head.metricsreader import newest_values
 from ascendrun.head.settings import Settings, spool_dir
+from ascendrun.views import (
+    EventView,
+    ExecResult,
+    HostStatus,
+    JobDetail,
+    JobView,
+    NodeView,
+    RankView,
+    make_exec_result,
+    make_host_status,
+    make_job_detail,
+    make_job_view,
+    make_pipeline_view,
+)
 
 if TYPE_CHECKING:
-    from ascendrun.core.job import Job, NodeProgress
-    from ascendrun.core.pipelines import StageStanding
+    from ascendrun.core.job import Job
     from ascendrun.core.spec import JobSpec
     from ascendrun.head.control import ControlClient
     from ascendrun.head.deep import DeepLook, DeepOptions
@@ -25,111 +38,7 @@ if TYPE_CHECKING:
     from ascendrun.health.world import World
 
 
-@dataclass(frozen=True)
-class NodeView:
-    """One node of one job. `liveness`: ALIVE, SUSPECT, UNREACHABLE, or UNKNOWN when no controller looks."""
-
-    host: str
-    node_rank: int
-    ranks: Tuple[int, ...]
-    liveness: str
-    phase: str
-
-
-@dataclass(frozen=True)
-class RankView:
-    """How one rank stands. `exit_code` for an exit, `signal` for a death by signal; both None: it runs or never ran.
-    `stopped`: it ended after ascendrun had told it to stop. `lingers`: it finished its work but does not exit."""
-
-    rank: int
-    host: str
-    pid: Optional[int]
-    exit_code: Optional[int]
-    signal: Optional[int]
-    exited_at_s: Optional[float]
-    stopped: bool
-    lingers: bool
-
-
-@dataclass(frozen=True)
-class EventView:
-    """One line of a job's story, in order of `seq`."""
-
-    seq: int
-    at_s: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class JobView:
-    """A job as `ps` shows it. `state` is a name of core/lifecycle.State; `reason` is never empty while the job waits,
-    stops or has failed. `progress`: the newest metrics line of rank 0, None: none yet.
-    `pipeline`, `stage`: the pipeline's id and the stage that this job is of it; None: a job by itself.
-    `stages`: of the view of a whole pipeline only: how each of its stages stands."""
-
-    id: str
-    name: str
-    state: str
-    reason: str
-    attempt: int
-    hosts: Tuple[str, ...]
-    world_size: int
-    created_at_s: float
-    started_at_s: Optional[float]
-    ended_at_s: Optional[float]
-    exit_code: Optional[int]
-    file: Optional[str]
-    progress: Optional[Mapping[str, Any]]
-    pipeline: Optional[str] = None
-    stage: Optional[str] = None
-    stages: "Tuple[StageStanding, ...]" = ()
-
-
-@dataclass(frozen=True)
-class JobDetail:
-    """A job as `show` shows it. `run`: its name on the nodes (ROOT/runs/<run>).
-    `first_failure`: the sentence naming the first failing rank, None: none failed.
-    `unconfirmed`: hosts whose processes could not be confirmed gone when the job ended."""
-
-    job: JobView
-    run: str
-    nodes: Tuple[NodeView, ...]
-    ranks: Tuple[RankView, ...]
-    events: Tuple[EventView, ...]
-    first_failure: Optional[str]
-    unconfirmed: Tuple[str, ...]
-    spec: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """One host's answer to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
-
-    host: str
-    exit_code: Optional[int]
-    stdout: bytes
-    stderr: bytes
-    error: Optional[str]
-    wall_s: float
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host as `nodes` shows it: reached or why not, and what it says of itself (None: not asked or unreached)."""
-
-    host: str
-    reachable: bool
-    error: Optional[str]
-    hint: Optional[str]
-    hostname: Optional[str]
-    python_version: Optional[str]
-    cpus: Optional[int]
-    memory_bytes: Optional[int]
-    free_bytes: Optional[int]
-    clock_offset_s: Optional[float]
-    job: Optional[str]
-
+__all__ = ["Cluster", "EventView", "ExecResult", "HostStatus", "JobDetail", "JobView", "NodeView", "RankView"]
 
 POLL_S = 0.1
 STATUS_S = 3.0
@@ -252,14 +161,14 @@ class Cluster:
         fields = {"hosts": [asdict(host) for host in hosts], "argv": list(argv), "timeout_s": timeout_s}
         with self._client() as client:
             for header, body in client.stream("exec", fields, timeout_s=timeout_s + 60.0):
-                yield _exec_result(header, body, timeout_s)
+                yield make_exec_result(header, body, timeout_s)
 
     def nodes(self, hosts: Sequence[Host], *, timeout_s: float = 90.0) -> Iterator[HostStatus]:
         """Asks every host how it is; results come as hosts answer, one for every host."""
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         with self._client() as client:
             for header, _ in client.stream("nodes", {"hosts": [asdict(host) for host in hosts]}, timeout_s=timeout_s):
-                yield _host_status(header, holders)
+                yield make_host_status(header, holders)
 
     def survey(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
                family: Optional[str] = None, paths: Sequence[str] = (), names: Optional[Sequence[str]] = None,
@@ -399,25 +308,12 @@ class Cluster:
                 store.close()
 
     def _view(self, stored: "StoredJob") -> JobView:
-        job = stored.job
-        exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
-        return JobView(id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt,
-                       hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
-                       started_at_s=job.started_at_s, ended_at_s=job.ended_at_s, exit_code=exit_code, file=stored.file,
-                       progress=self._progress(job), pipeline=job.pipeline, stage=job.stage)
+        return make_job_view(stored, self._progress(stored.job))
 
     def _pipeline_view(self, stored: "Sequence[StoredJob]") -> JobView:
         from ascendrun.core.pipelines import judge_pipeline
         standing = judge_pipeline([one.job for one in stored])
-        telling, first = stored[standing.telling].job, stored[0].job
-        is_over = all(one.job.is_over for one in stored)
-        starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
-        ends = [one.job.ended_at_s or 0.0 for one in stored]
-        return replace(
-            self._view(stored[standing.telling]), id=str(first.pipeline), name=first.name[:-len(f".{first.stage}")],
-            state=standing.state.value, reason=standing.reason, created_at_s=first.created_at_s,
-            started_at_s=min(starts, default=None), ended_at_s=max(ends) if is_over else None, stage=telling.stage,
-            exit_code=int(standing.state.value != "SUCCEEDED") if is_over else None, stages=standing.stages)
+        return make_pipeline_view(stored, standing, self._view(stored[standing.telling]))
 
     def _progress(self, job: "Job") -> Optional[Mapping[str, Any]]:
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
@@ -425,42 +321,5 @@ class Cluster:
         return None if host is None else newest_values(folder, 0, host=host)
 
     def _detail(self, stored: "StoredJob", view: JobView, events: Tuple[EventView, ...]) -> JobDetail:
-        job = stored.job
-        status = self._status_now() if not job.is_over else None
-        liveness = (status or {}).get("liveness", {}).get(job.id, {})
-        nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
-                               node.phase.value) for node in job.nodes)
-        ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
-        return JobDetail(job=view, run=job.run, nodes=nodes, ranks=ranks, events=events,
-                         first_failure=job.first_failure, unconfirmed=job.unconfirmed, spec=stored.spec)
-
-
-def _rank_view(node: "NodeProgress", rank: int) -> RankView:
-    end = node.exits.get(rank)
-    return RankView(rank=rank, host=node.host, pid=node.pids.get(rank), exit_code=end.code if end else None,
-                    signal=end.signal if end else None, exited_at_s=end.at_ns / 1e9 if end else None,
-                    stopped=end.stopped if end else False, lingers=rank in node.lingering)
-
-
-def _exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -> ExecResult:
-    failed = header.get("failed")
-    if failed:
-        hint = f" ({failed['hint']})" if failed.get("hint") else ""
-        return ExecResult(header["host"], None, b"", b"", f"{failed['message']}{hint}", header["wall_s"])
-    out_bytes = int(header["out_bytes"])
-    code, error = header["code"], None
-    if header["timed_out"]:
-        code, error = None, f"did not end within {timeout_s:g} s and was killed"
-    elif header["signal"] is not None:
-        code = 128 + int(header["signal"])
-    return ExecResult(header["host"], code, body[:out_bytes], body[out_bytes:], error, header["wall_s"])
-
-
-def _host_status(header: Mapping[str, Any], holders: Mapping[str, str]) -> HostStatus:
-    host, report = header["host"], header.get("report")
-    values = report or {}
-    return HostStatus(host=host, reachable=report is not None, error=header.get("refused"), hint=None,
-                      hostname=values.get("hostname"), python_version=values.get("python_version"),
-                      cpus=values.get("cpus"), memory_bytes=values.get("memory_bytes"),
-                      free_bytes=values.get("free_bytes"), clock_offset_s=values.get("clock_offset_s"),
-                      job=holders.get(host))
+        status = self._status_now() if not stored.job.is_over else None
+        return make_job_detail(stored, view, events, (status or {}).get("liveness", {}).get(stored.job.id, {}))
