@@ -4,9 +4,9 @@
 
 fold      64 ranks x N lines in memory, merged and folded: all alike, or with measured numbers that differ on every rank
 read      the same from files, as `ascendrun logs` does it, in a process of its own: lines a second, peak memory
-latency   8 ranks on 4 hosts write 20 lines a second each: from the write to the pipe of `ascendrun logs -f`
-flood     one rank that computes and writes a gigabyte a minute: its time for the same steps, once with its output in a
-          plain file, once under ascendrun; the most memory that controller, agent and supervisor took
+latency   8 ranks on 4 hosts write 20 lines a second each: from the write to the pipe of whoever follows
+flood     one rank that computes and writes a gigabyte a minute, into a plain file and under ascendrun: which share
+          of its time it spends in write; the most memory that controller, agent and supervisor took
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from typing import Optional
 from ascendrun.cli.logview import FOLD_WINDOW_S
 from ascendrun.core.folding import fold
 from ascendrun.core.loglines import LogLine, merge
+from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed
 from benchmarks.ours import CHECKOUT, Ours
 from benchmarks.results import RESULTS, Sheet, median, read_rows, shown, table, write_page
@@ -74,13 +76,14 @@ def compute(until):
     total = 0
     while time.thread_time() < until:
         total += sum(range(200))
-began = time.monotonic()
+began, writing_s = time.monotonic(), 0.0
 for step in range(steps):
     compute(time.thread_time() + 0.008)
-    view = memoryview(block)
+    view, write_s = memoryview(block), time.monotonic()
     while view:
         view = view[os.write(1, view):]
-os.write(2, b"took %.6f\\n" % (time.monotonic() - began))
+    writing_s += time.monotonic() - write_s
+os.write(2, b"took %.6f writing %.6f\\n" % (time.monotonic() - began, writing_s))
 """
 
 
@@ -131,17 +134,13 @@ def write_spool(folder: Path, streams: Sequence[Sequence[LogLine]]) -> None:
 
 
 def measure_latency(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, seconds: float) -> None:
-    job = submit(bed, ours, "speak", SPEAKER, [str(seconds)], hosts=bed.cluster.hosts[:HOSTS], per_node=2)
-    argv = bed.cluster.head_argv(ours.argv("logs", "-f", "--no-prefix", job), cwd=str(bed.folder))
+    path = write_job(bed, ours, "speak", SPEAKER, [str(seconds)], hosts=bed.cluster.hosts[:HOSTS], per_node=2)
+    argv = bed.cluster.head_argv(ours.argv("submit", str(path)), cwd=str(bed.folder))
     late_s: list[float] = []
-    first_s = float("inf")
     with subprocess.Popen(argv, env=bed.environ(ours.environ()), stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         for line in follower.stdout:
-            now_s, said_s = time.time(), int(line.split()[1]) / 1e9
-            first_s = min(first_s, now_s)
-            if said_s > first_s:  # what was said before waited for the follower to start
-                late_s.append(now_s - said_s)
+            late_s.append(time.time() - int(line.split()[-1]) / 1e9)
     late_s.sort()
     for share in (0.5, 0.99, 1.0):
         value = late_s[min(len(late_s) - 1, int(share * len(late_s)))]
@@ -157,11 +156,12 @@ def measure_flood(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, steps: int) -
     done = bed.cluster.host_run(host, ["sh", "-c", command], capture_output=True, text=True,
                                 env=dict(bed.cluster.host_environ()))
     assert done.returncode == 0, done.stderr
-    plain_s = took_s(done.stderr)
+    plain_s, plain_share = took(done.stderr)
     bed.cluster.path(host, "/tmp/plain.log").unlink()
     add(sheet, "flood", "a plain file", repeat, "s", plain_s, f"{steps} steps, {steps * size / 1e6:.0f} MB")
+    add(sheet, "flood", "a plain file", repeat, "share of it in write", plain_share, "")
 
-    job = submit(bed, ours, "flood", TRAINER, [str(steps), str(size)], hosts=[host], per_node=1)
+    job = start(bed, ours, write_job(bed, ours, "flood", TRAINER, [str(steps), str(size)], hosts=[host], per_node=1))
     peaks: dict[str, int] = {}
     state = ""
     while state not in ("SUCCEEDED", "FAILED", "STOPPED"):
@@ -170,14 +170,19 @@ def measure_flood(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, steps: int) -
         state = show(bed, ours, job)["job"]["state"]
         time.sleep(0.2)
     err = next((ours.state_dir / "jobs" / job).glob("attempt-*/*/rank-0.err.0")).read_text()
-    add(sheet, "flood", "ascendrun", repeat, "s", took_s(err), state)
-    add(sheet, "flood", "ascendrun", repeat, "times a plain file", took_s(err) / plain_s, "")
+    seconds, share = took(err)
+    add(sheet, "flood", "ascendrun", repeat, "s", seconds, state)
+    add(sheet, "flood", "ascendrun", repeat, "share of it in write", share, "")
+    add(sheet, "flood", "ascendrun", repeat, "slowed by writing, x a plain file", (1 - plain_share) / (1 - share), "")
+    shutil.rmtree(bed.cluster.path(host, f"{root_home()}/.ascendrun/runs"))  # a host's disk is small
     for name, peak in sorted(peaks.items()):
         add(sheet, "flood", name, repeat, "peak MB", peak / 1e6, "")
 
 
-def took_s(text: str) -> float:
-    return float(text.split("took ")[1].split()[0])
+def took(text: str) -> tuple[float, float]:
+    """How long the trainer ran, and which share of that it spent in write: other work on the machine is in both."""
+    seconds, writing_s = (float(text.split(f"{word} ")[1].split()[0]) for word in ("took", "writing"))
+    return seconds, writing_s / seconds
 
 
 def keepers(bed: Bed, ours: Ours, host: str) -> Iterator[tuple[str, int]]:
@@ -197,9 +202,9 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def submit(bed: Bed, ours: Ours, name: str, script: str, words: Sequence[str], *, hosts: Sequence[str], per_node: int
-           ) -> str:
-    """A started job that runs `script` on the hosts; its id."""
+def write_job(bed: Bed, ours: Ours, name: str, script: str, words: Sequence[str], *, hosts: Sequence[str], per_node: int
+              ) -> Path:
+    """A job file that runs `script` on the hosts."""
     code = bed.folder / f"code-{name}"
     code.mkdir(exist_ok=True)
     (code / "main.py").write_text(script)
@@ -207,6 +212,11 @@ def submit(bed: Bed, ours: Ours, name: str, script: str, words: Sequence[str], *
     path.write_text(f"name: {name}\ncommand: {json.dumps(['python3', 'main.py', *words])}\n"
                     f"hostfile: {ours.hostfile(hosts).name}\nstage: {{dir: {code.name}}}\n"
                     f"devices: {{family: cpu, per_node: {per_node}}}\n")
+    return path
+
+
+def start(bed: Bed, ours: Ours, path: Path) -> str:
+    """Starts the job and waits until it runs; its id."""
     said = call(bed, ours, "submit", str(path), "--detach", "-o", "json")
     job = str(json.loads(said)["id"])
     until = time.monotonic() + PATIENCE_S
