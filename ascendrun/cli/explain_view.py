@@ -9,7 +9,7 @@ from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_
 from ascendrun.cli.sanitise import sanitise_line
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
-from ascendrun.health.diagnosis.telling import label, texts
+from ascendrun.health.diagnosis.telling import label, texts, who
 from ascendrun.health.diagnosis.verdict import Role
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "not known": "\x1b[36m"}
 CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user"})
 MOST_PROOFS, MOST_LINKS, MOST_DECIDED = 5, 6, 3
 NAMES_CELLS = 30
+PROOF_CELLS = 200
+MOST_RIVALS = 3
 CLEAR_ERROR_S = 0.05
 """A smaller error of a time is not worth the reader's eyes."""
 
@@ -31,7 +33,8 @@ def print_explanation(explanation: Explanation, *, lang: str, color: bool, every
     width = None if everything else terminal_width(None)
     lines = [_title(explanation, lang), "", _verdict(found, lang, color=color)]
     lines += _fields(found, lang)
-    lines += _section("evidence", [_proof(proof) for proof in found.proofs], lang, everything, MOST_PROOFS)
+    proofs = [_proof(proof, cells=None if everything else PROOF_CELLS) for proof in found.proofs]
+    lines += _section("evidence", proofs, lang, everything, MOST_PROOFS)
     followed = [link for link in found.chain if link.role is not Role.INITIATING]
     lines += _section("chain", _links(followed, lang), lang, everything, MOST_LINKS)
     lines += _section("odd", list(found.odd), lang, everything, MOST_LINKS)
@@ -69,7 +72,8 @@ def _fields(found: Diagnosis, lang: str) -> list[str]:
     if found.doubts:
         rows.append(("doubts", "; ".join(found.doubts)))
     if found.rivals:
-        rows.append(("rivals", "; ".join(found.rivals)))
+        told = [f"{who(rival.ranks, rival.hosts, lang)}: {rival.says}" for rival in found.rivals]
+        rows.append(("rivals", "; ".join(told[:MOST_RIVALS])))
     names = {name: label(name, lang) for name, _ in rows}
     widest = max((width_of(name) for name in names.values()), default=0)
     return [f"  {names[name]}{' ' * (widest - width_of(names[name]))}  {value}" for name, value in rows]
@@ -94,9 +98,10 @@ def _lag(lag_s: Optional[float]) -> str:
     return f"{lag_s * 1000:.0f} ms" if lag_s < 1 else f"{lag_s:.1f} s" if lag_s < 60 else describe_seconds(lag_s)
 
 
-def _proof(proof: Proof) -> str:
+def _proof(proof: Proof, *, cells: Optional[int]) -> str:
     place = "" if proof.file is None else proof.file if proof.offset is None else f"{proof.file}:{proof.offset}"
     text = sanitise_line(proof.text)
+    text = text if cells is None else cut(text, cells)
     return f"{place}  {text}" if place else text
 
 

@@ -20,7 +20,7 @@ CLEARLY_S = 1.0
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written so much before it came."""
 
-RETRIES: Mapping[str, str] = {"exception": "never", "crash": "same", "exit-code": "unknown", "rank-silent": "same"}
+RETRIES: Mapping[str, str] = {"crash": "same", "rank-silent": "same"}
 
 
 def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
@@ -42,7 +42,7 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
         code=winner.code, confidence=_confidence(winner, doubts), ranks=winner.ranks, hosts=winner.hosts,
         values=winner.values, at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None, lag_s=_lag(chain), proofs=winner.proofs, chain=chain,
-        doubts=doubts, rivals=_rivals(winner, candidates), missing=_missing(evidence),
+        doubts=doubts, rivals=tuple(map(_as_link, _rivals(winner, candidates))), missing=_missing(evidence),
         retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
     )
 
@@ -100,6 +100,9 @@ def doubts_about(winner: Candidate, candidates: Sequence[Candidate], evidence: E
         doubts.append("said-nothing")
     if winner.strength < CERTAIN_FROM and not doubts:
         doubts.append("weak")
+    inside = {story.rank.rank for story in stories if story.rank.inner}
+    if evidence.launcher in ("torchrun", "deepspeed") and set(winner.ranks) - inside:
+        doubts.append("inner-unknown")
     if _rivals(winner, candidates):
         doubts.append("rivals")
     if _unseen(winner, evidence, stories):
@@ -109,7 +112,11 @@ def doubts_about(winner: Candidate, candidates: Sequence[Candidate], evidence: E
     return tuple(dict.fromkeys(doubts))
 
 
-def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> Tuple[str, ...]:
+def _as_link(one: Candidate) -> ChainLink:
+    return ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
+
+
+def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> Tuple[Candidate, ...]:
     """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
     rivals = []
     for one in candidates:
@@ -117,7 +124,7 @@ def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> Tuple[str, ..
             continue
         clearly_later = winner.at is not None and one.at is not None and winner.at.is_before(one.at, by_s=CLEARLY_S)
         if one.is_credible or not clearly_later:
-            rivals.append(one.code)
+            rivals.append(one)
     return tuple(rivals)
 
 
@@ -137,8 +144,8 @@ def _unexplained(winner: Candidate, stories: Sequence[RankStory]) -> bool:
     for story in stories:
         if story.rank.rank in winner.ranks or not story.rank.has_failed or story.waited is not None:
             continue
-        if story.own is not None and story.own.role != CAUSE and story.own.code != "terminated":
-            continue
+        if story.own is not None and not (story.has_cause and story.own.is_vague):
+            continue  # a reason of its own makes it a rival, words about others a consequence
         if winner.at is None or story.end is None or not winner.at.is_before(story.end, by_s=CLEARLY_S):
             return True
     return False
@@ -182,7 +189,7 @@ def _role_of(winner: Candidate, story: RankStory) -> Tuple[Role, str]:
         later = winner.at is not None and own.at is not None and winner.at.is_before(own.at)
         return (Role.CONSEQUENCE if later or own.strength < CREDIBLE else Role.UNKNOWN), own.code
     if own is not None and own.role == TEARDOWN:
-        return Role.TEARDOWN, own.code
+        return Role.CONSEQUENCE, own.code
     if rank.code == 0:
         return Role.TEARDOWN, "ended-well"
     if own is not None:

@@ -64,7 +64,7 @@ def _expand_process(process: RankEvidence) -> Tuple[Tuple[RankEvidence, ...], Tu
     if not numbers:
         return (), (process,)
     roots = [end.rank for end in ends.values() if end.is_root]
-    only = numbers[0] if len(numbers) == 1 else roots[0] if roots and not by_rank else None
+    only = roots[0] if roots and not by_rank else None  # what has no prefix is the first one's, if anybody's
     return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number == only else ())
                  for number in numbers), (process,)
 

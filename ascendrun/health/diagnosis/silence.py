@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, Optional
 
 from ascendrun.health.diagnosis.candidates import Candidate
@@ -43,8 +44,9 @@ def blame_unreachable(table: Table) -> Optional[Candidate]:
     if not hosts or len(hosts) >= len(table.evidence.hosts):
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
-    return table.make("node-silent", 58, ranks_there, table.waits, hosts=hosts, doubts=("silent",), retry="same",
+    made = table.make("node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same",
                       blames="node")
+    return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))
 
 
 def blame_silent(table: Table) -> Optional[Candidate]:
@@ -65,7 +67,8 @@ def blame_silent(table: Table) -> Optional[Candidate]:
         return None
     unseen = all(not table.by_rank[rank].rank.has_ended for rank in ranks)
     code = "node-silent" if whole and unseen and len(table.evidence.hosts) > len(hosts) else "rank-silent"
-    return table.make(code, 54, ranks, naming(table, ranks) or table.waits, doubts=("silent",))
+    made = table.make(code, 54, ranks, naming(table, ranks) or table.waits[:1], doubts=("silent",))
+    return replace(made, proofs=(*table.last_words(ranks), *made.proofs))
 
 
 def blame_latest(table: Table) -> Optional[Candidate]:

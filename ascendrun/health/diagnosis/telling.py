@@ -13,9 +13,10 @@ from ascendrun.ascend.signatures import signature_of
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.stories import RULED
-from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Role
+from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof, Role
 
 LANGUAGES = ("en", "zh")
+MESSAGE_CHARACTERS = 160
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -31,13 +32,16 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
     """With `says`, `why`, `advice`, the chain's sentences, and doubts and oddities as sentences."""
     words = texts(lang if lang in LANGUAGES else "en")
     values = {"who": who(diagnosis.ranks, diagnosis.hosts, lang), **diagnosis.values}
+    if len(values.get("message", "")) > MESSAGE_CHARACTERS:
+        values["message"] = values["message"][:MESSAGE_CHARACTERS] + "…"
     says, why, advice = _verdict(diagnosis, values, lang)
     return replace(
         diagnosis, says=says, why=why, advice=advice,
         chain=tuple(replace(link, says=_link(link, lang)) for link in diagnosis.chain),
         doubts=tuple(words["doubts"].get(doubt, doubt) for doubt in diagnosis.doubts),
         odd=tuple(_odd(text, words) for text in diagnosis.odd),
-        rivals=tuple(_short(code, {}, lang) for code in dict.fromkeys(diagnosis.rivals)),
+        rivals=tuple(replace(rival, says=_short(rival.code, rival.values, lang)) for rival in diagnosis.rivals),
+        proofs=tuple(replace(proof, text=_proof(proof, lang)) for proof in diagnosis.proofs),
     )
 
 
@@ -85,6 +89,16 @@ def _link(link: ChainLink, lang: str) -> str:
     if link.role is Role.INITIATING:
         return label("first", lang)
     return _short(link.code, link.values, lang)
+
+
+def _proof(proof: Proof, lang: str) -> str:
+    """A line of a file stands as it is; what we say ourselves is said in the language, with its speaker."""
+    if proof.file is not None or proof.rank is None:
+        return proof.text
+    text = proof.text
+    for english, told in texts(lang)["phrases"].items():
+        text = text.replace(english, told)
+    return f"{who((proof.rank,), (proof.host,) if proof.host else (), lang)}: {text}"
 
 
 def _odd(text: str, words: Mapping[str, Any]) -> str:

@@ -56,7 +56,8 @@ class ChainLink:
 @dataclass(frozen=True)
 class Diagnosis:
     """The answer. `code`: a name of texts/ or of the signature catalogue; `ranks` and `hosts`: the first to fail,
-    () for none. `doubts`: names of reasons why it is not certain. `says`, `advice`, `reason`: filled by `tell`.
+    () for none. `doubts`: names of reasons why it is not certain; `rivals`: what else may have been first. `says`,
+    `why`, `advice`: filled by `tell`.
     `lag_s`: seconds from the first failure to the next one that followed from it. `retry`: same, exclude, never,
     unknown. `decided`: what ascendrun did next. `missing`: what could not be looked at."""
 
@@ -71,7 +72,7 @@ class Diagnosis:
     proofs: Tuple[Proof, ...] = ()
     chain: Tuple[ChainLink, ...] = ()
     doubts: Tuple[str, ...] = ()
-    rivals: Tuple[str, ...] = ()
+    rivals: Tuple[ChainLink, ...] = ()
     retry: str = "unknown"
     decided: Tuple[str, ...] = ()
     odd: Tuple[str, ...] = ()

@@ -69,6 +69,17 @@ class Table:
         return Candidate(code, strength, chosen, places, at=at, proofs=self.proofs(said), sure=sure, blames=blames,
                          doubts=doubts, retry=retry, values={**words, **(values or {})})
 
+    def last_words(self, ranks: Iterable[int], *, limit: int = 2) -> Tuple[Proof, ...]:
+        """What ranks that fell silent had said last."""
+        found = []
+        for rank in sorted(ranks)[:limit]:
+            one = self.by_rank[rank].rank
+            said = [line for line in one.lines if line.text.strip() and line.at_s is not None]
+            if said:
+                last = max(said, key=lambda line: line.at_s or 0.0)
+                found.append(proof_of(self.evidence, last, rank=rank, host=one.host))
+        return tuple(found)
+
     def groups(self) -> Dict[int, str]:
         """The communication group that each rank waited in: operations of different ones cannot be compared."""
         return {story.rank.rank: word.values["group"] for story, word in self.words("tag")}  # its plog's word counts

@@ -48,7 +48,7 @@ def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> No
 
 def test_the_languages_have_the_same_texts_with_the_same_places() -> None:
     english, chinese = texts("en"), texts("zh")
-    for part in english:
+    for part in english.keys() - {"phrases"}:
         assert english[part].keys() == chinese[part].keys(), part
     for code, row in english["verdicts"].items():
         assert row.keys() == chinese["verdicts"][code].keys(), code
