@@ -16,7 +16,7 @@ from ascendrun.sim.vcluster.requirements import NotSupported, require_all
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
-from benchmarks import goals, jobs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
+from benchmarks import goals, jobs, logs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
 from benchmarks import results as pages  # noqa: E402
 from benchmarks.bed import Bed  # noqa: E402
 
@@ -71,6 +71,17 @@ def test_start_measures_each_command(tmp_path: Path) -> None:
     rows = run("start", results=tmp_path)
     assert {row["status"] for row in rows} == {"0"}
     assert {row["what"] for row in rows} >= {"python -c pass", "ascendrun --help", "ascendrun ps --all"}
+
+
+def test_logs_are_merged_folded_and_read_at_a_rate_that_is_told(tmp_path: Path) -> None:
+    with pages.Sheet(tmp_path, "logs", logs.COLUMNS) as sheet:
+        logs.measure_fold(sheet, 0, 20)
+        logs.measure_read(sheet, 0, 20)
+    logs.write_results(sheet, "a small run")
+    rows = pages.read_rows(tmp_path / "logs.csv")
+    assert {row["case"] for row in rows} == set(logs.CASES) and all(float(row["value"]) > 0 for row in rows)
+    assert {row["note"] for row in rows if row["what"] == "fold"} == {"20 lines shown"}
+    assert "| read | numbers differ | peak MB |" in (tmp_path / "logs.md").read_text(encoding="utf-8")
 
 
 def test_a_trial_sees_what_a_launcher_leaves_and_takes_it_away(needs_cluster: None) -> None:
