@@ -72,8 +72,8 @@ def telling(path: Path) -> Iterator[None]:
                                  "jobs go on, and what the nodes keep is read later") from error
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+def connect(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection

@@ -32,6 +32,8 @@ GATHER_S = 0.5
 """What comes within this time after the first bytes goes into the same transaction."""
 TEND_S = 30.0
 RETRY_S = 15.0
+START_BUSY_S = 0.2
+"""The controller waits for this look."""
 MOST_WAITING_BYTES = 32 << 20
 LINE_BYTES = 4 << 20
 """A longer line is none of the sampler's."""
@@ -98,7 +100,7 @@ class SampleKeeper:
         """Reads how far the files were read before; a store that cannot be read counts as an empty one."""
         from ascendrun.head.samplestore import SampleStore
         try:
-            store = SampleStore.open_for_reading(self._state_dir)
+            store = SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S)
             if store is not None:
                 self._known = store.all_progress()
                 store.close()

@@ -16,6 +16,7 @@ from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Opt
 from ascendrun.core.samplerollup import IDENTITY, figures_of, mean_of, peak_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.samplefile import (
+    BUSY_S,
     FILE_NAME,
     LEVELS,
     MINUTE,
@@ -78,13 +79,16 @@ class SampleStore:
         return cls(connection, path)
 
     @classmethod
-    def open_for_reading(cls, state_dir: Path) -> Optional["SampleStore"]:
-        """The samples as a reader sees them, or None when nothing was ever measured here. Raises StoreUnusable."""
+    def open_for_reading(cls, state_dir: Path, *, busy_s: float = BUSY_S) -> Optional["SampleStore"]:
+        """The samples as a reader sees them, or None when nothing was ever measured here.
+
+        `busy_s`: how long a lock is waited for. Raises StoreUnusable.
+        """
         path = state_dir / FILE_NAME
         if not path.exists():
             return None
         with telling(path):
-            connection = connect(path)
+            connection = connect(path, busy_s=busy_s)
             try:
                 refuse_newer(connection, path)
                 is_empty = version_of(connection) == 0

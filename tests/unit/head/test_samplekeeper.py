@@ -209,6 +209,23 @@ def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, quick
     wait_for(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
 
 
+def test_a_store_that_is_locked_at_the_start_delays_no_controller(keepers: Any, tmp_path: Path,
+                                                                  quick_retries: None) -> None:
+    first = keepers()
+    assert feed(first, lines(3))
+    first.close()
+    holder = sqlite3.connect(tmp_path / "samples.db", isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    second = keepers()
+    assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
+    assert time.monotonic() - began < 4.0, "less than the store's own patience"
+    holder.execute("ROLLBACK")
+    holder.close()
+    wait_for(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
+
+
 def test_more_than_fits_into_memory_is_refused_and_comes_later(keepers: Any, tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplekeeper, "MOST_WAITING_BYTES", 1000)
