@@ -71,11 +71,11 @@ class Cluster:
                                        state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
         # The controller may die between storing and answering; the key makes asking again harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
-            answer = self._ask("submit", {"submission": submissions[0].to_json()}, repeat=True)
+            answer = self._ask("submit", {"submissions": [submissions[0].to_json()]}, repeat=True)
             return self.job(answer["job"]).job
         before = self.stages(resume) if resume is not None else ()
         wanted = stages_to_repeat(submissions, [one.job for one in before], from_stage, resume)
-        answer = self._ask("submit_stages", {"submissions": [one.to_json() for one in wanted],
+        answer = self._ask("submit", {"submissions": [one.to_json() for one in wanted],
                                              "pipeline": before[0].job.pipeline if before else None}, repeat=True)
         view = self.pipeline(answer["job"])
         assert view is not None

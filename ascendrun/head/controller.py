@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Opt
 
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.head.boot import AgentImage
-from ascendrun.head.control import Answer, ControlServer, error_answer
+from ascendrun.head.control import Answer, ControlServer
 from ascendrun.head.errands import Errands
 from ascendrun.head.gathered import wishes_dir
 from ascendrun.head.links import Links
@@ -26,6 +26,7 @@ from ascendrun.head.remote import Link, LinkListener
 from ascendrun.head.statedir import StoreUnusable
 from ascendrun.head.store import LostLease, Store, StoredJob
 from ascendrun.head.transport import Backend
+from ascendrun.head.wishes import serve_wish
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -377,54 +378,22 @@ class Controller:
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
-        try:
-            serve = {"submit": self._submit, "submit_stages": self._submit_stages, "stop": self._stop,
-                     "plan": self._errands.plan, "exec": self._errands.execute, "nodes": self._errands.ask_nodes,
-                     "survey": self._errands.survey, "sample": self._sample,
-                     "gather": lambda header, answer: self._gathering().serve(header, answer),
-                     "grep": self._grep,
-                     "status": self._status, "shutdown": self._shutdown}[op]
-        except KeyError:
-            hint = "it may be of another version: `ascendrun controller stop`"
-            answer({"ok": False, "error": {"code": "unknown-op", "message": f"the controller knows no {op!r}",
-                                           "hint": hint}}, b"", True)
-            return
-        try:
-            serve(header, answer)
-        except LostLease:
-            raise
-        except AscendrunError as error:
-            answer(error_answer(error), b"", True)
-        except Exception as error:  # one bad wish must not end the keeper of all jobs; the log keeps the trace
-            traceback.print_exc()
-            answer({"ok": False, "error": {"code": "internal", "message": f"{type(error).__name__}: {error}",
-                                           "hint": f"the trace is in {self._state_dir / 'controller.log'}"}}, b"", True)
+        serve_wish({"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
+                    "exec": self._errands.execute, "nodes": self._errands.ask_nodes, "survey": self._errands.survey, "sample": self._sample,
+                    "gather": lambda header, answer: self._gathering().serve(header, answer), "grep": self._grep,
+                    "status": self._status, "shutdown": self._shutdown},
+                   op, header, answer, log=self._state_dir / "controller.log")
 
-    def _submit_stages(self, header: Mapping[str, Any], answer: Answer) -> None:
-        from ascendrun.head.submission import Submission, add_stages
-        submissions = [Submission.from_json(one) for one in header["submissions"]]
+    def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.submission import add_jobs
         failpoint("submit.before_txn")
-        jobs = add_stages(self._store, submissions, header.get("pipeline"), time.time())
+        added = add_jobs(self._store, header, now_s=time.time())
         failpoint("submit.after_commit_before_ack")
-        for job, submission in zip(jobs, submissions):
+        for job, submission in added:
             if job.id not in self._runners and not job.is_over:
                 self._add_runner(job, submission)
         self._schedule()
-        answer({"ok": True, "job": jobs[0].pipeline}, b"", True)
-
-    def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
-        from ascendrun.head.submission import Submission, make_job
-        submission = Submission.from_json(header["submission"])
-        now_s = time.time()
-        failpoint("submit.before_txn")
-        job = self._store.add_job(key=submission.key, spec=submission.spec_values, hosts=submission.host_values,
-                                  trees=submission.tree_values, file=submission.file, now_s=now_s,
-                                  make_job=lambda job_id, head_id: make_job(submission, job_id, head_id, now_s))
-        failpoint("submit.after_commit_before_ack")
-        if job.id not in self._runners and not job.is_over:
-            self._add_runner(job, submission)
-            self._schedule()
-        answer({"ok": True, "job": job.id}, b"", True)
+        answer({"ok": True, "job": added[0][0].pipeline or added[0][0].id}, b"", True)
 
     def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
         from ascendrun.core.job import StopRequested

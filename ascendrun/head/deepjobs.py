@@ -28,7 +28,7 @@ class StoreJobs:
 
     def submit_made(self, submission: Submission) -> str:
         """Stores the job and returns its id."""
-        return str(self._ask("submit", {"submission": submission.to_json()})["job"])
+        return str(self._ask("submit", {"submissions": [submission.to_json()]})["job"])
 
     def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
         """Returns when all have ended, or in time; those that have not."""

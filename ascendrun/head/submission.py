@@ -76,6 +76,19 @@ def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) ->
                created_at_s=now_s, since_s=now_s)
 
 
+def add_jobs(store: Store, header: Mapping[str, Any], *, now_s: float) -> Sequence[Tuple[Job, Submission]]:
+    """Stores what a wish to submit brings, all or none: `submissions`, one of a job by itself, else those of stages,
+    with `pipeline` as in `add_stages`. With keys that are known, returns those jobs and stores nothing."""
+    submissions = [Submission.from_json(one) for one in header["submissions"]]
+    first = submissions[0]
+    if first.stage is not None:
+        return list(zip(add_stages(store, submissions, header.get("pipeline"), now_s), submissions))
+    job = store.add_job(key=first.key, spec=first.spec_values, hosts=first.host_values, trees=first.tree_values,
+                        file=first.file, now_s=now_s,
+                        make_job=lambda job_id, head_id: make_job(first, job_id, head_id, now_s))
+    return [(job, first)]
+
+
 def add_stages(store: Store, submissions: Sequence[Submission], pipeline: Optional[str], now_s: float
                ) -> Tuple[Job, ...]:
     """Stores the stages of a pipeline, all or none, and returns their jobs. `pipeline`: the id of one that is there
