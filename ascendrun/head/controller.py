@@ -379,9 +379,9 @@ class Controller:
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
         serve_wish({"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
-                    "exec": self._errands.execute, "nodes": self._errands.ask_nodes, "survey": self._errands.survey, "sample": self._sample,
-                    "gather": lambda header, answer: self._gathering().serve(header, answer), "grep": self._grep,
-                    "status": self._status, "shutdown": self._shutdown},
+                    "exec": self._errands.execute, "nodes": self._errands.ask_nodes, "survey": self._errands.survey,
+                    "sample": self._sample, "grep": self._grep, "status": self._status, "shutdown": self._shutdown,
+                    "gather": lambda header, answer: self._gathering().serve(header, answer)},
                    op, header, answer, log=self._state_dir / "controller.log")
 
     def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
