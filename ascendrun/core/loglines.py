@@ -100,9 +100,10 @@ def decode_line(raw: bytes) -> str:
     except UnicodeDecodeError:
         pass
     try:
-        return raw.decode("gb2312")  # not gbk: torn UTF-8 nearly always holds one of the rare characters beyond it
+        text = raw.decode("gb2312")  # not gbk: torn UTF-8 nearly always holds one of the rare characters beyond it
     except UnicodeDecodeError:
         return raw.decode("utf-8", "backslashreplace")
+    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # one alone is a torn one
 
 
 def _without_broken_end(data: bytes) -> bytes:

@@ -156,12 +156,15 @@ def show(raw: bytes) -> str:
     """What a terminal would be left with: of a progress bar its last state. As core/loglines.py shows it."""
     raw = raw[:SHOWN_BYTES].rstrip(b"\r")
     raw = raw[raw.rfind(b"\r") + 1:]
-    for encoding in ("utf-8", "gb2312"):
-        try:
-            return raw.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    return raw.decode("utf-8", "backslashreplace")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = raw.decode("gb2312")
+    except UnicodeDecodeError:
+        text = ""
+    return text if len(raw) - len(text) > 1 and text else raw.decode("utf-8", "backslashreplace")
 
 
 if __name__ == "__main__":

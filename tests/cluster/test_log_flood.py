@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List
 
 import leftovers
 import pytest
-from scenes import Scene, await_that
+from scenes import Scene, await_that, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
@@ -110,6 +110,8 @@ def run_flood(scene: Scene, luck: random.Random, *, mb_each: float, seconds: flo
     hosts = list(scene.cluster.hosts)
     job = flood(scene, hosts=hosts, mb_each=mb_each, seconds=seconds)
     await_that(lambda: copied_bytes(scene, job) > 0, "the first bytes are here", deadline_s=90)
+    searched = scene.ascendrun("logs", job, "--grep", "^0 17 ", "--no-prefix")  # by the nodes: it is under way
+    assert (searched.stdout[:5], searched.stdout.count("\n"), searched.stderr) == ("0 17 ", 1, ""), run_text(searched)
     began = time.monotonic()
     told = trouble(scene, job, luck, cut_s=cut_s, until=lambda: time.monotonic() - began > seconds)
     scene.cluster.clean()

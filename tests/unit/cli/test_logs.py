@@ -198,3 +198,14 @@ def test_while_bytes_are_missing_here_a_pattern_asks_the_nodes_and_says_who_does
     assert "n[1-2]" in result.err and "only those are searched that have arrived here" in result.err
     story.cluster.complete()
     assert story.say("logs", "demo", "--grep", "step of [13]").err == ""
+
+
+@pytest.mark.parametrize(("data", "shown"), [
+    (b"\x00nul\n", "\\x00nul"), (b"\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "red "),
+    ("设备过热\n".encode("gbk"), "设备过热"), (b"torn \xe8\xae\n", "torn \\xe8\\xae"),
+    (b" 10%\r 50%\r100%\n", "100%"), (b"no end", "no end"), (b"dos\r\n", "dos"),
+])
+def test_whatever_a_rank_writes_is_kept_as_it_is_and_shown_sanely(desk: Desk, data: bytes, shown: str) -> None:
+    desk.cluster.write(0, data)
+    assert desk.say("logs", "demo").out == f"[0] {shown}\n"
+    assert desk.say("logs", "demo", "--raw").raw_out == data
