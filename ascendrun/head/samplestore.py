@@ -37,7 +37,7 @@ LINGERING_S = 10.0
 RAW_TEXTS = 20
 """So many texts that were not understood are kept of each tool on each host, and so many characters of each:"""
 RAW_TEXT_CHARS = 65536
-SUMMED_AT_ONCE = 10
+SUMMED_AT_ONCE = 2
 """Stretches of time, of all things, that one step sums up."""
 SWEPT_AT_ONCE = 200
 """Things that one step of forgetting looks at."""
