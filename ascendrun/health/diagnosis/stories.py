@@ -60,6 +60,9 @@ _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
+_WENT_ON = re.compile(r"\bretry|\bretries\b|\bWARN(?:ING)?\b|[Ww]arning:|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|"
+                      r"fall(?:ing)? back")
+"""Of what a program warns it goes on."""
 _FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 _QUIET = re.compile(r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
@@ -197,9 +200,10 @@ class _Reading:
         when = moment(self._evidence, self._rank.host, at_line.at_s if at_line.at_s is not None else last.at_s)
         proofs = tuple(self._proof(one) for one in _distinct((chain.root, chain.final)))
         values = _exception_values(chain, told=self._told(chain, role))
-        unsure = not self._is_last_word(chain) or (self._rank.stopped and last.at_s is None)
+        unsure = not self._is_last_word(chain)
         if hit is not None:
             return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
+        unsure = unsure or any(word.wait is not None or word.kind in _OF_SEVERAL for word in self.words)
         strength = STRENGTH["suffered" if unsure else "exception"]
         return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when or self._end(), proofs, values,
                      blames="self", retry="unknown", sure=not unsure and chain.kind == "main",
@@ -209,13 +213,13 @@ class _Reading:
         root = chain.root
         if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
             return TEARDOWN
-        lines = [self._lines[index] for index in self._range(chain, root)]
+        lines = [self._lines[index] for index in self._message(chain, root)]
         words = tuple(find_words(lines))
         if any(word.wait is not None for word in words):
             return CONSEQUENCE
         if any(word.kind in _OF_SEVERAL for word in words):
             return SYMPTOM
-        hit = self._best([hit for hit in self._hits if hit.line in self._range(chain, root) and not _is_neutral(hit)])
+        hit = self._best([hit for hit in self._hits if hit.line in self._message(chain, root) and not _is_neutral(hit)])
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             return hit.signature.role
         if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective
@@ -229,27 +233,29 @@ class _Reading:
         if any(self._chain_role(other) != TEARDOWN for other in later) or signal_of(self._rank) in _FROM_OUTSIDE and \
                 not self._rank.stopped:
             return False
+        if self._rank.stopped:
+            return False
         line, after = self._lines[chain.last], self._after[chain.last]
         if line.stream == "error" or after <= LAST_WORDS_LINES:
             return True
         end_s = self._rank.exited_at_s
-        if end_s is None or line.at_s is None or self._rank.stopped:
+        if end_s is None or line.at_s is None:
             return False
         return end_s - line.at_s <= LAST_WORDS_S
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
-        echo = find_words([self._lines[index] for index in self._range(chain, chain.final)])
+        echo = find_words([self._lines[index] for index in self._message(chain, chain.final)])
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
         return chain.root if is_echo else chain.final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""
-        root = self._best([hit for hit in self._hits if hit.line in self._range(chain, chain.root)])
+        root = self._best([hit for hit in self._hits if hit.line in self._message(chain, chain.root)])
         if root is not None and root.signature.role == role:
             return root
         later = self._best([hit for one in chain.raised[1:] for hit in self._hits
-                            if hit.line in self._range(chain, one) and hit.signature.role == CAUSE])
+                            if hit.line in self._message(chain, one) and hit.signature.role == CAUSE])
         return later if role == CAUSE and later is not None and later.signature.strength >= 80 else None
 
     def _range(self, chain: Chain, raised: Raised) -> range:
@@ -260,6 +266,11 @@ class _Reading:
         while end > raised.last + 1 and self._lines[end - 1].stream != stream:
             end -= 1
         return range(raised.first, max(end, raised.last + 1))
+
+    def _message(self, chain: Chain, raised: Raised) -> range:
+        """The lines of an exception's own words: not the frames before them, where any code may stand."""
+        whole = self._range(chain, raised)
+        return range(raised.last, whole.stop)
 
     def _best(self, hits: Iterable[Hit]) -> Optional[Hit]:
         found = [hit for hit in hits if hit.signature.code not in RULED]
@@ -282,12 +293,13 @@ class _Reading:
         for hit in self._hits:
             if hit.line in taken or hit.signature.code in RULED or not self._is_terminal(hit.line):
                 continue
-            if was_killed and hit.signature.family not in _KILLING:
+            if (was_killed and hit.signature.family not in _KILLING) or _WENT_ON.search(hit.text):
                 continue
-            clues.append(self._line_clue(hit, self._lines[hit.line], weaker=speaks))
+            is_last = self._after[hit.line] <= LAST_WORDS_LINES and self._rank.has_failed and not self._has_waited
+            clues.append(self._line_clue(hit, self._lines[hit.line], weaker=speaks, sure=is_last))
         for hit in scan((index, line.text) for index, line in enumerate(self._plog)):
             if hit.signature.code not in RULED and _is_telling(hit) and _is_error_line(hit.text):
-                clues.append(self._line_clue(hit, self._plog[hit.line], weaker=speaks))
+                clues.append(self._line_clue(hit, self._plog[hit.line], weaker=speaks, sure=not self._has_waited))
         return clues
 
     def _range_of_fatal(self) -> Iterable[int]:
@@ -295,11 +307,11 @@ class _Reading:
             return ()
         return (index for one in self.fatal.raised for index in self._range(self.fatal, one))
 
-    def _line_clue(self, hit: Hit, line: Line, *, weaker: bool) -> Clue:
+    def _line_clue(self, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Clue:
         role = TEARDOWN if self.is_late(line) else hit.signature.role
         when = moment(self._evidence, self._rank.host, line.at_s)
         clue = self._clue(hit, role, when or self._end(),
-                          (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=True)
+                          (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=sure)
         went_on = self._has_waited or self._rank.stopped  # what ended the rank, or would have, came later
         is_aside = hit.signature.family in _SIDE_REMARKS or (went_on and not _is_hard(hit))
         if weaker or is_aside:
