@@ -14,19 +14,21 @@ import signal
 import sys
 from typing import Any, Dict, NoReturn
 
-import tinyprogram
 import torch._dynamo  # noqa: F401  # AdamW would import it in every child
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
-from ascendrun.programs.meshtest import __main__ as meshtest
-from ascendrun.programs.trajectory import __main__ as trajectory
-from ascendrun.programs.trajectory import jobs  # noqa: F401
-from benchmarks.memory import rank as memory_rank
-
-PROGRAMS = {"trajectory": trajectory, "meshtest": meshtest, "tiny": tinyprogram, "memory": memory_rank}
+PROGRAMS = {
+    "trajectory": ("ascendrun.programs.trajectory.__main__", "ascendrun.programs.trajectory.jobs"),
+    "meshtest": ("ascendrun.programs.meshtest.__main__",),
+    "tiny": ("tinyprogram",),
+    "memory": ("benchmarks.memory.rank",),
+}
+"""By name: the module with `main`, and what it would import in every rank. Imported when first asked for."""
 
 
 def start(request: Dict[str, Any]) -> int:
+    for module in PROGRAMS[request["program"]]:
+        importlib.import_module(module)
     pid = os.fork()
     if pid == 0:
         run(request)
@@ -40,7 +42,7 @@ def run(request: Dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     os.chdir(request["folder"])
     try:
-        PROGRAMS[request["program"]].main(request["argv"])
+        importlib.import_module(PROGRAMS[request["program"]][0]).main(request["argv"])
     except SystemExit as error:
         sys.stdout.flush()
         sys.stderr.flush()

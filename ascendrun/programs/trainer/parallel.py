@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from dataclasses import dataclass
 from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
 
@@ -137,8 +138,10 @@ class Replicated(Engine):
         ids = [here.device.index] if here.device.index is not None else None
         # Buffers are tables that never change (positions), so nobody sends them round at every pass. Gradients that
         # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids, broadcast_buffers=False,
-                                           gradient_as_bucket_view=here.family != "npu")
+        known = inspect.signature(DistributedDataParallel).parameters
+        unsent: Dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=here.family != "npu",
+                                           **unsent)
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp
