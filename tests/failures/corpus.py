@@ -268,8 +268,11 @@ def mutate(case: Case, seed: int) -> Case:
     chance = random.Random(f"{case.name}-{seed}")
     names = {host.host: f"{chance.choice(('gpu', 'node', 'ascend-', 'w'))}{number + 11}"
              for number, host in enumerate(case.evidence.hosts)}
-    kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless"), 2)
-    ranks = tuple(_mutate_rank(rank, names, kinds, chance) for rank in case.evidence.ranks)
+    kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned"), 2)
+    innocent = [rank.rank for rank in case.evidence.ranks if rank.rank not in (case.expected.first or ())]
+    misled = chance.choice(innocent) if innocent and case.expected.first is not None else None
+    ranks = tuple(_mutate_rank(_mislead(rank, kinds, chance) if rank.rank == misled else rank, names, kinds, chance)
+                  for rank in case.evidence.ranks)
     hosts = tuple(replace(host, host=names[host.host],
                           clock=FixedClock(chance.uniform(-90, 90), None) if "blind" in kinds else host.clock)
                   for host in case.evidence.hosts)
@@ -292,6 +295,24 @@ def _mutate_rank(rank: RankEvidence, names: Mapping[str, str], kinds: List[str],
     if "logless" in kinds and chance.random() < 0.15:
         lines = []
     return replace(rank, host=names[rank.host], lines=tuple(lines), last_output_s=None)
+
+
+DECOY = ("Traceback (most recent call last):", '  File "/job/metrics.py", line 5, in push',
+         '    raise ValueError("dashboard says no")', "ValueError: dashboard says no")
+WARNINGS = ("WARNING: [Errno 28] No space left on device while writing events", "CUDA error: out of memory (retrying)",
+            "Warning: [Errno 98] Address already in use, trying the next port", "loss: nan")
+
+
+def _mislead(rank: RankEvidence, kinds: List[str], chance: random.Random) -> RankEvidence:
+    """Something that was caught, or only warned of, in a rank that did not fail first."""
+    texts = DECOY if "decoy" in kinds else (chance.choice(WARNINGS),) if "warned" in kinds else ()
+    lines = list(rank.lines)
+    if not texts or not lines:
+        return rank
+    at_s = lines[chance.randrange(len(lines))].at_s
+    place = next((index for index, line in enumerate(lines) if line.stream == "err"), len(lines))
+    new = [Line(text, lines[0].file, 0, at_s, "err") for text in texts]
+    return replace(rank, lines=(*lines[:place], *new, *lines[place:]))
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
-from ascendrun.health.diagnosis.stories import RULED
+from ascendrun.health.diagnosis.reading import RULED
 from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof, Role
 
 LANGUAGES = ("en", "zh")
