@@ -89,6 +89,17 @@ def start_ms(what: str) -> Measure:
     return measured
 
 
+def of_logs(what: str, case: str, measure: str, *, per_s_as_us: bool = False) -> Measure:
+    """A median of benchmarks.logs; `per_s_as_us`: a rate, as microseconds each."""
+
+    def measured(rows: Rows) -> Optional[float]:
+        value = median((row for row in rows.get("logs", ()) if (row["what"], row["case"], row["measure"])
+                        == (what, case, measure)), "value")
+        return 1e6 / value if value is not None and per_s_as_us else value
+
+    return measured
+
+
 COLD, WARM = many_hosts.COLD, many_hosts.WARM
 GOALS = (
     exec_goal("`exec true` cold, 256 hosts", 256, COLD, many_hosts.CLUSH_CURVE, "× clush, curve25519", 0.70),
@@ -106,6 +117,13 @@ GOALS = (
     Goal("5 MB to 64 and 256 hosts", "× the best peer", 0.8, nothing),
     Goal("bulk logs", "ms of head CPU a MB", 2.0, nothing),
     Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, nothing),
+    Goal("64 ranks' lines merged and folded, all alike", "µs of CPU a line", 5.0,
+         of_logs("fold", "all alike", "lines/s of CPU time", per_s_as_us=True)),
+    Goal("the same, numbers differ on every rank", "µs of CPU a line", 5.0,
+         of_logs("fold", "numbers differ", "lines/s of CPU time", per_s_as_us=True)),
+    Goal("99 of 100 lines on the screen of whoever follows", "s", 1.0, of_logs("latency", "p99", "s")),
+    Goal("a rank that writes 1 GB a minute", "× with a plain file", 1.05,
+         of_logs("flood", "ascendrun", "slowed by writing, x a plain file")),
     Goal("warm submit to first line of all ranks, 2 hosts", "× mpirun", 1.0, start_ratio("mpirun")),
     Goal("", "× torchrun over pdsh", 1.0, start_ratio("torchrun over pdsh")),
     Goal("", "× deepspeed", 0.1, start_ratio("deepspeed")),
@@ -135,7 +153,7 @@ def _line(goal: Goal, value: Optional[float], cpu: Optional[float]) -> Tuple[str
 
 def read_all(folder: Path) -> Rows:
     """A benchmark that has not run yet has no rows."""
-    names = ("exec", "jobs", "start")
+    names = ("exec", "jobs", "start", "logs")
     return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
 
 
