@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Optional
 
@@ -23,6 +24,7 @@ CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user"})
 MOST_PROOFS, MOST_LINKS, MOST_DECIDED = 5, 6, 3
 NAMES_CELLS = 30
 PROOF_CELLS = 200
+SPOOLED = re.compile(r"/rank-(\d+)\.")
 MOST_RIVALS = 3
 CLEAR_ERROR_S = 0.05
 """A smaller error of a time is not worth the reader's eyes."""
@@ -137,7 +139,9 @@ def _section(name: str, rows: Sequence[str], lang: str, everything: bool, most: 
 
 
 def _with_job(advice: str, explanation: Explanation) -> str:
-    """The advice with the job and its rank in the commands that it names."""
-    ranks = explanation.diagnosis.ranks
+    """The advice with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines are
+    in its node's process' file."""
+    files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.proofs[:1])
+    ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
     text = advice.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
     return text.replace("--rank R", f"--rank {fold_ranks(ranks)}") if ranks else text.replace(" --rank R", "")
