@@ -22,7 +22,7 @@ from ascendrun.programs.trainer.profiling import open_profiler
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.schedule import share_of_peak
 from ascendrun.programs.trainer.start import Runtime
-from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Progress, SaveFailed, Settings, Task
+from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Part, Progress, SaveFailed, Settings, Task
 
 
 class Loop:
@@ -153,7 +153,7 @@ class Loop:
                                            warmup_steps=settings.warmup_steps, floor=settings.lr_floor)
 
     def _pass(self, batch: Batch, *, last: bool, model: Optional[nn.Module] = None
-              ) -> Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]:
+              ) -> Tuple[torch.Tensor, Mapping[str, Part]]:
         """Forward and backward of one piece: its summed loss, and the loss's parts.
 
         The sum is divided by the weight of all pieces of all ranks, so that their gradients add up to those of one
@@ -177,12 +177,12 @@ class Loop:
             clock.mark("backward_s")
         return total.detach(), {name: (part.detach(), weight) for name, (part, weight) in parts.items()}
 
-    def _parts_of(self, share: Share, passes: List[Mapping[str, Tuple[torch.Tensor, float]]]) -> List[float]:
+    def _parts_of(self, share: Share, passes: List[Mapping[str, Part]]) -> List[float]:
         """Three numbers for each of the task's parts: summed loss, weight, samples."""
         numbers: List[float] = []
         for name in self.task.parts:
             mine = [parts[name] for parts in passes if name in parts]
-            numbers += [sum(float(part) for part, _ in mine), sum(weight for _, weight in mine),
+            numbers += [sum(float(part) for part, _ in mine), sum(float(weight) for _, weight in mine),
                         share.groups.get(name, 0.0)]
         return numbers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Dict, Mapping, Sequence, Union
 
 import numpy as np
 import torch
@@ -10,9 +10,10 @@ import torch
 from ascendrun.programs.trainer.data import Unit
 
 IGNORED = -100
+ByNumber = Union[Sequence[Sequence[int]], Mapping[int, Sequence[int]]]
 
 
-def pack_rows(units: Sequence[Unit], ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], *, pad_id: int,
+def pack_rows(units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id: int,
               multiple: int = 1) -> Dict[str, torch.Tensor]:
     """{ids, labels, positions, segments}, each rows x length, padded to the longest row rounded up to `multiple`.
 

@@ -139,9 +139,9 @@ class Replicated(Engine):
         # Buffers are tables that never change (positions), so nobody sends them round at every pass. Gradients that
         # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
         known = inspect.signature(DistributedDataParallel).parameters
-        unsent: Dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-        self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=here.family != "npu",
-                                           **unsent)
+        sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        how: Dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
+        self.ddp = DistributedDataParallel(self.module, device_ids=ids, **how)
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp

@@ -11,8 +11,10 @@ from torch import nn
 
 from ascendrun.programs.trainer.data import Batch, Unit
 
-Loss = Union[torch.Tensor, Tuple[torch.Tensor, Mapping[str, Tuple[torch.Tensor, float]]]]
-"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}."""
+Part = Tuple[torch.Tensor, Union[float, torch.Tensor]]
+Loss = Union[torch.Tensor, Tuple[torch.Tensor, Mapping[str, Part]]]
+"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}. A weight that
+is a tensor on the device is not waited for before the step's end."""
 
 
 class CannotResume(Exception):
