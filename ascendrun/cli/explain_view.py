@@ -139,8 +139,8 @@ def _section(name: str, rows: Sequence[str], lang: str, everything: bool, most: 
 
 
 def _with_job(advice: str, explanation: Explanation) -> str:
-    """The advice with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines are
-    in its node's process' file."""
+    """The advice with the job and its rank in the commands that it names. Under a launcher of its own a rank's lines
+    are in the file of its node's process."""
     files = (SPOOLED.search(proof.file or "") for proof in explanation.diagnosis.proofs[:1])
     ranks = tuple(int(match.group(1)) for match in files if match is not None) or explanation.diagnosis.ranks
     text = advice.replace("JOB.yaml", "\0").replace("JOB", explanation.id).replace("\0", "JOB.yaml")
