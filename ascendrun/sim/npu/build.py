@@ -1,0 +1,126 @@
+"""Compiles the simulated CANN for one Python environment into a toolkit folder, once for the same sources and wheels."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+from ascendrun.core.errors import NotFit
+from ascendrun.sim.npu.names import table_of, wanted_names
+from ascendrun.sim.npu.target import Target
+
+SOURCES = Path(__file__).with_name("cann")
+COMPILER = "g++"
+FLAGS = ("-O1", "-fPIC", "-Wall", "-Wextra", "-Wno-ignored-qualifiers", "-Wno-unused-parameter")
+RUNTIME = ("settings", "plog", "faults", "devices", "memory", "streams", "compiler")
+HCCL = ("hccl", "hccl_address", "hccl_group", "hccl_links", "hccl_reduce")
+OPERATORS = ("operators", "fused")
+EMPTY = ("acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "atb", "runtime")
+"""Libraries that torch_npu is linked with and whose functions libascendcl has here."""
+SET_ENV = """\
+# The simulated CANN: source it as the real one's. Control flow and API only, never speed.
+export ASCEND_TOOLKIT_HOME={home}
+export ASCEND_HOME_PATH={home}
+export ASCEND_OPP_PATH={home}/opp
+export LD_LIBRARY_PATH={home}/lib64${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}
+export TASK_QUEUE_ENABLE=0
+"""
+
+
+def cache_folder(target: Target) -> Path:
+    """Inside the environment, whose wheels the result belongs to; ~/.cache where that cannot be written."""
+    if os.access(target.prefix, os.W_OK) and target.prefix != Path("/usr"):
+        return target.prefix / "simulated-cann"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ascendrun" / "simulated-cann"
+
+
+def key_of(target: Target) -> str:
+    """Changes with everything that the result depends on."""
+    marks = [target.torch_version, target.torch_npu_version, str(target.torch), str(target.torch_npu), SET_ENV, *FLAGS]
+    for path in (*sorted(SOURCES.iterdir()), Path(__file__), Path(__file__).with_name("names.py")):
+        marks += [path.name, path.read_text()]
+    return hashlib.sha256("\0".join(marks).encode()).hexdigest()[:16]
+
+
+def build(target: Target) -> Path:
+    """The toolkit folder, as ASCEND_HOME_PATH wants it. Raises NotFit with the compiler's words, OSError."""
+    root = cache_folder(target)
+    home = root / key_of(target)
+    if home.is_dir():
+        return home
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if home.is_dir():
+            return home
+        if shutil.which(COMPILER) is None:
+            raise NotFit(f"{COMPILER} is not on PATH; the simulated CANN is compiled once",
+                         hint="Debian: apt install g++; openEuler: dnf install gcc-c++")
+        with tempfile.TemporaryDirectory(dir=root, prefix="building-") as folder:
+            made = Path(folder) / "toolkit"
+            compile_all(target, made, Path(folder))
+            write_tree(made, home)
+            os.rename(made, home)
+    return home
+
+
+def compile_all(target: Target, home: Path, scratch: Path) -> None:
+    (home / "lib64").mkdir(parents=True)
+    (scratch / "names.c").write_text(table_of(wanted_names(target.torch_npu)))
+    npu_headers = target.torch_npu / "include"
+    plain = ["-std=c++17", f"-I{npu_headers}", f"-I{npu_headers}/third_party/hccl/inc"]
+    with_torch = ["-std=c++20", f"-isystem{target.torch}/include", f"-isystem{target.torch}/include/torch/csrc/api/include"]
+    jobs: List[Tuple[str, Sequence[str]]] = [(name, with_torch) for name in OPERATORS]
+    jobs += [(name, plain) for name in (*RUNTIME, *HCCL)]
+    commands = [[COMPILER, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(scratch / f"{name}.o")]
+                for name, flags in jobs]
+    commands.append(["gcc", "-O1", "-fPIC", "-w", "-c", str(scratch / "names.c"), "-o", str(scratch / "names.o")])
+    with ThreadPoolExecutor(max_workers=max(2, len(os.sched_getaffinity(0)))) as crew:
+        list(crew.map(run, commands))
+    link(home, "ascendcl", objects(scratch, (*RUNTIME, "names")), "-ldl", "-pthread")
+    link(home, "hccl", objects(scratch, HCCL), "-lascendcl", "-pthread")
+    for name in EMPTY:
+        link(home, name, [], "-Wl,--no-as-needed", "-lascendcl")
+    torch_libraries = [f"-L{target.torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{target.torch}/lib"]
+    link(home, "ascendrun_operators", objects(scratch, OPERATORS), *torch_libraries)
+
+
+def objects(scratch: Path, names: Sequence[str]) -> List[str]:
+    return [str(scratch / f"{name}.o") for name in names]
+
+
+def link(home: Path, name: str, parts: Sequence[str], *libraries: str) -> None:
+    file = f"lib{name}.so"
+    run([COMPILER, "-shared", "-o", str(home / "lib64" / file), *parts, f"-Wl,-soname,{file}", f"-L{home}/lib64",
+         "-Wl,-rpath,$ORIGIN", *libraries])
+
+
+def run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise NotFit(f"the simulated CANN does not compile: {' '.join(command[-3:])}: {lines[0] if lines else 'no message'}",
+                     hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md")
+
+
+def write_tree(made: Path, home: Path) -> None:
+    """What torch_npu and `doctor` look for beside the libraries; `home`: where it will lie."""
+    for name in ("runtime", "compiler", "opp", "tools"):
+        (made / name).mkdir()
+    (made / "version.cfg").write_text("# simulated\nruntime_running_version=[8.5.0]\ncompiler_running_version=[8.5.0]\n")
+    (made / "set_env.sh").write_text(SET_ENV.format(home=home))
+
+
+def environment(home: Path, environ: Dict[str, str]) -> Dict[str, str]:
+    """What set_env.sh does, for a process that we start ourselves."""
+    own = {"ASCEND_TOOLKIT_HOME": str(home), "ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp"),
+           "LD_LIBRARY_PATH": ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH")))),
+           "TASK_QUEUE_ENABLE": "0"}
+    return {**environ, **own}
