@@ -15,8 +15,8 @@ from typing import Callable, Optional, Sequence, Tuple
 from ascendrun.core.errors import NotFit
 
 PACKAGES = {
-    "torch": "torch", "h3": "h3", "numpy": "numpy", "pyarrow": "pyarrow", "safetensors": "safetensors",
-    "sklearn": "scikit-learn", "tokenizers": "tokenizers", "transformers": "transformers",
+    "torch": "torch", "accelerate": "accelerate", "h3": "h3", "numpy": "numpy", "peft": "peft", "pyarrow": "pyarrow",
+    "safetensors": "safetensors", "sklearn": "scikit-learn", "tokenizers": "tokenizers", "transformers": "transformers",
 }
 """What the bundled programs import, and the package that brings it."""
 
