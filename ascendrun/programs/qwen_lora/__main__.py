@@ -1,0 +1,25 @@
+"""`python -m ascendrun.programs.qwen_lora --option=value …`: one rank of a training, or its arithmetic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from ascendrun.programs.trainer import options as option_table
+
+OPTIONS = Path(__file__).with_name("options.json")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Ends the process. Wrong options end it with code 2 before torch is imported."""
+    options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
+    from ascendrun.programs.qwen_lora import jobs
+    from ascendrun.programs.trainer import start
+    body = {"train": jobs.train, "plan": jobs.plan, "compare": jobs.compare}[options["mode"]]
+    family = "cpu" if options["mode"] != "train" else options["device"]
+    start.run(lambda here: body(options, here), family=family, timeout_s=options["timeout_s"], expected=jobs.EXPECTED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

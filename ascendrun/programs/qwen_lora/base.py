@@ -1,0 +1,161 @@
+"""The base model: made from a shape, or read from its files by every rank as far as that rank holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import nn
+
+from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.trainer import weights
+from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.fsdp2 import materialise
+from ascendrun.programs.trainer.parallel import cast
+from ascendrun.programs.trainer.start import Runtime
+
+SHAPES = Path(__file__).with_name("shapes.json")
+WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
+"""What peft puts around and into the names of a model's weights."""
+HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def shape_config(name: str, **changes: Any) -> Any:
+    """The configuration of a Qwen2 of a known shape. Raises BadData."""
+    from transformers import Qwen2Config
+    shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
+    if name not in shapes:
+        raise BadData(f"--shape={name}: known are {', '.join(shapes)}")
+    return Qwen2Config(max_position_embeddings=32768, use_cache=False, **{**shapes[name], **changes})
+
+
+def folder_config(folder: Path) -> Any:
+    """Raises BadData."""
+    if not (folder / "config.json").is_file():
+        raise BadData(f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
+                      "*.safetensors, at the same path on every node")
+    from transformers import AutoConfig
+    return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+
+
+def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Runtime) -> None:
+    """A model with random weights in `folder`, as if it had been downloaded. One rank of every node writes it; a
+    folder that is there already stays, for it was made from the same seed. All ranks call it together."""
+    if here.local_rank == 0 and not (folder / "config.json").is_file():
+        fresh = folder.with_name(f".{folder.name}-{here.rank}-{os.getpid()}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        torch.manual_seed(seed)
+        build(config, attention="sdpa").save_pretrained(str(fresh), safe_serialization=True)
+        tokenizer.save_pretrained(str(fresh))
+        try:
+            fresh.rename(folder)
+        except OSError:  # another node's rank sees the same disk and was faster
+            shutil.rmtree(fresh)
+    here.barrier()
+
+
+def build(config: Any, *, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM
+    make: Any = AutoModelForCausalLM.from_config
+    return make(config, attn_implementation=attention)
+
+
+def empty_model(config: Any, *, attention: str) -> Any:
+    """The model without weights: they are on the meta device, which takes no memory; its buffers are real."""
+    from accelerate import init_empty_weights
+    with init_empty_weights():
+        model = build(config, attention=attention)
+    model.tie_weights()
+    model.config.use_cache = False
+    return model
+
+
+def checkpoint_activations(model: Any, *, how: str) -> None:
+    """Activations are made anew in the backward pass. ZeRO-3 wants the older kind, which does not look at shapes."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how == "zero3"})
+    if how == "zero3":
+        model.enable_input_require_grads()
+
+
+def name_in_file(model: nn.Module) -> Callable[[str], Optional[str]]:
+    """For weights.read_into: peft's names become those of the files; a tied head is the words."""
+    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+
+    def find(name: str) -> Optional[str]:
+        if "lora_" in name:
+            return None
+        plain = name[len(WRAPPER):] if name.startswith(WRAPPER) else name
+        plain = plain.replace(WRAPPED, ".")
+        return WORDS if is_tied and plain == HEAD else plain
+
+    return find
+
+
+def load_whole(model: Any, folder: Path, here: Runtime, precision: Precision) -> None:
+    """Straight to this rank's device: host memory holds one weight at a time, not a model for every rank."""
+    cast(model, precision)
+    materialise(model, here.device)
+    model.tie_weights()
+    weights.read_into(model, folder, name_in_file=name_in_file(model))
+
+
+def load_parts(module: nn.Module, folder: Path) -> None:
+    """For FSDP2: every rank reads its own rows of every weight."""
+    weights.read_into(module, folder, name_in_file=name_in_file(module))
+
+
+def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision, config: Dict[str, Any]) -> None:
+    """One weight after the other: rank 0 reads it, DeepSpeed sends it round and each rank keeps its part.
+
+    DeepSpeed's own way, zero.Init around the making of the model, runs the model's initialisation on empty
+    parts, and loading through transformers holds whole files on every rank.
+    """
+    import deepspeed
+    cast(model, Precision(precision.compute, precision.compute, False, ""))
+    rename = name_in_file(model)
+    seen: Dict[int, nn.Parameter] = {}
+    with weights_of(folder) as read:
+        for path, module in model.named_modules():
+            for leaf, weight in list(module._parameters.items()):
+                wanted = rename(f"{path}.{leaf}" if path else leaf)
+                if weight is None or not weight.is_meta or wanted is None:
+                    continue
+                if id(weight) in seen:
+                    module._parameters[leaf] = seen[id(weight)]
+                    continue
+                value = read(wanted) if here.is_first else torch.empty(weight.shape)
+                holder = nn.Module()
+                holder.weight = nn.Parameter(value.to(here.device, weight.dtype), requires_grad=weight.requires_grad)
+                deepspeed.zero.Init(module=holder, config_dict_or_path=config, dtype=precision.compute)
+                module._parameters[leaf] = seen[id(weight)] = holder.weight
+
+
+class weights_of:
+    """Reads whole weights by name from a folder's files: `with weights_of(folder) as read: tensor = read(name)`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, weights.file_of_tensor(folder)
+        self.opened: Dict[str, Any] = {}
+        self.stack: List[Any] = []
+
+    def __enter__(self) -> Callable[[str], torch.Tensor]:
+        return self.read
+
+    def read(self, name: str) -> torch.Tensor:
+        """Raises weights.BadWeights."""
+        from safetensors import safe_open
+        if name not in self.files:
+            raise weights.BadWeights(f"{self.folder}: no file holds {name}, which the model needs")
+        file = self.files[name]
+        if file not in self.opened:
+            self.stack.append(safe_open(str(self.folder / file), framework="pt"))
+            self.opened[file] = self.stack[-1].__enter__()
+        return self.opened[file].get_tensor(name)  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        for each in self.stack:
+            each.__exit__(*error)

@@ -1,0 +1,139 @@
+"""Instructions and chats from JSON and JSON lines, in the shapes that people have them, as conversations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool",
+         "user": "user", "assistant": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+SHOWN_PROBLEMS = 8
+
+
+class BadData(Exception):
+    """The data cannot be trained on; the message names rows and what is wrong with each."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`turns`: (role, text), at least one of them the assistant's. `level` None: no difficulty given."""
+
+    turns: Tuple[Tuple[str, str], ...]
+    level: Optional[str] = None
+
+
+def read_conversations(path: Path, *, system: str) -> List[Conversation]:
+    """`system`: the system's words where a row brings none, "" for none. Raises BadData with the first problems."""
+    if not path.is_file():
+        raise BadData(f"{path}: no such file; on every node the data must be at the same path")
+    found: List[Conversation] = []
+    problems: List[str] = []
+    for place, row in read_rows(path):
+        try:
+            found.append(as_conversation(row, system=system))
+        except ValueError as error:
+            problems.append(f"{path}: {place}: {error}")
+    if problems:
+        more = f"\n… and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
+        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + more)
+    if not found:
+        raise BadData(f"{path}: no rows")
+    return found
+
+
+def read_rows(path: Path) -> Iterator[Tuple[str, Any]]:
+    """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
+    text = path.read_text(encoding="utf-8-sig")
+    is_list = text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0])
+    if is_list or is_json(text):
+        whole = json.loads(text) if is_json(text) else fail_at(path, text)
+        rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", json.loads(line) if is_json(line) else ValueError("is not JSON")
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def fail_at(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadData(f"{path}: is not JSON: {error}") from None
+
+
+def as_conversation(row: Any, *, system: str) -> Conversation:
+    """Raises ValueError saying what is wrong with the row."""
+    if isinstance(row, ValueError):
+        raise row
+    if isinstance(row, Mapping) and "instruction" in row:
+        turns, level = from_instruction(row), row.get("difficulty")
+    elif isinstance(row, Mapping):
+        turns, level = from_chat(row.get("messages", row.get("conversations"))), row.get("difficulty")
+    else:
+        turns, level = from_chat(row), None
+    if not any(role == "assistant" and text.strip() for role, text in turns):
+        raise ValueError("nothing is said by the assistant, so there is nothing to learn")
+    if system and turns[0][0] != "system":
+        turns = [("system", system), *turns]
+    if level is not None and not isinstance(level, str):
+        raise ValueError(f"difficulty is {level!r}, not a text")
+    return Conversation(tuple(turns), level)
+
+
+def from_instruction(row: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    for key in ("instruction", "output"):
+        if not isinstance(row.get(key), str):
+            raise ValueError(f"{key} is missing, or no text")
+    more = row.get("input") or ""
+    question = row["instruction"] + (f"\n{more}" if more else "")
+    turns = [("user", question), ("assistant", row["output"])]
+    return [("system", row["system"]), *turns] if row.get("system") else turns
+
+
+def from_chat(messages: Any) -> List[Tuple[str, str]]:
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("has neither instruction and output, nor messages, nor conversations")
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        said = message if isinstance(message, Mapping) else {}
+        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        if role not in ROLES:
+            raise ValueError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
+        turns.append((ROLES[role], plain(content, number)))
+    return turns
+
+
+def plain(content: Any, number: int) -> str:
+    """The text of a message, whose content may be a list of parts."""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        return "".join(str(part["text"]) for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"message {number} has no text")
+    return content
+
+
+def digest_of(conversations: Sequence[Conversation]) -> str:
+    """Of the content, in order: equal on every rank, or they would train on different data and never notice."""
+    mark = hashlib.sha256()
+    for each in conversations:
+        mark.update(json.dumps([each.turns, each.level], ensure_ascii=False).encode())
+    return mark.hexdigest()
+
+
+def rows_of_levels(conversations: Sequence[Conversation]) -> Dict[Optional[str], int]:
+    counts: Dict[Optional[str], int] = {}
+    for each in conversations:
+        counts[each.level] = counts.get(each.level, 0) + 1
+    return counts

@@ -1,0 +1,154 @@
+"""Which samples make which step: of each level as many as the table asks for, packed into rows even over the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ascendrun.programs.qwen_lora.quotas import Stage, parse_stages, quotas, stage_of
+from ascendrun.programs.trainer.data import Unit
+
+NO_DIFFICULTY = "Warning: 'difficulty' field not found"
+"""The guide's words; scripts look for them."""
+FEW_ROWS = 1000
+EVERYTHING = "all"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What to learn when. `levels` from easy to hard. `notes`: for people, what differs from what they asked for."""
+
+    levels: Tuple[str, ...]
+    stages: Tuple[Stage, ...]
+    notes: Tuple[str, ...] = ()
+
+    @property
+    def is_curriculum(self) -> bool:
+        return len(self.levels) > 1
+
+
+def choose_table(rows_of: Mapping[Optional[str], int], *, wanted: str, levels: Sequence[str], stages: Sequence[str]
+                 ) -> Table:
+    """`rows_of`: how many rows each difficulty has, None: rows without one. `wanted`: auto, on or off.
+
+    Raises ValueError when the data names levels that the table lacks, or a part of its rows none.
+    """
+    parsed = parse_stages(stages, len(levels))
+    flat = Table((EVERYTHING,), tuple(parse_stages(["1=1"], 1)))
+    named = {level: count for level, count in rows_of.items() if level is not None}
+    if wanted == "off":
+        return flat
+    if not named:
+        if wanted == "on":
+            raise ValueError(f"{NO_DIFFICULTY}, but --curriculum=on wants one; add it to the rows, or use auto or off")
+        return Table(flat.levels, flat.stages, (f"{NO_DIFFICULTY}; standard training without a curriculum",))
+    if None in rows_of:
+        raise ValueError(f"{rows_of[None]} of {sum(rows_of.values())} rows have no difficulty; give them one of "
+                         f"{', '.join(levels)}, or use --curriculum=off")
+    strange = sorted(set(named) - set(levels))
+    if strange:
+        raise ValueError(f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
+                         "name all of them there, from easy to hard, with --stages to fit")
+    missing = [level for level in levels if level not in named]
+    merged, kept = give_to_neighbours(parsed, [level in named for level in levels])
+    notes = [f"no rows of difficulty {level}: its share goes to the next easier level" for level in missing]
+    kept_levels = tuple(level for level, is_kept in zip(levels, kept) if is_kept)
+    notes += [f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised" for level in kept_levels
+              if named[level] < FEW_ROWS]
+    return Table(kept_levels, tuple(merged), tuple(notes))
+
+
+def give_to_neighbours(stages: Sequence[Stage], has_rows: Sequence[bool]) -> Tuple[List[Stage], Sequence[bool]]:
+    """Shares of levels without rows go to the next easier level that has some, else to the easiest."""
+    first = list(has_rows).index(True)
+    homes = []
+    for level in range(len(has_rows)):
+        easier = [other for other in range(level + 1) if has_rows[other]]
+        homes.append(easier[-1] if easier else first)
+    kept = [level for level, present in enumerate(has_rows) if present]
+    merged = [(end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end)
+                          for level in kept)) for end, shares in stages]
+    return merged, has_rows
+
+
+class Course:
+    """A plan of the trainer: what a step takes follows from the step alone, so a resume in mid-stage needs no memory.
+
+    Of each level the rows come in a shuffled order, all of them before one comes again, however short the level.
+    `spread`: rows a step are a multiple of it, so that each of so many ranks has as many as the others.
+    `row_tokens` 0: every sample is a row of its own.
+    """
+
+    def __init__(self, table: Table, numbers: Sequence[Sequence[int]], lengths: Sequence[int], *, steps: int,
+                 batch_size: int, seed: int, row_tokens: int, spread: int = 1) -> None:
+        self.table, self.numbers, self.lengths = table, [list(each) for each in numbers], lengths
+        self.steps, self.batch_size, self.seed = steps, batch_size, seed
+        self.row_tokens, self.spread = row_tokens, spread
+        self.steps_per_epoch = max(1, -(-sum(map(len, self.numbers)) // batch_size))
+        self.given = quotas(table.stages, steps=steps, batch_size=batch_size)
+        self.orders: Dict[Tuple[int, int], List[int]] = {}
+
+    def units(self, step: int) -> Sequence[Unit]:
+        samples = self.samples(step)
+        if not self.row_tokens:
+            return [(number,) for number in sorted(samples, key=lambda each: -self.lengths[each])]
+        return pack_evenly(samples, self.lengths, row_tokens=self.row_tokens, spread=self.spread)
+
+    def samples(self, step: int) -> List[int]:
+        step = min(step, self.steps - 1)
+        bounds = self.given[step:step + 2].tolist()
+        return [self.draw(level, place) for level in range(len(self.numbers))
+                for place in range(bounds[0][level], bounds[1][level])]
+
+    def draw(self, level: int, place: int) -> int:
+        """The sample that this level gives as its `place`-th, counted from 0."""
+        rows = self.numbers[level]
+        again, at = divmod(place, len(rows))
+        if (level, again) not in self.orders:
+            order = np.random.default_rng([self.seed, 7, level, again]).permutation(len(rows)).tolist()
+            self.orders[level, again] = order
+            self.orders.pop((level, again - 2), None)
+        return rows[self.orders[level, again][at]]
+
+    def stage(self, step: int) -> int:
+        return stage_of(min(step, self.steps - 1), self.steps, self.table.stages)
+
+    def given_of(self, step: int) -> Dict[str, int]:
+        """Samples of each level that the steps before this one took."""
+        return dict(zip(self.table.levels, self.given[step].tolist()))
+
+    def story(self) -> List[str]:
+        """What will happen, for people: every stage with its shares, every level with how often its rows come."""
+        if not self.table.is_curriculum:
+            return [f"{self.steps} steps of {self.batch_size} samples, {len(self.numbers[0])} rows"]
+        lines, begin = [], 0
+        for i, (_, shares) in enumerate(self.table.stages, start=1):
+            last = sum(1 for step in range(self.steps) if self.stage(step) < i)
+            parts = ", ".join(f"{level} {float(share):.0%}" for level, share in zip(self.table.levels, shares))
+            lines.append(f"stage {i}: steps {begin + 1}-{last}: {parts}" if last > begin else f"stage {i}: no step")
+            begin = last
+        for level, rows in zip(self.table.levels, self.numbers):
+            count = self.given_of(self.steps)[level]
+            lines.append(f"{level}: {len(rows)} rows for {count} places, {count / len(rows):.1f} times each")
+        return lines
+
+
+def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: int, spread: int) -> List[Unit]:
+    """As few rows as hold all samples, a multiple of `spread`, of about the same length: longest first, each into the
+    row with the most room. Fewer samples than `spread` make fewer rows."""
+    order = sorted(samples, key=lambda number: (-lengths[number], number))
+    total = sum(lengths[number] for number in order)
+    rows = max(1, -(-total // row_tokens))
+    while True:
+        rows = min(-(-rows // spread) * spread, len(order))
+        filled: List[List[int]] = [[] for _ in range(rows)]
+        used = [0] * rows
+        for number in order:
+            at = used.index(min(used))
+            filled[at].append(number)
+            used[at] += lengths[number]
+        if max(used) <= row_tokens or rows == len(order):
+            return [tuple(row) for row in filled]
+        rows += 1

@@ -1,0 +1,320 @@
+"""The program's jobs from end to end: train, evaluate and save; reckon only; compare two runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from ascendrun.programs.qwen_lora import base, chat, lora, scoring, sizing
+from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.curriculum import Course
+from ascendrun.programs.qwen_lora.learning import Instructions, heaviest
+from ascendrun.programs.qwen_lora.lessons import (
+    Lessons,
+    check_same,
+    introduce,
+    make_course,
+    make_lessons,
+    read_texts,
+    texts_to_answer,
+)
+from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.trainer import accelerator, kernels, metrics, parallel, start, task, zero3
+from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.chips import chip_of
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.parallel import Engine
+from ascendrun.programs.trainer.schedule import warmup_of
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import Settings
+from ascendrun.programs.trainer.weights import BadWeights
+
+Options = Mapping[str, Any]
+EXPECTED = (BadData, BadWeights, sizing.TooLarge, lora.AdapterIncomplete, *task.EXPECTED)
+"""Faults of what was given, not of this program: their message is the whole story."""
+FREE_TO_CHANGE = (
+    "mode", "data", "val", "base_model", "output", "device", "resume", "log_every", "checkpoint_every", "how",
+    "offload", "keep_checkpoints", "timeout_s", "micro_batch", "workers", "samples", "sample_tokens", "mc_data",
+    "mc_limit", "merge", "max_s", "peak_tflops", "profile", "card", "ranks", "compare", "on_save_failure",
+    "checkpointing", "quantize")
+"""Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
+
+
+def train(options: Options, here: Runtime) -> None:
+    """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
+    began_s = time.monotonic()
+    lora.refuse_qlora(options["quantize"], here.family)
+    folder, output = start.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    home = Path(options["base_model"]) if options["base_model"] else output / "base"
+    texts = read_texts(options)
+    check_same(texts.digest, here)
+    tokenizer = open_tokenizer(options, home, texts.train, here)
+    lessons = make_lessons(texts, tokenizer, options)
+    course = make_course(lessons, options, world_size=here.world_size)
+    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+    config = base.folder_config(home)
+    for line in [*introduce(lessons, course, options), precision.reason]:
+        here.say(line)
+    for problem in batch_problems(course, options, here.world_size):
+        here.say(f"note: {problem}")
+    piece = heaviest(lessons.train, course.units, steps=course.steps, world_size=here.world_size,
+                     micro_batch=options["micro_batch"])
+    how, offload, lines = sizing.choose(config, options, piece, here, precision)
+    for line in lines:
+        here.say(line)
+    model, engine, expected = make_engine(config, options, home, here, precision, how=how, offload=offload)
+    loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
+    if options["resume"] == "auto":
+        loop.resume()
+    if not loop.run().is_complete:
+        here.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+                 f"there, with the checkpoint in {loop.saver.parent}")
+        return
+    if options["keep"] == "best":
+        loop.load_best()
+    save(engine, model, expected, options, home, output, lessons, here)
+    scores = final_scores(engine, lessons, options, here, output)
+    if here.is_first:
+        write_report(output, options, lessons, course, loop, how, piece, scores, time.monotonic() - began_s)
+    here.say(f"adapter, report and samples: {output}")
+    here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
+
+
+def open_tokenizer(options: Options, home: Path, conversations: List[Any], here: Runtime) -> Any:
+    """That of the base; a base of our own making is made here, with one learned from the data by rank 0."""
+    if options["base_model"]:
+        return chat.load_tokenizer(home, template=options["template"])
+    text = here.share(make_text(home, conversations) if here.is_first else "")
+    tokenizer = chat.wrap_tokenizer(text)
+    config = base.shape_config(options["shape"])
+    words = max(config.vocab_size, len(tokenizer))
+    base.make_base(home, base.shape_config(options["shape"], vocab_size=words), tokenizer, seed=options["seed"],
+                   here=here)
+    return tokenizer
+
+
+def make_text(home: Path, conversations: List[Any]) -> str:
+    """A base that is there already, of the run that this one goes on from, brings its own."""
+    made = home / "tokenizer.json"
+    return made.read_text(encoding="utf-8") if made.is_file() else chat.make_tokenizer(conversations)
+
+
+def batch_problems(course: Course, options: Options, world_size: int) -> List[str]:
+    """Rows are even over the ranks already; what is left are pieces that do not divide, and ranks without rows."""
+    rows = len(course.units(0))
+    if rows < world_size:
+        return [f"--batch_size={options['batch_size']} makes {rows} rows a step on {world_size} ranks, so "
+                f"{world_size - rows} of them have none; take at least {world_size}"]
+    micro = options["micro_batch"]
+    if micro and rows % (world_size * micro):
+        return [f"a step has {rows} rows for {world_size} ranks x --micro_batch={micro}: some passes are not full"]
+    return []
+
+
+def mean_length(course: Course) -> float:
+    """Of what attends to each other: samples, packed or not."""
+    return sum(course.lengths) / max(1, len(course.lengths))
+
+
+def make_engine(config: Any, options: Options, home: Path, here: Runtime, precision: Precision, *, how: str,
+                offload: bool) -> "tuple[Any, Engine, Dict[str, Any]]":
+    """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
+    sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
+    for reason in reasons:
+        here.say(f"not fused: {reason}")
+    model = base.empty_model(config, attention=kernels.attention_implementation(sound))
+    if options["checkpointing"]:
+        base.checkpoint_activations(model, how=how)
+    model = lora.add_lora(model, options)
+    replaced = kernels.fuse(model, sound)
+    if replaced:
+        here.say(f"fused: {', '.join(replaced)}")
+    model.config.pad_token_id = getattr(config, "pad_token_id", None)
+    with base.weights_of(home) as read:
+        values = lora.first_values(model, seed=options["seed"], read=read)
+    lora.put_values(model, values)
+    expected = lora.trained_shapes(model)
+    adam = parallel.Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
+    details: Dict[str, Any] = {}
+    if how == "ddp":
+        base.load_whole(model, home, here, precision)
+    elif how == "zero3":
+        details = {"offload_optimizer": offload, "offload_weights": offload}
+        zero3.prepare(here)
+        trained = sum(value.numel() for value in values.values())
+        base.load_for_zero3(model, home, here, precision, zero3.configuration(precision, trained=trained, **details))
+    else:
+        details = {"offload": offload}
+    engine = parallel.wrap(model, here, how=how, adam=adam, precision=precision, **details)
+    if how == "fsdp2":
+        base.load_parts(engine.module, home)
+    return model, engine, expected
+
+
+def make_loop(options: Options, lessons: Lessons, course: Course, engine: Engine, here: Runtime, precision: Precision,
+              folder: Path, *, mean_length: float) -> Loop:
+    def evaluate(step: int) -> Dict[str, float]:
+        return scoring.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
+
+    instructions = Instructions(lessons.train, dtype=precision.compute, evaluate=evaluate)
+    keeps_best = options["keep"] == "best" and bool(lessons.val.samples)
+    settings = Settings.of(
+        options, steps=course.steps, warmup_steps=warmup_of(options["warmup"], course.steps),
+        eval_every=(options["eval_every"] or course.steps_per_epoch) if lessons.val.samples else 0,
+        best="loss" if keeps_best else "", best_is_low=True, flops_per_token=flops_of(engine, mean_length))
+    return Loop(here, engine, course, instructions, settings, folder=folder, identity=identity_of(options, lessons))
+
+
+def flops_of(engine: Engine, mean_length: float) -> float:
+    config: Any = engine.module.config
+    sizes = [(name, getattr(weight, "ds_numel", weight.numel()), weight.requires_grad)
+             for name, weight in engine.module.named_parameters()]
+    words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return metrics.flops_per_token(
+        parameters=sum(size for _, size, _ in sizes), trainable=sum(size for _, size, trained in sizes if trained),
+        layers=config.num_hidden_layers, hidden=config.hidden_size, mean_length=mean_length, embedding=words)
+
+
+def identity_of(options: Options, lessons: Lessons) -> Dict[str, Any]:
+    """What must agree between a checkpoint and the run that goes on from it."""
+    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
+    return {**kept, "data": lessons.digest[:16]}
+
+
+def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Options, home: Path, output: Path,
+         lessons: Lessons, here: Runtime) -> None:
+    """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises AdapterIncomplete."""
+    weights = lora.gathered(engine)
+    problem: Optional[str] = None
+    if here.is_first:
+        model.peft_config[lora.NAME].base_model_name_or_path = str(home.absolute())
+        try:
+            lora.save_adapter(weights, expected, model, output / "adapter", lessons.tokenizer)
+            here.say(f"adapter: {len(weights)} matrices, {sum(each.numel() for each in weights.values()):,} numbers, "
+                     f"all there: {output / 'adapter'}")
+            if options["merge"]:
+                changed = merge(home, output / "adapter", output / "merged")
+                here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
+        except (lora.AdapterIncomplete, OSError) as error:
+            problem = str(error)
+    problem = here.share(problem)
+    if problem is not None:
+        raise lora.AdapterIncomplete(problem)
+
+
+def final_scores(engine: Engine, lessons: Lessons, options: Options, here: Runtime, output: Path) -> Dict[str, float]:
+    """Of the model as it was saved. Writes samples.jsonl on rank 0's node."""
+    scores: Dict[str, float] = {}
+    if lessons.val.samples:
+        scores = scoring.loss_by_level(engine, lessons.val, here)
+    if options["mc_data"]:
+        questions = scoring.read_questions(Path(options["mc_data"]), options["mc_limit"])
+        scores.update(scoring.accuracy(
+            engine, lessons.tokenizer, questions, here, system=options["system"], pad_id=lessons.train.pad_id,
+            multiple=options["pad_multiple"], cutoff=options["cutoff_len"]))
+    answers = []
+    for number, conversation in texts_to_answer(lessons, options["samples"]):
+        said = scoring.answer(engine, lessons.tokenizer, conversation, here, most=options["sample_tokens"])
+        wanted = next(text for role, text in conversation.turns if role == "assistant")
+        answers.append({"row": number, "level": conversation.level, "question": conversation.turns[-2][1], "said": said,
+                        "wanted": wanted})
+    if here.is_first and answers:
+        replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
+    here.say("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    return scores
+
+
+def write_report(output: Path, options: Options, lessons: Lessons, course: Course, loop: Loop, how: str,
+                 piece: Mapping[str, int], scores: Mapping[str, float], seconds: float) -> None:
+    given = course.given_of(loop.progress.step)
+    report = {
+        "final": dict(scores), "validation": loop.progress.history, "options": dict(options),
+        "curriculum": {"levels": list(lessons.table.levels), "notes": list(lessons.table.notes), "samples": given,
+                       "steps_by_stage": steps_by_stage(course)},
+        "training": {"steps": loop.progress.step, "samples": sum(given.values()), "how": how,
+                     "world_size": loop.here.world_size, "device": loop.here.accelerator.name,
+                     "seconds": round(seconds, 1), "memory_bytes": loop.here.accelerator.memory_bytes(),
+                     "heaviest_piece": dict(piece)},
+        "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest}}
+    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+
+
+def steps_by_stage(course: Course) -> List[int]:
+    counts = [0] * len(course.table.stages)
+    for step in range(course.steps):
+        counts[course.stage(step)] += 1
+    return counts
+
+
+def replace_text(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def plan(options: Options, here: Runtime) -> None:
+    """Arithmetic only: nothing is loaded and no card taken. Raises TooLarge when it cannot run."""
+    ranks = options["ranks"] or here.world_size
+    config = (base.folder_config(Path(options["base_model"])) if options["base_model"]
+              else base.shape_config(options["shape"]))
+    lora.refuse_qlora(options["quantize"], "npu" if options["card"] else here.family)
+    texts = read_texts(options)
+    tokenizer = (chat.load_tokenizer(Path(options["base_model"]), template=options["template"])
+                 if options["base_model"] else chat.wrap_tokenizer(chat.make_tokenizer(texts.train)))
+    lessons = make_lessons(texts, tokenizer, options)
+    course = make_course(lessons, options, world_size=ranks)
+    piece = heaviest(lessons.train, course.units, steps=course.steps, world_size=ranks,
+                     micro_batch=options["micro_batch"])
+    family, precision = planned_precision(options, here)
+    report = sizing.reckon(config, options, piece, precision=precision, world_size=ranks, family=family,
+                           card=options["card"], card_bytes=None)
+    notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
+    here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines]))
+    if report.problems:
+        raise sizing.TooLarge("\n".join(report.problems))
+
+
+def planned_precision(options: Options, here: Runtime) -> "tuple[str, Precision]":
+    """Of the card that is planned for, which is not here."""
+    import torch
+    chip = chip_of(options["card"]) if options["card"] else None
+    if options["card"] and chip is None:
+        raise BadData(f"--card={options['card']}: not in the table of chips; as 910B3, 910A or H100")
+    if chip is None:
+        return here.family, accelerator.choose_precision(options["dtype"], here.accelerator)
+    family = "npu" if "910" in chip.name or "310" in chip.name or "950" in chip.name else "cuda"
+    compute = torch.bfloat16 if chip.has_bf16 and options["dtype"] in ("auto", "bfloat16") else torch.float16
+    if options["dtype"] == "float32":
+        compute = torch.float32
+    return family, Precision(torch.float32, compute, compute == torch.float16, f"{str(compute)[6:]} on {chip.name}")
+
+
+def compare(options: Options, here: Runtime) -> None:
+    """Two runs on the same budget beside each other: comparison.json and a table. Raises BadData."""
+    if len(options["compare"]) != 2:
+        raise BadData("--compare wants the output folders of two runs, with a comma between them")
+    reports = []
+    for name in options["compare"]:
+        path = Path(name) / "report.json"
+        if not path.is_file():
+            raise BadData(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
+        reports.append(json.loads(path.read_text(encoding="utf-8")))
+    first, second = reports
+    budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
+    if budget[0] != budget[1]:
+        raise BadData(f"the runs had other budgets: {budget[0]} and {budget[1]} steps and samples")
+    rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
+    here.say(f"{budget[0][0]} steps, {budget[0][1]} samples each\n"
+             f"{'':<18}{options['compare'][0]:>14}{options['compare'][1]:>14}{'difference':>12}")
+    for name, one, other in rows:
+        here.say(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
+    output = Path(options["output"]).absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    replace_text(output / "comparison.json", json.dumps(
+        {"runs": list(options["compare"]), "final": {name: [one, other] for name, one, other in rows}}, indent=1)
+        + "\n")
+    here.record(done=True)

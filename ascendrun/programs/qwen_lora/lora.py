@@ -1,0 +1,158 @@
+"""The adapter: low-rank matrices beside the base's own, their first values, and proof that a saved one is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ascendrun.programs.qwen_lora.base import name_in_file
+from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.trainer.data import seed_of
+from ascendrun.programs.trainer.parallel import Engine
+
+ADAPTER_FILE = "adapter_model.safetensors"
+NAME = "default"
+QLORA = {
+    "npu": "bitsandbytes has no build for Ascend, and its 4-bit kernels have no CANN counterpart",
+    "cpu": "a 4-bit base saves device memory, and a CPU has none to save",
+    "cuda": "this program holds a bfloat16 base, in parts where it does not fit"}
+
+
+class AdapterIncomplete(Exception):
+    """The gathered adapter lacks a matrix, or one has another shape; nothing was saved."""
+
+
+def refuse_qlora(quantize: str, family: str) -> None:
+    """Raises BadData with the reason and the way out."""
+    if quantize != "none":
+        raise BadData(f"--quantize={quantize} on {family}: {QLORA[family]}; use --how=fsdp2, which holds "
+                      "each rank's part of the base only, or --how=zero3 with --offload=true")
+
+
+def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
+    """peft's model around this one, the base frozen. Raises BadData for targets that the model lacks."""
+    from peft import LoraConfig, get_peft_model
+    leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    unknown = [name for name in options["targets"] if name not in leaves]
+    if unknown:
+        raise BadData(f"--targets: the model has no linear layer {', '.join(unknown)}; it has "
+                      f"{', '.join(sorted(leaves))}")
+    config = LoraConfig(r=options["lora_r"], lora_alpha=options["lora_alpha"], lora_dropout=options["lora_dropout"],
+                        target_modules=list(options["targets"]), use_dora=options["dora"],
+                        use_rslora=options["rslora"], task_type="CAUSAL_LM", bias="none")
+    return get_peft_model(model, config)
+
+
+def first_values(model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """A random, B zero, so that training begins at the base; DoRA's magnitudes are the lengths of the base's rows.
+
+    The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name.
+    """
+    rename, values = name_in_file(model), {}
+    for number, (name, shape) in enumerate(sorted(trained_shapes(model).items())):
+        if "lora_A" in name:
+            chance = torch.Generator().manual_seed(seed_of(seed, 11, number))
+            bound = 1 / math.sqrt(shape[1])
+            values[name] = (torch.rand(shape, generator=chance) * 2 - 1) * bound
+        elif "lora_B" in name:
+            values[name] = torch.zeros(shape)
+        elif "lora_magnitude_vector" in name:
+            base = rename(name.split(".lora_magnitude_vector")[0] + ".weight")
+            assert base is not None
+            values[name] = read(base).float().norm(dim=1)
+        else:
+            raise BadData(f"peft made {name}, which this program cannot give a first value")
+    return values
+
+
+def put_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """In place of the adapter's weights, which have none yet."""
+    for name, value in values.items():
+        home, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(home), leaf, nn.Parameter(value.clone()))
+
+
+def trained_shapes(model: nn.Module) -> Dict[str, Tuple[int, ...]]:
+    """By name, before anything is sharded: what the adapter must consist of."""
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def save_adapter(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tuple[int, ...]], model: Any, folder: Path,
+                 tokenizer: Any) -> None:
+    """Whole weights to the files that PeftModel.from_pretrained reads. Raises AdapterIncomplete before a file is made
+    or when what is on the disk is not what was saved; an adapter that was there before stays until then."""
+    check_whole(weights, expected)
+    from safetensors.torch import save_file
+    fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    plain = {saved_name(name): tensor.contiguous() for name, tensor in weights.items()}
+    save_file(plain, str(fresh / ADAPTER_FILE), metadata={"format": "pt"})
+    settings = model.peft_config[NAME]
+    settings.inference_mode = True
+    settings.save_pretrained(str(fresh))
+    tokenizer.save_pretrained(str(fresh))
+    check_file(fresh / ADAPTER_FILE, plain)
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
+
+
+def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tuple[int, ...]]) -> None:
+    """Raises AdapterIncomplete: a save on one rank without gathering would leave empty matrices."""
+    problems: List[str] = []
+    for name, shape in expected.items():
+        if name not in weights:
+            problems.append(f"{name} is missing")
+        elif tuple(weights[name].shape) != tuple(shape):
+            problems.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
+        elif not bool(torch.isfinite(weights[name]).all()):
+            problems.append(f"{name} has numbers that are none")
+    problems += [f"{name} is no part of the adapter" for name in set(weights) - set(expected)]
+    if problems:
+        raise AdapterIncomplete(f"the adapter was not saved: {'; '.join(problems[:4])}"
+                                + (f"; and {len(problems) - 4} more" if len(problems) > 4 else ""))
+
+
+def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
+    from safetensors import safe_open
+    with safe_open(str(path), framework="pt") as opened:
+        if set(opened.keys()) != set(wanted):
+            raise AdapterIncomplete(f"{path} does not hold what was written")
+        differ = [name for name in wanted if not torch.equal(opened.get_tensor(name), wanted[name])]
+    if differ:
+        raise AdapterIncomplete(f"{path}: {differ[0]} reads back as other numbers than were written; check the disk")
+
+
+def saved_name(name: str) -> str:
+    """peft leaves the adapter's own name out of its files, and DoRA's `weight` too."""
+    plain = name.replace(f".{NAME}.", ".")
+    return plain[:-len(".weight")] if ".lora_magnitude_vector." in plain else plain
+
+
+def gathered(engine: Engine) -> Dict[str, torch.Tensor]:
+    """All trained weights, whole, in float32, on rank 0; {} elsewhere. All ranks call it together."""
+    return {name: tensor.float() for name, tensor in engine.full_weights().items() if "lora_" in name}
+
+
+def read_settings(folder: Path) -> Dict[str, Any]:
+    return dict(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")))
+
+
+def target_of(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
+    """{base weight: {A, B, magnitude: name in the adapter's file}}."""
+    found: Dict[str, Dict[str, str]] = {}
+    kinds = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_magnitude_vector": "magnitude"}
+    for name in names:
+        for ending, kind in kinds.items():
+            if name.endswith(ending):
+                base = name[len("base_model.model."):-len(ending)] + ".weight"
+                found.setdefault(base, {})[kind] = name
+    return found
