@@ -13,8 +13,8 @@ from ascendrun.programs.trainer.data import Batch, Unit
 
 Part = Tuple[torch.Tensor, Union[float, torch.Tensor]]
 Loss = Union[torch.Tensor, Tuple[torch.Tensor, Mapping[str, Part]]]
-"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}. A weight that
-is a tensor on the device is not waited for before the step's end."""
+"""The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}.
+A weight that is a tensor on the device is not waited for before the step's end."""
 
 
 class CannotResume(Exception):
