@@ -35,7 +35,7 @@ def measure(case: Case, here: start.Runtime, out: Path) -> None:
     peaks = here.gather(measured)
     if here.is_first:
         need = estimate(case, here.world_size)
-        out.write_text(json.dumps({"measured": max(peaks), "estimated": need.tensors, "need": asdict(need)}))
+        out.write_text(json.dumps({"measured": max(peaks), "estimated": need.allocated(here.family), "need": asdict(need)}))
 
 
 def estimate(case: Case, world_size: int) -> memory.Need:
