@@ -184,9 +184,14 @@ class Environment:
             self.run(f"{group}: {names}", [*pip, *step])
 
     def link_checkout(self) -> None:
+        """Where the environment is a link to another checkout's, that one's code stays on its path."""
         site = self.site_packages()
         assert site is not None, "the environment was just made"
-        write_atomically(site / "_ascendrun_checkout.pth", os.path.relpath(CHECKOUT, os.path.realpath(site)))
+        entry = Path(os.path.realpath(site)) / "_ascendrun_checkout.pth"
+        owner = read_line(entry)
+        if self.folder.is_symlink() and owner is not None and (entry.parent / owner / "ascendrun").is_dir():
+            return
+        write_atomically(entry, os.path.relpath(CHECKOUT, entry.parent))
 
 
 def own_interpreter() -> str:

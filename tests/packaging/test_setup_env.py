@@ -94,6 +94,18 @@ def test_changed_constraints_are_brought_in_step(environ: Dict[str, str], copy_o
     assert asked.stdout == "2.0\n"
 
 
+def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_it_to_itself(
+        environ: Dict[str, str], copy_of: Callable[[], Path], tmp_path: Path) -> None:
+    owner = copy_of()
+    borrower = make_checkout(tmp_path / "borrower")
+    (borrower / ".venv").symlink_to(owner / ".venv")
+    (borrower / "constraints.txt").write_text("tiny-base==2.0\n")
+    started = run([borrower / "bin" / "ascendrun", "--version"], environ)
+    assert started.returncode == 0 and "bringing base" in started.stderr, started.stderr
+    where = run([owner / ".venv/bin/python", "-I", "-c", "import ascendrun; print(ascendrun.__file__)"], environ)
+    assert where.stdout == f"{owner}/ascendrun/__init__.py\n"
+
+
 def test_a_setup_that_was_killed_is_redone(environ: Dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
     first = subprocess.Popen([checkout / "bin" / "ascendrun", "--version"], env=environ, stdin=subprocess.DEVNULL,
