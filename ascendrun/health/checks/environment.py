@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterator, Mapping, Tuple
+from ipaddress import ip_address
+from typing import Dict, Iterator, Mapping, Optional, Tuple
 
+from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import judge_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
@@ -87,11 +89,40 @@ def _names_some(name: str, value: str, interfaces: Tuple[str, ...]) -> bool:
 
 
 def check_own_address(world: World) -> Iterator[Finding]:
-    """HCCL_IF_IP is an address of the very node: one value for all nodes cannot be right."""
+    """HCCL_IF_IP is an address of the very node, where the others find it: one value for all nodes cannot be right,
+    and the first one that `hostname -I` prints may be a bridge's."""
     for host, facts in world.facts.items():
         value = rank_variables(world, host).get("HCCL_IF_IP")
-        if value and facts.addresses and value not in {ip for many in facts.addresses.values() for ip in many}:
+        if not value or not facts.addresses:
+            continue
+        at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
+        ways = {route.interface for peer, route in (facts.routes or {}).items() if peer in world.facts}
+        if not at:
             yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
+        elif ways and not ways & set(at):
+            severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
+            yield Finding("if-ip-elsewhere", severity, (host,),
+                          {"value": value, "interface": at[0], "ways": ", ".join(sorted(ways))})
+
+
+def check_allocator(world: World) -> Iterator[Finding]:
+    """Settings of torch_npu's allocator that the driver or CANN of the node does not have yet."""
+    for host, facts in world.facts.items() if world.family == "npu" else ():
+        cann = facts.npu.cann.version if facts.npu.cann is not None else None
+        variables = rank_variables(world, host)
+        for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            for setting in variables.get(name, "").replace(" ", "").split(","):
+                feature = f"PYTORCH_NPU_ALLOC_CONF={setting}"
+                needs = minimum_for(feature)
+                if needs and too_old_for(feature, driver=facts.npu.driver_version, cann=cann):
+                    yield Finding("allocator-setting-new", Severity.WARN, (host,), {
+                        "name": name, "setting": setting, "needs": _releases(needs.driver, needs.cann),
+                        "has": _releases(facts.npu.driver_version, cann)})
+
+
+def _releases(driver: Optional[str], cann: Optional[str]) -> str:
+    named = (("driver", driver), ("CANN", cann))
+    return ", ".join(f"{name} {version}" for name, version in named if version is not None)
 
 
 def check_variables_alike(world: World) -> Iterator[Finding]:
@@ -122,7 +153,10 @@ CHECKS = (
     Check("slow-settings", check_slow_settings, "no debugging switch was left on", ("variable-slows",)),
     Check("threads", check_threads, "OMP_NUM_THREADS fits the CPUs", ("threads-wrong", "threads-many")),
     Check("interfaces", check_interfaces, "interfaces that variables name are there", ("interface-missing",)),
-    Check("own-address", check_own_address, "HCCL_IF_IP is an address of its own node", ("if-ip-foreign",)),
+    Check("own-address", check_own_address, "HCCL_IF_IP is its own node's address, where the others find it",
+          ("if-ip-foreign", "if-ip-elsewhere")),
+    Check("allocator", check_allocator, "driver and CANN have what the allocator's settings ask for",
+          ("allocator-setting-new",)),
     Check("variables-alike", check_variables_alike, "the variables that matter are the same on all nodes",
           ("variable-differs",)),
 )

@@ -221,6 +221,11 @@ def test_candidate_ports_follow_from_the_tag_and_keep_clear_of_others(tag):
     assert all(20000 <= port <= 29999 and port not in (29400, 29500) for port in ports)
 
 
+def test_the_stages_of_a_pipeline_and_the_attempts_of_a_job_begin_at_ports_of_their_own():
+    tags = [f"h1-j-0003-{stage}.{attempt}" for stage in range(1, 6) for attempt in (1, 2)]
+    assert len({candidate_ports(tag, None)[0] for tag in tags}) == len(tags)
+
+
 def test_python_becomes_the_jobs_own_interpreter():
     def argv(**fields):
         return ranks_of(plan(job(**fields), "a"))[0].argv

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascendrun.ascend.install import DriverVersion
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.hosts import Host
 from ascendrun.core.plan import Folders, make_plan
@@ -26,6 +27,7 @@ from ascendrun.health.facts import (
     Unreached,
     WriteResult,
 )
+from ascendrun.health.npu_facts import InstallFiles, NpuFacts
 from ascendrun.health.texts import LANGUAGES, fixes, placeholders, render, texts
 from ascendrun.health.world import World, compare
 
@@ -57,6 +59,10 @@ def sound(host: str, **changes) -> NodeFacts:
         runtime=("24.0", None),
     )
     return replace(facts, **changes)
+
+
+def with_driver(version: str | None) -> NpuFacts:
+    return NpuFacts(files=InstallFiles(driver=DriverVersion(version, None, None, (), (), ())))
 
 
 def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=None) -> World:
@@ -144,6 +150,9 @@ NPU_PLANTED = {
     "variable-wrong": ({"environ": {"HCCL_CONNECT_TIMEOUT": "soon"}}, Severity.FAIL),
     "variable-conflict": ({"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}}, Severity.WARN),
     "if-ip-foreign": ({"environ": {"HCCL_IF_IP": "10.0.0.1"}}, Severity.FAIL),
+    "if-ip-elsewhere": ({"environ": {"HCCL_IF_IP": "127.0.0.1"}}, Severity.FAIL),
+    "allocator-setting-new": ({"npu": with_driver("22.0.4"),
+                               "environ": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}}, Severity.WARN),
     "devices-missing": ({"torch": TorchFacts(devices=0)}, Severity.NOTE),
     "backend-missing": ({"torch": TorchFacts(devices=8, backend="hccl", has_backend=False)}, Severity.NOTE),
 }
@@ -167,8 +176,33 @@ def test_a_fault_that_matters_to_npus_is_found_there_only(code):
     changes, severity = NPU_PLANTED[code]
     one, = found(world(sound("n2", **changes), family="npu"), code)
     assert (one.severity, one.hosts) == (severity, ("n2",))
-    if code not in ("if-ip-foreign", "backend-missing"):
+    if code not in ("if-ip-foreign", "if-ip-elsewhere", "backend-missing"):
         assert not found(world(sound("n2", **changes), family="cpu"), code)
+
+
+def test_the_first_address_that_a_node_prints_may_be_a_bridges():
+    addresses = {"lo": ("127.0.0.1",), "docker0": ("172.17.0.1",), "eth0": ("10.0.0.2",)}
+
+    def told(address):
+        node = sound("n2", addresses=addresses, environ={"HCCL_IF_IP": address})
+        return [(one.severity, one.values) for one in found(world(node, family="npu"), "if-ip-elsewhere")]
+
+    values = {"value": "172.17.0.1", "interface": "docker0", "ways": "eth0"}
+    assert told("172.17.0.1") == [(Severity.WARN, values)]
+    assert told("10.0.0.2") == []
+
+
+@pytest.mark.parametrize(("driver", "setting", "needs"), [
+    ("22.0.4", "expandable_segments:True", "driver 23.0.0"),
+    ("23.0.0", "expandable_segments:True", None),
+    ("22.0.4", "expandable_segments:False", None),
+    ("25.0.RC1", "max_split_size_mb:512, pin_memory_expandable_segments:True", "driver 25.5.0, CANN 8.5.0"),
+    (None, "expandable_segments:True", None),
+])
+def test_an_allocator_setting_that_the_driver_does_not_have_yet_is_told(driver, setting, needs):
+    node = sound("n2", npu=with_driver(driver), environ={"PYTORCH_NPU_ALLOC_CONF": setting})
+    told = [one.values["needs"] for one in found(world(node, family="npu"), "allocator-setting-new")]
+    assert told == ([needs] if needs else [])
 
 
 def test_locked_memory_matters_to_cuda():

@@ -119,6 +119,8 @@ OF_THE_ANSWERS = [
     ("threads-many", {"results.environ": environ(OMP_NUM_THREADS="4000")}),
     ("interface-missing", {"results.environ": environ(GLOO_SOCKET_IFNAME="enp9")}),
     ("if-ip-foreign", {"results.environ": environ(HCCL_IF_IP="10.99.0.1")}),
+    ("allocator-setting-new",
+     {"results.environ": environ(PYTORCH_NPU_ALLOC_CONF="pin_memory_expandable_segments:True")}),
     ("visible-beyond", {"results.environ": environ(ASCEND_RT_VISIBLE_DEVICES="6,7,8")}),
 ]
 FAULTS = [*OF_THE_NPUS, *OF_THE_ANSWERS]
@@ -129,6 +131,7 @@ COMPANIONS = {
     "torch-npu-torch": {"package-differs"}, "device-ip-family": {"hccn-conf-stale", "device-net-health"},
     "npu-smi-hangs": {"answer-late"}, "hccn-hangs": {"answer-late"}, "limit-files": {"limits-differ"},
     "variable-wrong": {"variable-differs"}, "variable-slows": {"variable-differs"},
+    "allocator-setting-new": {"variable-differs"},
 }
 
 
