@@ -14,6 +14,8 @@ from typing import List
 import hypothesis
 import pytest
 
+from tests.thorough import THOROUGH_VARIABLE
+
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
 LEFTOVER_GRACE_S = 5.0
 
@@ -21,6 +23,17 @@ LEFTOVER_GRACE_S = 5.0
 # A slow machine is no failure; in CI the same examples every time, so that a red run can be repeated.
 hypothesis.settings.register_profile("ascendrun", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("ascendrun")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="also the tests marked so, and all random examples")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     home = Path(tempfile.mkdtemp(prefix="ascendrun-home-"))
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["HOME"] = str(home)
+    if config.getoption("--thorough"):
+        os.environ[THOROUGH_VARIABLE] = "yes"
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
 
 

@@ -1,4 +1,4 @@
-"""What a thousand recorded nodes cost the head from their answers to the screen, and what the screen then shows."""
+"""What many recorded nodes cost the head from their answers to the screen, and what the screen then shows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 sys.path.insert(0, str(Path(__file__).parent))
 from recorded_reports import recorded_answers
 
-NODES = 1000
-MOST_REFERENCES = 2.2
-"""0.8 to 1.0 s against 0.6 s where this was written; before anything was read once for all nodes it was 3 of them."""
-ODD = {"npu0500": Scenario(driver="23.0.7", firmware="7.1.0.11.220"), "npu0700": Scenario(cards=7),
-       "npu0600": Scenario(faults=(PlannedFault("link_down", 3),))}
+from tests.thorough import examples
+
+pytestmark = pytest.mark.slow
+NODES = examples(250, thorough=1000)
+MOST_REFERENCES = 2.5
+"""1.4 to 2.0, as busy as the machine's caches are; before anything was read once for all nodes it was 3 of them."""
+ROUNDS_PER_NODE = 20_000
+ODD = {"npu0050": Scenario(driver="23.0.7", firmware="7.1.0.11.220"), "npu0070": Scenario(cards=7),
+       "npu0060": Scenario(faults=(PlannedFault("link_down", 3),))}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def aggregate(answers):
 def reference():
     """A plain loop, as a measure of this machine at this moment."""
     total = 0
-    for number in range(20_000_000):
+    for number in range(NODES * ROUNDS_PER_NODE):
         total += number & 7
     return total
 
@@ -53,7 +57,7 @@ def cpu_s(work):
     return time.process_time() - began
 
 
-def test_a_thousand_answers_become_a_screen_for_less_than_a_plain_loop_of_44_million_rounds(answers, capsys):
+def test_many_answers_become_a_screen_for_less_than_a_plain_loop_of_50_thousand_rounds_a_node(answers, capsys):
     copies = [json.loads(json.dumps(answers)) for _ in range(3)]
     # taken in turns, the best of each: the machine has other work too
     pairs = [(cpu_s(lambda copy=copy: aggregate(copy)), cpu_s(reference)) for copy in copies]
@@ -63,11 +67,11 @@ def test_a_thousand_answers_become_a_screen_for_less_than_a_plain_loop_of_44_mil
     assert work_s < MOST_REFERENCES * unit_s, pairs
 
 
-def test_of_a_thousand_nodes_the_screen_shows_what_differs_and_little_else(answers, capsys):
+def test_of_many_nodes_the_screen_shows_what_differs_and_little_else(answers, capsys):
     report = aggregate(answers)
     told = {(view.code, view.hosts) for view in report.findings}
-    assert told == {("npu-missing", ("npu0700",)), ("device-link-down", ("npu0600",)),
-                    ("driver-differs", ("npu0500",)), ("firmware-differs", ("npu0500",))}
+    assert told == {("npu-missing", ("npu0070",)), ("device-link-down", ("npu0060",)),
+                    ("driver-differs", ("npu0050",)), ("firmware-differs", ("npu0050",))}
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 40 and max(map(len, lines)) < 400
-    assert "driver    24.1.rc2  npu[0001-0499,0501-1000]" in lines
+    assert f"driver    24.1.rc2  npu[0001-0049,0051-{NODES:04d}]" in lines
