@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Set, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from ascendrun.head.settings import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
@@ -25,7 +25,7 @@ class NodeSpool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._events_read = 0
-        self._synced: Set[Tuple[str, int]] = set()
+        self._synced: Dict[Tuple[str, str], int] = {}
         self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
 
     def offsets(self) -> Dict[str, Dict[str, int]]:
@@ -83,23 +83,23 @@ class NodeSpool:
         """Whether one of the ranks' logs is here in more than one generation."""
         return any(LOG_FILE.match(file) and len(generations) > 1 for file, generations in self.offsets().items())
 
-    def whole_below(self) -> Dict[str, int]:
-        """{log: generation}: of each of the ranks' logs all generations under it are here whole, and on our disk.
+    def safe_logs(self) -> Dict[str, Dict[str, int]]:
+        """{file: {generation: bytes}} of the ranks' logs and their times, as far as they are on our disk for good.
 
-        A node sends a generation whole before the next one begins. Raises OSError.
+        The newest generation that is here of a file may still grow and is left out. Raises OSError.
         """
-        below: Dict[str, int] = {}
+        safe: Dict[str, Dict[str, int]] = {}
         for file, generations in self.offsets().items():
-            there = sorted(int(generation) for generation in generations)
-            if not LOG_FILE.match(file) or len(there) < 2:
+            if not LOG_FILE.match(file[:-len(".times")] if file.endswith(".times") else file):
                 continue
-            for generation in there[:-1]:
-                if (file, generation) not in self._synced:
-                    for name in (f"{file}.{generation}", f"{file}.times.{generation}"):
-                        sync_file(self.folder / name)
-                    self._synced.add((file, generation))
-            below[file] = there[-1]
-        return below
+            newest = max(int(generation) for generation in generations)
+            for generation, size in generations.items():
+                if int(generation) < newest:
+                    if self._synced.get((file, generation)) != size:
+                        sync_file(self.folder / f"{file}.{generation}")
+                        self._synced[(file, generation)] = size
+                    safe.setdefault(file, {})[generation] = size
+        return safe
 
     def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> Tuple[str, ...]:
         """The files of the node that are not whole here, given the sizes that they have there."""

@@ -73,7 +73,7 @@ class JobRunner:
         self._follow_due: Dict[str, float] = {}
         self._stop_due: Dict[str, float] = {}
         self._clocks = ClockKeeper(self._ping, self._keep_clock)
-        self._releaser = Releaser(self._release)
+        self._releaser = Releaser(partial(self._release, self.job.tag))
         self._ahead_s: Dict[str, float] = {}
 
     def link(self, host: str) -> Link:
@@ -298,9 +298,9 @@ class JobRunner:
         self.link(host).call("ping", {}, deadline_s=PING_DEADLINE_S,
                              done=lambda reply: heard(node_time_of(reply.header)))
 
-    def _release(self, host: str, below: Mapping[str, int]) -> None:
-        """Called in a thread of the releaser."""
-        fields = {"tag": self.job.tag, "below": dict(below), "keep_bytes": KEEP_BYTES}
+    def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
+        """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
+        fields = {"tag": tag, "have": have, "keep_bytes": KEEP_BYTES}
         self._desk.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
@@ -379,7 +379,7 @@ class JobRunner:
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
         self._clocks = ClockKeeper(self._ping, self._keep_clock)
-        self._releaser = Releaser(self._release)
+        self._releaser = Releaser(partial(self._release, self.job.tag))
 
 
 def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,

@@ -14,10 +14,10 @@ EVERY_S = 60.0
 
 
 class Releaser:
-    """Of one attempt. `ask(host, below)` tells a host what is safe; called from a thread of its own, since only what
-    is on our disk is safe, and syncing may take long."""
+    """Of one attempt. `ask(host, have)` tells a host how much of which file is safe (see NodeSpool.safe_logs); called
+    from a thread of its own, since only what is on our disk is safe, and syncing may take long."""
 
-    def __init__(self, ask: Callable[[str, Mapping[str, int]], None]) -> None:
+    def __init__(self, ask: Callable[[str, Mapping[str, Mapping[str, int]]], None]) -> None:
         self._ask = ask
         self._due_mono = time.monotonic() + EVERY_S
         self._working = threading.Lock()
@@ -38,9 +38,9 @@ class Releaser:
         try:
             for host, spool in spools:
                 try:
-                    below = spool.whole_below()
+                    have = spool.safe_logs()
                 except OSError:  # our disk is full or dying: then nothing is safe here
                     continue
-                self._ask(host, below)
+                self._ask(host, have)
         finally:
             self._working.release()

@@ -9,50 +9,69 @@ from ascendrun.node import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
+    from typing import Any, Dict, List, Mapping, Tuple
 
 _LOG = re.compile(r"^(rank-\d+\.(?:out|err))(\.times)?\.(\d+)$")
 
 
 def release(root: str, request: Dict[str, Any]) -> Dict[str, Any]:
-    """{tag, below: {"rank-3.out": generation}, keep_bytes} -> {freed_bytes, kept_bytes}.
+    """{tag, have: {"rank-3.out": {"0": bytes}, "rank-3.out.times": {...}}, keep_bytes} -> {freed_bytes, kept_bytes}.
 
-    Generations under `below` may go, the oldest first, until the attempt's logs take no more than `keep_bytes`. The
-    newest generation of a file stays, whatever is asked.
+    `have`: what the head holds. Generations of which it holds every byte, and every arrival time, may go, the oldest
+    first, until the attempt's logs take no more than `keep_bytes`. The newest generation of a file stays, whatever is
+    asked.
     """
     folder = layout.attempt_dir(root, str(request["tag"]))
-    below = {str(name): int(generation) for name, generation in request["below"].items()}
-    total, found = _logs(folder)
+    have = request["have"]
+    found = _logs(folder)
+    total = sum(one.size for one in found)
     newest: Dict[str, int] = {}
-    for _mtime_ns, name, generation, _size in found:
-        newest[name] = max(newest.get(name, 0), generation)
+    for one in found:
+        newest[one.name] = max(newest.get(one.name, 0), one.generation)
     freed = 0
-    for _mtime_ns, name, generation, size in sorted(found):
+    for one in sorted(found, key=lambda one: (one.mtime_ns, one.name, one.generation)):
         if total - freed <= int(request["keep_bytes"]):
             break
-        if generation < min(below.get(name, 0), newest[name]):
-            for part in ("", ".times"):
+        if one.generation < newest[one.name] and one.is_held(have):
+            for part in one.parts:
                 try:
-                    os.unlink(os.path.join(folder, "%s%s.%d" % (name, part, generation)))
+                    os.unlink(os.path.join(folder, "%s%s.%d" % (one.name, part, one.generation)))
                 except FileNotFoundError:
                     continue
-            freed += size
+            freed += one.size
     return {"freed_bytes": freed, "kept_bytes": total - freed}
 
 
-def _logs(folder: str) -> Tuple[int, List[Tuple[int, str, int, int]]]:
-    """All bytes of the ranks' output, and (mtime, name, generation, bytes) of each generation with its times."""
-    sizes: Dict[Tuple[str, int], List[int]] = {}
+class _Log:
+    """One generation of a rank's output. `parts`: bytes of the log itself ("") and of its times (".times")."""
+
+    def __init__(self, name: str, generation: int) -> None:
+        self.name = name
+        self.generation = generation
+        self.parts: Dict[str, int] = {}
+        self.mtime_ns = 0
+
+    @property
+    def size(self) -> int:
+        return sum(self.parts.values())
+
+    def is_held(self, have: Mapping[str, Mapping[str, int]]) -> bool:
+        return all(int(have.get(self.name + part, {}).get(str(self.generation), 0)) >= size
+                   for part, size in self.parts.items())
+
+
+def _logs(folder: str) -> List[_Log]:
+    found: Dict[Tuple[str, int], _Log] = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 match = _LOG.match(entry.name)
                 if match and entry.is_file(follow_symlinks=False):
                     facts = entry.stat(follow_symlinks=False)
-                    kept = sizes.setdefault((match.group(1), int(match.group(3))), [0, 0])
-                    kept[0] += facts.st_size
-                    kept[1] = max(kept[1], facts.st_mtime_ns)
+                    key = match.group(1), int(match.group(3))
+                    log = found.setdefault(key, _Log(*key))
+                    log.parts[match.group(2) or ""] = facts.st_size
+                    log.mtime_ns = max(log.mtime_ns, facts.st_mtime_ns)
     except FileNotFoundError:
-        return 0, []
-    found = [(mtime_ns, name, generation, size) for (name, generation), (size, mtime_ns) in sizes.items()]
-    return sum(one[3] for one in found), found
+        return []
+    return list(found.values())

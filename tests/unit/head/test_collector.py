@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ascendrun.head.collector import NodeSpool, SpoolGap
+from ascendrun.node.layout import attempt_dir
+from ascendrun.node.release import release
 
 
 def test_bytes_that_come_twice_are_written_once(tmp_path: Path) -> None:
@@ -68,17 +70,31 @@ def test_a_copy_torn_and_resumed_at_random_equals_the_original(tmp_path: Path) -
     assert NodeSpool(tmp_path).differs_from({"rank-3.err": {"1": 50_001}}) == ("rank-3.err.1",)
 
 
-def test_only_generations_that_another_follows_are_whole(tmp_path: Path) -> None:
+def test_only_generations_that_another_follows_are_given_up(tmp_path: Path) -> None:
     spool = NodeSpool(tmp_path)
     for generation in range(3):
         spool.write("rank-0.out", generation, 0, b"x")
         spool.write("rank-0.out.times", generation, 0, b"y" * 16)
     spool.write("rank-1.err", 4, 0, b"x")
     spool.write("rank-0.metrics", 0, 0, b"{}")
-    assert spool.has_closed_logs() and spool.whole_below() == {"rank-0.out": 2}
+    assert spool.has_closed_logs()
+    assert spool.safe_logs() == {"rank-0.out": {"0": 1, "1": 1}, "rank-0.out.times": {"0": 16, "1": 16}}
+
+
+def test_a_node_gives_up_no_arrival_times_that_have_not_come(tmp_path: Path) -> None:
+    node = Path(attempt_dir(str(tmp_path / "node"), "head-job.1"))
+    node.mkdir(parents=True)
+    spool = NodeSpool(tmp_path / "head")
+    for generation in range(2):
+        spool.write("rank-0.out", generation, 0, b"x")
+        (node / f"rank-0.out.{generation}").write_bytes(b"x")
+        (node / f"rank-0.out.times.{generation}").write_bytes(b"y" * 16)
+    spool.write("rank-0.out.times", 0, 0, b"y" * 8)
+    release(str(tmp_path / "node"), {"tag": "head-job.1", "have": spool.safe_logs(), "keep_bytes": 0})
+    assert len(list(node.iterdir())) == 4
 
 
 def test_nothing_is_given_up_before_a_second_generation_is_here(tmp_path: Path) -> None:
     spool = NodeSpool(tmp_path)
     spool.write("rank-0.out", 0, 0, b"x" * 100)
-    assert not spool.has_closed_logs() and spool.whole_below() == {}
+    assert not spool.has_closed_logs() and spool.safe_logs() == {}

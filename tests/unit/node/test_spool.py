@@ -69,26 +69,43 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def held(**counts: int) -> dict[str, dict[str, int]]:
+    """Of `rank_0_out=4` the generations 0 to 3 are whole at the head, with their times."""
+    logs = {name.replace("_", "-", 1).replace("_", "."): range(count) for name, count in counts.items()}
+    return {f"{log}{part}": {str(one): size for one in there} for log, there in logs.items()
+            for part, size in (("", 1000), (".times", 16))}
+
+
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if ".times" not in path.name and path.name != "events.0")
 
 
 def test_nothing_goes_while_there_is_room(folder: Path, tmp_path: Path) -> None:
-    answer = release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 4, "rank-1.err": 2}, "keep_bytes": 10_000})
+    answer = release(str(tmp_path), {"tag": TAG, "have": held(rank_0_out=4, rank_1_err=2), "keep_bytes": 10_000})
     assert answer["freed_bytes"] == 0 and len(left(folder)) == 8
 
 
 def test_the_oldest_that_the_head_holds_go_until_there_is_room(folder: Path, tmp_path: Path) -> None:
-    answer = release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 4}, "keep_bytes": 6500})
+    answer = release(str(tmp_path), {"tag": TAG, "have": held(rank_0_out=4), "keep_bytes": 6500})
     assert left(folder) == [*(f"rank-0.out.{at}" for at in (2, 3, 4)), *(f"rank-1.err.{at}" for at in (0, 1, 2))]
     assert answer == {"freed_bytes": 2032, "kept_bytes": 6096}
     assert not (folder / "rank-0.out.times.0").exists() and (folder / "events.0").exists()
 
 
 def test_what_the_head_does_not_hold_and_the_newest_stay_whatever_is_asked(folder: Path, tmp_path: Path) -> None:
-    release(str(tmp_path), {"tag": TAG, "below": {"rank-0.out": 99, "rank-7.out": 9, "../x": 9}, "keep_bytes": 0})
+    have = {**held(rank_0_out=99, rank_7_out=9), "../x": {"0": 9}}
+    release(str(tmp_path), {"tag": TAG, "have": have, "keep_bytes": 0})
     assert left(folder) == ["rank-0.out.4", "rank-1.err.0", "rank-1.err.1", "rank-1.err.2"]
 
 
+@pytest.mark.parametrize("part", ["rank-0.out", "rank-0.out.times"])
+def test_a_generation_of_which_the_head_lacks_one_byte_stays(folder: Path, tmp_path: Path, part: str) -> None:
+    have = held(rank_0_out=4)
+    have[part]["1"] -= 1
+    release(str(tmp_path), {"tag": TAG, "have": have, "keep_bytes": 0})
+    assert "rank-0.out.1" in left(folder) and (folder / "rank-0.out.times.1").exists()
+    assert "rank-0.out.0" not in left(folder) and "rank-0.out.2" not in left(folder)
+
+
 def test_an_attempt_that_is_not_here_frees_nothing(tmp_path: Path) -> None:
-    assert release(str(tmp_path), {"tag": TAG, "below": {}, "keep_bytes": 0}) == {"freed_bytes": 0, "kept_bytes": 0}
+    assert release(str(tmp_path), {"tag": TAG, "have": {}, "keep_bytes": 0}) == {"freed_bytes": 0, "kept_bytes": 0}
