@@ -8,6 +8,7 @@ goes on in the next generation, and the supervisor tells of it: nothing that com
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -77,7 +78,10 @@ class Spool:
         """The user may truncate or remove the file: what follows must not land where nobody looks for it."""
         if not self._files or not self._size:
             return
-        facts = os.fstat(self._files[0])
+        try:
+            facts = os.fstat(self._files[0])
+        except OSError:  # a server of files that is gone: what it does not take is counted as dropped
+            return
         if facts.st_size < self._size or facts.st_nlink == 0:
             self.cuts.append((self.generation, self._size))
             self._next_generation()
@@ -92,15 +96,16 @@ class Spool:
             return b""
 
     def close(self) -> None:
-        for fd in self._files:
-            os.close(fd)
-        self._files = []
+        files, self._files = self._files, []
+        for fd in files:
+            with contextlib.suppress(OSError):  # it is closed all the same
+                os.close(fd)
 
     def _append(self, chunk: bytes, at_ns: int) -> None:
         view = memoryview(chunk)
         try:
             if not self._files:
-                self._files = [os.open(self._path(name), _OPEN, 0o600) for name in (self._name, self._name + ".times")]
+                self._open()
             while view:
                 view = view[os.write(self._files[0], view):]
         except OSError as error:
@@ -108,8 +113,19 @@ class Spool:
         if self._files and len(view) < len(chunk):
             self._stamp(at_ns, len(chunk) - len(view))
 
+    def _open(self) -> None:
+        for name in (self._name, self._name + ".times"):
+            try:
+                self._files.append(os.open(self._path(name), _OPEN, 0o600))
+            except OSError:
+                self.close()
+                raise
+
     def _stamp(self, at_ns: int, written: int) -> None:
-        size = os.fstat(self._files[0]).st_size
+        try:
+            size = os.fstat(self._files[0]).st_size
+        except OSError:
+            size = self._size + written
         if size < self._size + written:  # it was cut since we looked
             self.cuts.append((self.generation, self._size + written))
             self._next_generation()
@@ -122,8 +138,9 @@ class Spool:
 
     def _mend_times(self) -> None:
         """Half a record would shift all later ones."""
-        size = os.fstat(self._files[1]).st_size
-        os.ftruncate(self._files[1], size - size % TIMES.size)
+        with contextlib.suppress(OSError):  # nothing of it was written, then
+            size = os.fstat(self._files[1]).st_size
+            os.ftruncate(self._files[1], size - size % TIMES.size)
 
     def _drop(self, count: int, error: OSError) -> None:
         self.dropped_bytes += count

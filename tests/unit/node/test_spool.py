@@ -54,6 +54,30 @@ def test_a_file_that_nobody_touches_is_not_taken_for_cut(tmp_path: Path) -> None
     assert b"".join(parts[at] for at in sorted(parts)) == b"".join(b"line %d\n" % number for number in range(100))
 
 
+def fds_of(folder: Path) -> list[int]:
+    links = {int(name): f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
+    return [fd for fd, link in links.items() if os.path.islink(link) and os.readlink(link).startswith(str(folder))]
+
+
+def test_a_file_that_even_refuses_a_look_costs_log_bytes_and_ends_nothing(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path), "rank-0.out")
+    spool.write(b"before\n", 1)
+    for fd in fds_of(tmp_path):
+        os.close(fd)  # every call for it fails now, as for a file on a server that has forgotten it
+    spool.look_for_cut()
+    spool.write(b"after\n", 2)
+    spool.close()
+    assert spool.dropped_bytes == 6 and spool.total_bytes == 13 and content(tmp_path) == {0: b"before\n"}
+
+
+def test_a_log_whose_times_cannot_be_written_leaks_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.out.times.0").mkdir()
+    spool = Spool(str(tmp_path), "rank-0.out")
+    for _ in range(20):
+        spool.write(b"x", 1)
+    assert spool.dropped_bytes == 20 and fds_of(tmp_path) == []
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Five generations of one log and three of another, the older ones older."""
