@@ -182,14 +182,17 @@ def event_kinds(state_dir: Path) -> Tuple[str, ...]:
 
 
 class EventStream:
-    """The lines of one job's story, or of all, as they are written; whether a controller runs does not matter.
+    """The lines of one job's story, of a pipeline's, or of all, as they are written; whether a controller runs does not
+    matter.
 
-    `since_s`: no older lines; `kinds`: only these. Its calls raise StoreUnusable.
+    `pipeline`: its id; the jobs of all its stages, later ones too. `since_s`: no older lines; `kinds`: only these. Its
+    calls raise StoreUnusable.
     """
 
-    def __init__(self, state_dir: Path, *, job: Optional[str] = None, since_s: Optional[float] = None,
-                 kinds: Optional[Collection[str]] = None) -> None:
-        self._state_dir, self._job, self._since_s, self._kinds = state_dir, job, since_s, kinds
+    def __init__(self, state_dir: Path, *, job: Optional[str] = None, pipeline: Optional[str] = None,
+                 since_s: Optional[float] = None, kinds: Optional[Collection[str]] = None) -> None:
+        self._state_dir, self._job, self._pipeline = state_dir, job, pipeline
+        self._since_s, self._kinds = since_s, kinds
         self._after = 0
         self._store: Optional["Store"] = None
 
@@ -201,7 +204,8 @@ class EventStream:
             return ()
         lines = []
         while True:
-            batch = store.stream(after=self._after, job=self._job, since_s=self._since_s, kinds=self._kinds)
+            batch = store.stream(after=self._after, job=self._job, pipeline=self._pipeline, since_s=self._since_s,
+                                 kinds=self._kinds)
             lines += [StoryLine(line.number, line.at_s, line.job, line.kind, line.text) for line in batch]
             if not batch:
                 return tuple(lines)

@@ -55,8 +55,7 @@ def command(
     if follow and output == "json":
         raise click.UsageError("one JSON document has an end; with --follow use -o jsonl")
     since_s = _since(since, has_job=job is not None)
-    chosen = face.cluster.job(job).job.id if job is not None else None
-    stream = _Stream(face, chosen, since_s, _parse_kinds(face, kinds), output)
+    stream = _Stream(face, job, since_s, _parse_kinds(face, kinds), output)
     stream.show(until_now=True)
     return stream.follow() if follow else 0
 
@@ -89,12 +88,18 @@ def _parse_kinds(face: Face, texts: Sequence[str]) -> Optional[frozenset[str]]:
 class _Stream:
     """What was shown so far, and what is new."""
 
-    def __init__(self, face: Face, job: Optional[str], since_s: Optional[float], kinds: Optional[Collection[str]],
+    def __init__(self, face: Face, ref: Optional[str], since_s: Optional[float], kinds: Optional[Collection[str]],
                  output: Optional[str]) -> None:
         from ascendrun import insight
+        from ascendrun.cli.follow import pipeline_of
 
-        self._face, self._job, self._output = face, job, output
-        self._events = insight.EventStream(face.settings.state_dir, job=job, since_s=since_s, kinds=kinds)
+        self._face, self._output = face, output
+        job = None if ref is None else face.cluster.job(ref).job
+        whole = None if ref is None or job is None else pipeline_of(face.cluster, ref, job)
+        self._pipeline = None if whole is None else whole.id
+        self._job = None if whole is not None or job is None else job.id
+        self._events = insight.EventStream(face.settings.state_dir, job=self._job, pipeline=self._pipeline,
+                                           since_s=since_s, kinds=kinds)
         self._screen = face.screen()
         self._watched_mono = time.monotonic()
         self._has_complained = False
@@ -131,21 +136,23 @@ class _Stream:
         from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 
         is_due = time.monotonic() - self._watched_mono >= WATCH_S
-        if self._job is None and not is_due:
+        chosen = self._job or self._pipeline
+        if chosen is None and not is_due:
             return None
         if is_due:
             self._watched_mono = time.monotonic()
         try:
-            if self._job is None:
+            if chosen is None:
                 self._face.cluster.jobs()
                 return None
-            job = self._face.cluster.job(self._job).job
+            job = self._face.cluster.job(chosen).job
+            whole = self._face.cluster.pipeline(chosen) if self._pipeline else None
         except (CannotConnect, DeadlineExceeded) as error:
             if not self._has_complained:
                 self._face.say(f"{error.message}; jobs go on, still trying")
             self._has_complained = True
             return None
-        return exit_code_of(job) if has_ended(job) else None
+        return exit_code_of(whole or job) if has_ended(whole or job) else None
 
     def _records(self, lines: Sequence[StoryLine]) -> list[EventLine]:
         names = self._events.job_names()

@@ -48,6 +48,12 @@ def has_ended(job: JobView) -> bool:
     return job.state in ENDED
 
 
+def pipeline_of(cluster: Cluster, ref: str, job: JobView) -> Optional[JobView]:
+    """The whole pipeline, when `ref`, for which `job` was found, names one; None: it names a job."""
+    whole = cluster.pipeline(ref) if job.pipeline is not None else None
+    return whole if whole is not None and whole.id == job.pipeline else None
+
+
 def follow_job(cluster: Cluster, job_id: str, *, screen: Screen, view: LogView, shows_lines: bool = True) -> JobDetail:
     """Returns the job once it has ended and every line is shown. KeyboardInterrupt passes through."""
     try:

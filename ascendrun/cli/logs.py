@@ -58,12 +58,7 @@ def command(face: Face, /, job: str, follow: bool, attempt: Optional[int], raw: 
     view = _make_view(**choice)
     detail = face.cluster.job(job)
     if follow:
-        from ascendrun.cli.follow import has_ended
-        from ascendrun.cli.submit import follow_to_the_end
-
-        if not has_ended(detail.job):
-            face.cluster.ensure_controller()
-        return follow_to_the_end(face, detail.job.id, view=view)
+        return _follow(face, job, detail.job, view)
     chosen = _choose_attempt(detail.job, attempt)
     if files:
         from ascendrun.cli.logfiles import print_files
@@ -74,6 +69,18 @@ def command(face: Face, /, job: str, follow: bool, attempt: Optional[int], raw: 
     else:
         _print_lines(face, detail, chosen, view)
     return 0
+
+
+def _follow(face: Face, ref: str, job: JobView, view: LogView) -> int:
+    """A pipeline that goes on is followed stage after stage; of one that is over the stage that tells most is shown."""
+    from ascendrun.cli.follow import has_ended, pipeline_of
+    from ascendrun.cli.submit import follow_stages, follow_to_the_end
+
+    whole = pipeline_of(face.cluster, ref, job)
+    if has_ended(whole or job):
+        return follow_to_the_end(face, job.id, view=view)
+    face.cluster.ensure_controller()
+    return follow_to_the_end(face, job.id, view=view) if whole is None else follow_stages(face, whole, view=view)
 
 
 def _refuse_nonsense(*, follow: bool, attempt: Optional[int], raw: bool, files: bool, output: Optional[str],

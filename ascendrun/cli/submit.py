@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
@@ -101,26 +102,32 @@ def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
     return 0
 
 
-def follow_stages(face: Face, pipeline: JobView, *, shows_lines: bool = True, output: Optional[str] = None) -> int:
-    """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last."""
+def follow_stages(
+    face: Face, pipeline: JobView, *, shows_lines: bool = True, output: Optional[str] = None,
+    view: Optional[LogView] = None,
+) -> int:
+    """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last.
+
+    `view`: its `tail` is of the first one alone, the others are shown from their beginning.
+    """
     from ascendrun.cli.output import format_one
 
-    code, followed = 0, 0
+    code = 0
     for number, stage in enumerate(pipeline.stages, start=1):
         if stage.state.value == "SUCCEEDED":
             continue
         face.say(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
-        code = follow_to_the_end(face, stage.job_id, shows_lines=shows_lines)
-        followed += 1
+        code = follow_to_the_end(face, stage.job_id, shows_lines=shows_lines, view=view)
         if code:
             break
-    view = face.cluster.pipeline(pipeline.id)
-    assert view is not None
+        view = None if view is None else replace(view, tail=None)
+    whole = face.cluster.pipeline(pipeline.id)
+    assert whole is not None
     if output not in (None, "table", "wide"):
         assert output is not None
-        sys.stdout.write(format_one(view, output))
+        sys.stdout.write(format_one(whole, output))
     elif code == 1:
-        face.say(f"hint: ascendrun submit {view.file} --resume {view.id}    # goes on with that stage")
+        face.say(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
     return code
 
 

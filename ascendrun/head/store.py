@@ -283,11 +283,14 @@ class Store:
         rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
         return tuple(StoredEvent(*row) for row in rows)
 
-    def stream(self, *, after: int = 0, job: Optional[str] = None, since_s: Optional[float] = None,
-               kinds: Optional[Collection[str]] = None, limit: int = 10_000) -> Tuple[StreamedEvent, ...]:
-        """Lines of all jobs' stories with numbers greater than `after`, in order; `kinds`: these only."""
+    def stream(self, *, after: int = 0, job: Optional[str] = None, pipeline: Optional[str] = None,
+               since_s: Optional[float] = None, kinds: Optional[Collection[str]] = None, limit: int = 10_000
+               ) -> Tuple[StreamedEvent, ...]:
+        """Lines of all jobs' stories with numbers greater than `after`, in order; `pipeline`: of the jobs of this one
+        only; `kinds`: these only."""
         where, values = ["number > ?"], [after]  # type: Tuple[List[str], List[Any]]
-        for condition, value in (("job = ?", job), ("at_s >= ?", since_s)):
+        stages = None if pipeline is None else f"{pipeline}-*"
+        for condition, value in (("job = ?", job), ("job GLOB ?", stages), ("at_s >= ?", since_s)):
             if value is not None:
                 where.append(condition)
                 values.append(value)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from test_controller_crashes import Head, await_that, head
+from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
 from ascendrun.head.control import ControlClient
 
@@ -58,6 +60,10 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert whole(head)["state"] == "FAILED" and whole(head)["reason"].startswith("stage 2/3 train: rank ")
     assert head.show(f"{job}-3")["job"]["reason"] == f"not started: stage train ({job}-2) ended FAILED"
     assert head.show("pipe")["job"]["id"] == f"{job}-2"  # the stage that tells how it stands
+    told = {line["job"] for line in json.loads(head.run("events", "pipe", "-o", "json").stdout)["events"]}
+    assert told == {f"{job}-1", f"{job}-2", f"{job}-3"}
+    ended = head.run("logs", "-f", "pipe")
+    assert ended.returncode == 1 and f"{job}-2 FAILED" in ended.stderr
 
     os.unlink(head.folder / "broken")
     again = head.run("submit", "pipe.yaml", "--resume", job)
@@ -70,15 +76,26 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert head.run("submit", "pipe.yaml", "--resume", job, "--from", "judge").returncode == 0
 
 
-def test_a_pipeline_goes_on_when_the_controller_is_killed_between_its_stages(head: Head) -> None:
+def follower(head: Head, *argv: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-m", "ascendrun", *argv], env=head.environ(), cwd=head.folder, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_between_its_stages(head: Head) -> None:
     job = pipeline(head)
     await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
+    logs, events = follower(head, "logs", "-f", "pipe"), follower(head, "events", "-f", job, "-o", "jsonl")
     with ControlClient(head.state_dir) as client:
         os.kill(int(client.call("status", timeout_s=10.0)["pid"]), signal.SIGKILL)
     touch(head.folder / "prepared")
     waited = head.run("wait", job)
     assert waited.returncode == 0, waited.stderr
     assert states(head) == ["SUCCEEDED"] * 3
+    shown, talk = logs.communicate(timeout=DEADLINE_S)
+    assert logs.returncode == 0 and shown.count("of 0") == shown.count("of 1") == 2, shown + talk  # train and judge
+    assert [f"stage {n}/3" in talk for n in (1, 2, 3)] == [True] * 3 and f"{job}-3 SUCCEEDED" in talk
+    story = [json.loads(line) for line in events.communicate(timeout=DEADLINE_S)[0].splitlines()]
+    assert events.returncode == 0 and {line["job"] for line in story} == {f"{job}-{n}" for n in (1, 2, 3)}
 
 
 def test_stopping_a_pipeline_stops_the_stage_that_runs_and_starts_no_other(head: Head) -> None:
