@@ -40,7 +40,8 @@ def test_version_is_answered_without_the_command_line() -> None:
     assert "ascendrun.cli" not in imported(run.stderr)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([verb.name, "--help"] for verb in VERBS)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], *(
+    pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in VERBS)], ids=" ".join)
 def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
     run = start(*arguments)
     assert run.returncode == 0, run.stderr[-2000:]

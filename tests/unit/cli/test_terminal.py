@@ -14,6 +14,7 @@ import pexpect
 import pyte
 import pytest
 
+pytestmark = pytest.mark.slow
 STORY = Path(__file__).with_name("story_cluster.py")
 CHECKOUT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 90.0

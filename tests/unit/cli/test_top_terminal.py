@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from top_world import TopWorld, controller_lock, make_usual_world
 
+pytestmark = pytest.mark.slow
 DEADLINE_S = 90.0
 WITH = "import sys; from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT = "import sys; sys.modules['textual'] = None; " + WITH[len("import sys; "):]
