@@ -193,10 +193,8 @@ class Notifier:
         thread.start()
 
     def _work(self, name: str) -> None:
-        try:
-            queue = self._queue()
-        except StoreUnusable:
-            self._tell_fault()
+        queue = self._open_queue()
+        if queue is None:
             return
         blocked_mono = 0.0
         try:
@@ -216,6 +214,16 @@ class Notifier:
         finally:
             self._waiting.pop(name, None)
             queue.close()
+
+    def _open_queue(self) -> "Optional[NoticeQueue]":
+        """Tried until the store can be opened (a full disk, a lock); None: the controller ends before that."""
+        while not self._stop.is_set():
+            try:
+                return self._queue()
+            except StoreUnusable:
+                self._tell_fault()
+                self._stop.wait(REST_S)
+        return None
 
     def _step(self, queue: "NoticeQueue", name: str, blocked_mono: float) -> Tuple[float, float]:
         """Delivers what is due first. How long to rest, and how long to leave the target alone."""
@@ -290,6 +298,8 @@ class Notifier:
                 problem = press(target, ask_s=min(self._ask_s, target.every_s), cut=cut)
                 if problem:
                     self._tell_once(f"notices: the dead-man's switch could not be pressed: {problem}")
+            except Exception:  # a fault of ours must not look like a dead head; the log has it, credentials hidden
+                self._tell_fault()
             finally:
                 self._cuts.discard(cut)
 

@@ -354,6 +354,23 @@ def test_the_dead_mans_switch_is_pressed_while_a_job_lives_and_told_its_end(head
     await_that(lambda: any(asked.path == "/ping/fail" for asked in service.asked))
 
 
+def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_none(
+        heads: Any, serve: Any, capfd: Any, tmp_path: Path) -> None:
+    service = serve()
+    head = heads(settings_text([target(service)]))
+    job = head.submit()
+    head.store.save(replace(job, state=State.FAILED), [("state", "FAILED: because")], now_s=time.time())
+    said: List[str] = []
+    (tmp_path / "state").rename(tmp_path / "away")
+    try:
+        head.beat()
+        await_that(lambda: said.append(capfd.readouterr().err) or "state.db" in "".join(said))
+    finally:
+        (tmp_path / "away").rename(tmp_path / "state")
+    head.await_state("generic", "delivered")
+    assert len(service.asked) == 1
+
+
 def test_while_nobody_is_to_be_told_nothing_runs_and_nothing_is_kept(heads: Any) -> None:
     head = heads("color: never\n")
     head.notifier.start()
