@@ -18,7 +18,11 @@ BILLION = 10**9
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 
 
-@pytest.mark.parametrize("name", list(SMALL))
+QUICK = ("alone, float32", "fsdp2, float32")
+
+
+@pytest.mark.parametrize("name", [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in SMALL])
 def test_the_estimate_is_near_the_measured_peak(launch, fork_server, tmp_path, name):
     for module in ("peft", "deepspeed") if "zero3" in name else ("peft",):
         fork_server.ask({"import": module})
