@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Optional
 
 from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of
-from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.telling import label, texts, who
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof
 
 COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "not known": "\x1b[36m"}
-CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user"})
+CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user", "stage-called-off"})
 MOST_PROOFS, MOST_LINKS, MOST_DECIDED = 5, 6, 3
 NAMES_CELLS = 30
 PROOF_CELLS = 200
@@ -42,11 +42,12 @@ def print_explanation(explanation: Explanation, *, lang: str, color: bool, every
     lines += _section("odd", list(found.odd), lang, everything, MOST_LINKS)
     advice = _with_job(found.advice, explanation)
     lines += _section("advice", [advice, *_again(found, lang)] if advice else [], lang, True, 0)
-    lines += _section("decided", list(found.decided), lang, everything, MOST_DECIDED)
+    lines += _section("decided", [headline(text) for text in found.decided], lang, everything, MOST_DECIDED)
     lines += _section("missing", list(found.missing), lang, everything, MOST_DECIDED)
     for line in lines:
-        text = line if "\x1b" in line else sanitise_line(line)
-        sys.stdout.write((text if width is None or "\x1b" in line else cut(text, width)) + "\n")
+        for row in line.split("\n"):
+            text = row if "\x1b" in line else sanitise_line(row)
+            sys.stdout.write((text if width is None or "\x1b" in line else cut(text, width)) + "\n")
 
 
 def _title(explanation: Explanation, lang: str) -> str:
@@ -57,7 +58,7 @@ def _title(explanation: Explanation, lang: str) -> str:
 
 
 def _verdict(found: Diagnosis, lang: str, *, color: bool) -> str:
-    says = sanitise_line(found.says)
+    says = sanitise(found.says)
     if found.code in CALM:
         return says
     sure = label(found.confidence.value, lang)
@@ -102,7 +103,7 @@ def _lag(lag_s: Optional[float]) -> str:
 
 def _proof(proof: Proof, *, cells: Optional[int]) -> str:
     place = "" if proof.file is None else proof.file if proof.offset is None else f"{proof.file}:{proof.offset}"
-    text = sanitise_line(proof.text)
+    text = headline(proof.text)
     text = text if cells is None else cut(text, cells)
     return f"{place}  {text}" if place else text
 

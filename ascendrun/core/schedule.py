@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ascendrun.core.job import HOLDING, HeldBy, Job, NeedFailed, NodesFree, State
+from ascendrun.core.job import HOLDING, Cause, HeldBy, Job, NeedFailed, NodesFree, State
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,16 @@ def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Ver
     return verdicts
 
 
-def judge_need(job: Job, needed: Job) -> Union[None, HeldBy, NeedFailed]:
-    """Whether a QUEUED job may look for nodes, given the job that it needs; None: it may."""
+def judge_need(job: Job, needed: Optional[Job]) -> Union[None, HeldBy, NeedFailed]:
+    """Whether a QUEUED job may look for nodes, given the job that it needs (None: it is not known any more); None: it
+    may. Who needs a stage that was called off is told of the stage that ended by itself."""
+    if needed is None:
+        return NeedFailed(f"not started: {job.needs}, which it needs, is not known any more")
     if needed.state is State.SUCCEEDED:
         return None
     what = f"stage {needed.stage} ({needed.id})" if needed.stage else needed.id
+    if needed.is_over and needed.cause is Cause.NEED:
+        return NeedFailed(needed.reason)
     if needed.is_over:
         return NeedFailed(f"not started: {what} ended {needed.state.value}")
     return HeldBy(f"waits for {what}, which is {needed.state.value}")

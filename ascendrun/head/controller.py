@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.core.errors import AscendrunError, Conflict
+from ascendrun.core.errors import AscendrunError, Conflict, NotFound
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.control import Answer, ControlServer
 from ascendrun.head.errands import Errands
@@ -241,9 +241,15 @@ class Controller:
         for job_id, verdict in judge_queue(jobs).items():
             self.feed(job_id, verdict)
 
-    def _job(self, job_id: str) -> "Job":
+    def _job(self, job_id: str) -> "Optional[Job]":
         runner = self._runners.get(job_id)
-        return runner.job if runner is not None else self._store.find(job_id).job
+        if runner is not None:
+            return runner.job
+        try:
+            found = self._store.find(job_id).job
+        except (NotFound, Conflict):
+            return None
+        return found if found.id == job_id else None  # a name or a longer id may begin like it
 
     # Jobs
 

@@ -58,7 +58,8 @@ _ATTEMPT_BEGINS = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
 _CAUSES = (("stop was asked for", Cause.USER), ("nothing was started", Cause.REFUSED),
            ("was rebooted", Cause.NODE_LOST), ("supervisor was killed", Cause.NODE_LOST),
            ("(timeouts.start_s)", Cause.START_TIMEOUT),
-           ("controller was restarted", Cause.HEAD_RESTARTED), ("timeouts.max_s", Cause.LIMIT))
+           ("controller was restarted", Cause.HEAD_RESTARTED), ("timeouts.max_s", Cause.LIMIT),
+           ("not started: ", Cause.NEED))
 
 
 def read_evidence(state_dir: Path, stored: StoredJob, events: Sequence[StoredEvent], *, attempt: Optional[int] = None,

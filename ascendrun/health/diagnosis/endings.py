@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.core.loglines import fold_ranks
@@ -13,7 +14,9 @@ from ascendrun.health.diagnosis.verdict import Confidence, Diagnosis, Proof
 SILENT_AFTER_S = 120.0
 LIVE = frozenset({"QUEUED", "CHECKING", "STAGING", "STARTING", "RUNNING"})
 _BY_CAUSE = {"refused": "start-refused", "limit": "time-limit", "start-timeout": "start-timeout",
-             "head-restarted": "head-restarted", "user": "stopped-by-user"}
+             "head-restarted": "head-restarted", "user": "stopped-by-user", "need": "stage-called-off"}
+_NEEDED = re.compile(r"^not started: (?:stage (?P<stage>\S+) \()?(?P<job>j-[0-9-]+)")
+"""As core/schedule.py says it."""
 _RETRY = {"start-refused": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
 
 
@@ -46,9 +49,10 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
 def _told(evidence: Evidence, code: str, *, hosts: Tuple[str, ...] = (), odd: Tuple[str, ...] = ()) -> Diagnosis:
     proofs = tuple(Proof(text=event.text, at_s=event.at_s) for event in evidence.story
                    if evidence.reason and evidence.reason in event.text)[-1:]
-    reason = evidence.reason.replace("nothing was started: ", "")
+    reason = evidence.reason.replace("nothing was started: ", "").replace("not started: ", "")
+    needed = _NEEDED.match(evidence.reason)
     return Diagnosis(code=code, confidence=Confidence.CERTAIN, hosts=hosts, at_s=evidence.ended_at_s, proofs=proofs,
-                     values={"reason": reason, "job": evidence.job}, odd=odd,
+                     values={"reason": reason, "job": evidence.job, "needed": needed["job"] if needed else ""}, odd=odd,
                      retry=_RETRY.get(code, "unknown"), missing=evidence.missing)
 
 

@@ -59,5 +59,9 @@ def test_a_stage_starts_after_success_waits_for_life_and_is_called_off_after_any
     step = advance(waiting, failed, now_s=5.0)
     assert [move.target for move in step.moves] == [State.STOPPING, STOPPED] and not step.actions
     assert step.job.reason == "not started: stage a (j-0001-1) ended FAILED"
+    called_off = replace(job("b", STOPPED, number=2), cause=Cause.NEED, reason=step.job.reason)
+    assert judge_need(job("c", number=3), called_off) == failed  # it leads to the stage that ended by itself
+    unknown = judge_need(replace(waiting, needs="j-0001-1"), None)
+    assert unknown == NeedFailed("not started: j-0001-1, which it needs, is not known any more")
     checking = replace(waiting, state=State.CHECKING)
     assert advance(checking, failed, now_s=5.0).job == checking

@@ -9,9 +9,12 @@ from typing import Tuple
 
 import pytest
 
-from ascendrun.core.job import Cause, Job, State
+from ascendrun.core.job import Cause, Job, NeedFailed, State
+from ascendrun.core.lifecycle import advance
+from ascendrun.core.schedule import judge_need
 from ascendrun.head.evidence import attempt_to_explain, read_evidence, story_of
 from ascendrun.head.store import StoredEvent, StoredJob
+from ascendrun.health.diagnosis import diagnose, tell
 
 STORY = [("submitted", "demo submitted for n1"), ("state", "RUNNING: all 2 ranks are alive"),
          ("state", "STOPPING: rank 1 on n1 exited with code 1"), ("state", "BACKOFF: rank 1 on n1 exited with code 1"),
@@ -49,6 +52,22 @@ def test_an_attempt_that_only_waits_has_nothing_to_say(changes: dict, attempt: i
 def test_why_an_attempt_was_stopped_is_known_of_earlier_ones_too(tmp_path: Path, attempt: int, cause: str) -> None:
     job = make_job(state=State.STOPPED, cause=Cause.USER)
     assert read_evidence(tmp_path, stored(job), EVENTS, attempt=attempt, now_s=200.0).cause == cause
+
+
+def test_a_stage_that_was_called_off_leads_to_the_one_that_failed(tmp_path: Path) -> None:
+    failed = make_job(id="j-0001-2", stage="train", state=State.FAILED)
+    queued = make_job(id="j-0001-3", state=State.QUEUED, attempt=1, world_size=0, needs="j-0001-2")
+    verdict = judge_need(queued, failed)
+    assert isinstance(verdict, NeedFailed)
+    called_off = advance(queued, verdict, now_s=50.0)
+    story = [StoredEvent(seq, 50.0, "state", f"{move.target.value}: {move.reason}")
+             for seq, move in enumerate(called_off.moves)]
+    told = tell(diagnose(read_evidence(tmp_path, stored(called_off.job), story, now_s=60.0)))
+    assert (told.code, told.confidence.value, told.retry) == ("stage-called-off", "certain", "unknown")
+    assert told.says == "it was not started: stage train (j-0001-2) ended FAILED"
+    assert told.advice == "ascendrun explain j-0001-2"
+    assert read_evidence(tmp_path, stored(replace(called_off.job, attempt=2)), story, attempt=1, now_s=60.0
+                         ).cause == "need"
 
 
 def test_what_a_supervisor_recorded_becomes_a_rank(tmp_path: Path) -> None:
