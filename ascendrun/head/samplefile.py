@@ -12,6 +12,7 @@ from ascendrun.head.statedir import StoreUnusable
 
 FILE_NAME = "samples.db"
 BUSY_S = 5.0
+WAY_OUT = "move the file aside"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def _make_tables() -> str:
     return "\n".join(tables)
 
 
-_MIGRATIONS: Tuple[str, ...] = (
+MIGRATIONS: Tuple[str, ...] = (
     _make_tables() + """
     CREATE TABLE things (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, family TEXT, device INTEGER, job TEXT,
@@ -77,38 +78,3 @@ def connect(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
-
-
-@contextmanager
-def immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
-            connection.execute("ROLLBACK")
-        raise
-
-
-def version_of(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    if version_of(connection) > len(_MIGRATIONS):
-        raise StoreUnusable(f"{path} was written by a newer ascendrun (schema {version_of(connection)}, "
-                            f"this one knows {len(_MIGRATIONS)})",
-                            hint="use that version, or move the file aside")
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings the schema to the newest version, each step in one transaction."""
-    refuse_newer(connection, path)
-    for version in range(version_of(connection), len(_MIGRATIONS)):
-        with immediate(connection):
-            if version_of(connection) > version:
-                continue
-            for statement in _MIGRATIONS[version].split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version + 1}")

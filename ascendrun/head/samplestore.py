@@ -15,20 +15,19 @@ from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Opt
 
 from ascendrun.core.samplerollup import IDENTITY, figures_of, mean_of, peak_of
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText, Sample
+from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_of
 from ascendrun.head.samplefile import (
     BUSY_S,
     FILE_NAME,
     LEVELS,
+    MIGRATIONS,
     MINUTE,
     RAW,
     TEN_MINUTES,
+    WAY_OUT,
     Level,
     connect,
-    immediate,
-    migrate,
-    refuse_newer,
     telling,
-    version_of,
 )
 from ascendrun.head.statedir import make_state_dir
 
@@ -72,7 +71,7 @@ class SampleStore:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             connection = connect(path)
             try:
-                migrate(connection, path)
+                migrate(connection, path, MIGRATIONS, way_out=WAY_OUT)
             except BaseException:
                 connection.close()
                 raise
@@ -90,7 +89,7 @@ class SampleStore:
         with telling(path):
             connection = connect(path, busy_s=busy_s)
             try:
-                refuse_newer(connection, path)
+                refuse_newer(connection, path, MIGRATIONS, way_out=WAY_OUT)
                 is_empty = version_of(connection) == 0
                 connection.execute("PRAGMA query_only = ON")
             except BaseException:

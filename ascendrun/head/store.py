@@ -26,6 +26,7 @@ from typing import (
 )
 
 from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_of
 from ascendrun.head.statedir import StoreUnusable, make_state_dir
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "state.db"
 BUSY_S = 10.0
+WAY_OUT = "another ASCENDRUN_STATE_DIR"
 _MIGRATIONS: Tuple[str, ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -126,9 +128,9 @@ class Store:
         path = state_dir / FILE_NAME
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = _connect(path)
-        _migrate(connection, path)
+        migrate(connection, path, _MIGRATIONS, way_out=WAY_OUT)
         token = secrets.token_hex(16)
-        with _immediate(connection):
+        with immediate(connection):
             connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
             connection.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
         return cls(connection, token, path)
@@ -140,10 +142,10 @@ class Store:
         if not path.exists():
             return None
         connection = _connect(path)
-        if _version(connection) == 0:
+        if version_of(connection) == 0:
             connection.close()
             return None
-        _refuse_newer(connection, path)
+        refuse_newer(connection, path, _MIGRATIONS, way_out=WAY_OUT)
         connection.execute("PRAGMA query_only = ON")
         return cls(connection, None, path)
 
@@ -167,7 +169,7 @@ class Store:
         Raises StoreUnusable when nothing can be written now: the disk is full, or another program holds the file.
         """
         try:
-            with _immediate(self._db):
+            with immediate(self._db):
                 row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
                 if row is None or row[0] != self._token:
                     raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
@@ -303,7 +305,7 @@ class Store:
 
     def notices(self, *, limit: int = 200) -> Tuple[Mapping[str, Any], ...]:
         """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
-        if _version(self._db) < 2:
+        if version_of(self._db) < 2:
             return ()
         names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
@@ -319,7 +321,7 @@ class Store:
 
     def _numbered(self) -> str:
         """A store that no controller of this version has opened yet has no numbers: made from the times then."""
-        if _version(self._db) >= 2:
+        if version_of(self._db) >= 2:
             return "events"
         return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
 
@@ -379,38 +381,3 @@ def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusable:
     return StoreUnusable(f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
                          hint="free some space there, or end the program that holds the file; "
                               "jobs on the nodes go on meanwhile")
-
-
-@contextmanager
-def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    if _version(connection) > len(_MIGRATIONS):
-        raise StoreUnusable(f"{path} was written by a newer ascendrun (schema {_version(connection)}, "
-                            f"this one knows {len(_MIGRATIONS)})",
-                            hint="use that version, or another ASCENDRUN_STATE_DIR")
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings the schema to the newest version, each step in one transaction."""
-    _refuse_newer(connection, path)
-    for version in range(_version(connection), len(_MIGRATIONS)):
-        with _immediate(connection):
-            if _version(connection) > version:
-                continue
-            for statement in _MIGRATIONS[version].split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version + 1}")

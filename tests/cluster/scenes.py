@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from ascendrun.sim.ascend.hosts import install_on
+from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
 
@@ -102,6 +104,28 @@ class Scene:
 
     def is_drained(self, job: str) -> bool:
         return any((self.ascendrun.state_dir / "jobs" / job).glob("attempt-*/complete"))
+
+
+class NpuScene(Scene):
+    """Two hosts with two simulated devices each; `hostfile` names them."""
+
+    hosts = ("node1", "node2")
+
+    def __init__(self, ascendrun: Any, cluster: VirtualCluster) -> None:
+        super().__init__(ascendrun, cluster)
+        for number, name in enumerate(self.hosts, start=1):
+            install_on(cluster, name, Scenario(cards=2, number=number))
+        self.hostfile = self.folder / "npu.hosts"
+        self.hostfile.write_text(cluster.hostfile(slots=2, names=self.hosts))
+
+    def npu_job(self) -> Path:
+        """Four ranks, one on each device, sampled twice a second."""
+        command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", "600"]
+        path = self.folder / "npu.yaml"
+        path.write_text(f"name: npu\ncommand: {json.dumps(command)}\nhostfile: {self.hostfile.name}\n"
+                        "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
+                        "stage: {dir: code}\ndevices: {family: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n")
+        return path
 
 
 def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:

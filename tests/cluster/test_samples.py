@@ -6,7 +6,6 @@ import json
 import signal
 import sys
 import time
-from pathlib import Path
 
 import leftovers
 import pytest
@@ -14,31 +13,14 @@ import pytest
 from ascendrun.head.samplestore import SampleStore
 from ascendrun.insight import samples
 from ascendrun.sim.ascend import control
-from ascendrun.sim.ascend.hosts import install_on
-from ascendrun.sim.ascend.scenario import Scenario
-from tests.cluster.scenes import Scene, await_that
+from tests.cluster.scenes import NpuScene, Scene, await_that
 
-SETUP = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
-HOSTS = ("node1", "node2")
+HOSTS = NpuScene.hosts
 
 
 @pytest.fixture
 def scene(ascendrun, cluster):
-    for number, name in enumerate(HOSTS, start=1):
-        install_on(cluster, name, Scenario(cards=2, number=number))
-    return Scene(ascendrun, cluster)
-
-
-def npu_job(scene: Scene) -> Path:
-    """Four ranks, one on each device."""
-    hostfile = scene.folder / "npu.hosts"
-    hostfile.write_text(scene.cluster.hostfile(slots=2, names=HOSTS))
-    command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", 600]
-    path = scene.folder / "npu.yaml"
-    path.write_text(f"name: npu\ncommand: {json.dumps([str(word) for word in command])}\nhostfile: npu.hosts\n"
-                    f"setup: {SETUP}\nstage: {{dir: code}}\ndevices: {{family: npu, per_node: 2}}\n"
-                    f"sampling: {{every_s: 0.5}}\nenv: {{PYTHONUNBUFFERED: '1'}}\n")
-    return path
+    return NpuScene(ascendrun, cluster)
 
 
 ASK = """
@@ -79,7 +61,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     assert len(samples(state_dir).devices) == 4, "what was asked for is kept too"
 
     submitted_s = time.time()
-    job = scene.start(npu_job(scene))
+    job = scene.start(scene.npu_job())
     scene.await_line(job, "ready", count=4)
 
     await_that(lambda: [(one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)

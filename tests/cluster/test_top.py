@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from ascendrun.sim.ascend import control
-from ascendrun.sim.ascend.hosts import install_on
-from ascendrun.sim.ascend.scenario import Scenario
-from tests.cluster.scenes import Scene, await_that
+from tests.cluster.scenes import NpuScene, await_that
 
-HOSTS = ("node1", "node2")
+HOSTS = NpuScene.hosts
 
 
 @pytest.fixture
 def scene(ascendrun, cluster):
-    for number, name in enumerate(HOSTS, start=1):
-        install_on(cluster, name, Scenario(cards=2, number=number))
-    return Scene(ascendrun, cluster)
-
-
-def npu_job(scene: Scene) -> Path:
-    command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", "600"]
-    path = scene.folder / "npu.yaml"
-    path.write_text(f"name: npu\ncommand: {json.dumps(command)}\nhostfile: npu.hosts\nstage: {{dir: code}}\n"
-                    "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
-                    "devices: {family: npu, per_node: 2}\n")
-    return path
+    return NpuScene(ascendrun, cluster)
 
 
 def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_seen(scene, cluster):
-    hostfile = scene.folder / "npu.hosts"
-    hostfile.write_text(cluster.hostfile(slots=2, names=HOSTS))
     more = scene.folder / "more.hosts"
-    more.write_text(hostfile.read_text() + "nowhere addr=127.0.0.1 port=1\n")
+    more.write_text(scene.hostfile.read_text() + "nowhere addr=127.0.0.1 port=1\n")
 
     def top(*words: str, code: int = 0) -> dict:
         run = scene.ascendrun("top", "--once", "-o", "json", *words)
@@ -47,7 +31,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
         (host, device, "OK", None) for host in HOSTS for device in range(2)]
     assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-answer")]
 
-    job = scene.start(npu_job(scene))
+    job = scene.start(scene.npu_job())
     scene.await_line(job, "ready", count=4)
     wanted = [(host, device, 2 * node + device, job) for node, host in enumerate(HOSTS) for device in range(2)]
     await_that(lambda: [(row["host"], row["device"], row["rank"], row["job"]) for row in top()["rows"]

@@ -69,6 +69,18 @@ class Ear:
         return self.ends[0]
 
 
+def connects(backends: Backends, host: Host, deadlines: Deadlines = DEADLINES) -> None:
+    """Connects, runs a command, and closes."""
+    connection = backends.connect(host, deadlines=deadlines)
+    try:
+        ear = Ear()
+        connection.open("echo fine", ear.receiver(), deadline_s=20.0)
+        assert ear.wait()[1] == 0
+        assert ear.output == b"fine\n"
+    finally:
+        connection.close()
+
+
 class Lab:
     """A head's side: key, config, state dir; and the servers that it starts."""
 

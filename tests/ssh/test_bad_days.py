@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
-from conftest import DEADLINES, Ear
+from conftest import DEADLINES, Ear, connects
 from sshd import make_key, public_key, trust, wait_until
 
 from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded, HostKeyChanged, HostKeyUnknown
@@ -25,18 +25,6 @@ from ascendrun.head.transport import Deadlines
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 SHORT = Deadlines(tcp_s=1.0, banner_s=1.0, kex_s=1.0, auth_s=1.0, open_s=1.0)
 DEBUG = ("LogLevel DEBUG1",)
-
-
-def connects(backends: Any, host: Host, deadlines: Deadlines = DEADLINES) -> None:
-    """Connects, runs a command, and closes."""
-    connection = backends.connect(host, deadlines=deadlines)
-    try:
-        ear = Ear()
-        connection.open("echo fine", ear.receiver(), deadline_s=20.0)
-        assert ear.wait()[1] == 0
-        assert ear.output == b"fine\n"
-    finally:
-        connection.close()
 
 
 def login_attempts(server: Any) -> List[str]:
@@ -390,30 +378,24 @@ def test_two_servers_at_one_address_are_known_by_their_ports(lab: Any) -> None:
     connects(backends, second.host("b"))
 
 
+def gives_back(server: Any, lab: Any, payload: bytes) -> None:
+    """Everything that is sent through `cat` comes back."""
+    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
+    ear = Ear()
+    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
+    stream.send(payload, deadline_s=60.0)
+    stream.close_input()
+    assert ear.wait(60.0)[1] == 0
+    assert ear.output == payload
+    connection.close()
+
+
 def test_keys_exchanged_anew_in_mid_stream_stop_nothing(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from paramiko.packet import Packetizer
 
-    server = lab.server()
     monkeypatch.setattr(Packetizer, "REKEY_BYTES", 300_000)
-    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
-    ear = Ear()
-    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
-    payload = os.urandom(1000) * 6000
-    stream.send(payload, deadline_s=60.0)
-    stream.close_input()
-    assert ear.wait(60.0)[1] == 0
-    assert ear.output == payload
-    connection.close()
+    gives_back(lab.server(), lab, os.urandom(1000) * 6000)
 
 
 def test_a_host_that_asks_for_new_keys_often_is_served(lab: Any) -> None:
-    server = lab.server(options=("RekeyLimit 200K",))
-    connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
-    ear = Ear()
-    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
-    payload = os.urandom(1000) * 6000
-    stream.send(payload, deadline_s=60.0)
-    stream.close_input()
-    assert ear.wait(60.0)[1] == 0
-    assert ear.output == payload
-    connection.close()
+    gives_back(lab.server(options=("RekeyLimit 200K",)), lab, os.urandom(1000) * 6000)

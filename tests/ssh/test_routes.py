@@ -9,23 +9,12 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-from conftest import DEADLINES, Ear
+from conftest import DEADLINES, Ear, connects
 from sshd import wait_until
 
 from ascendrun.core.errors import CannotConnect, HostKeyUnknown
 from ascendrun.core.hosts import Host
 from ascendrun.head.sshconfig import SshConfig
-
-
-def connects(backends: Any, host: Host) -> None:
-    connection = backends.connect(host, deadlines=DEADLINES)
-    try:
-        ear = Ear()
-        connection.open("echo fine", ear.receiver(), deadline_s=20.0)
-        assert ear.wait()[1] == 0
-        assert ear.output == b"fine\n"
-    finally:
-        connection.close()
 
 
 def logins(server: Any) -> int:
