@@ -116,5 +116,8 @@ def parse_host_words(words: list[str]) -> tuple[Host, ...]:
     from ascendrun.core.hosts import parse_hostfile
     from ascendrun.core.names import split_list
 
+    for word in words:
+        if ("/" in word or word.endswith(".hosts")) and Path(word).is_file():
+            raise click.UsageError(f"{word} is a file, not a host: --hostfile {word}")
     pieces = [piece.strip() for word in words for piece in split_list(word)]
     return parse_hostfile("\n".join(piece for piece in pieces if piece), "HOSTS")

@@ -143,7 +143,9 @@ def check_variables_alike(world: World) -> Iterator[Finding]:
 
 
 def _value(facts: NodeFacts, name: str) -> str:
-    return (facts.environ or {}).get(name, "(not set)")
+    """As set, but for ascendrun's own folder, which accounts, and hosts that are all this machine, have elsewhere."""
+    value = (facts.environ or {}).get(name, "(not set)")
+    return value.replace(facts.root, "(ascendrun's folder)") if facts.root else value
 
 
 CHECKS = (

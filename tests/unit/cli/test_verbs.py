@@ -223,6 +223,7 @@ def test_init_lists_and_copies(desk: Desk) -> None:
         (["nodes", "-H", "missing.hosts"], 2, "missing.hosts: cannot be read"),
         (["exec", "-H", "all.hosts", "--on", "n7", "--", "x"], 4, "n7"),
         (["trust", "n[1-"], 2, "HOSTS"),
+        (["trust", "all.hosts"], 2, "all.hosts is a file, not a host: --hostfile all.hosts"),
     ],
 )
 def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], code: int, words: str) -> None:

@@ -205,6 +205,15 @@ def test_an_allocator_setting_that_the_driver_does_not_have_yet_is_told(driver, 
     assert told == ([needs] if needs else [])
 
 
+def test_the_bundled_programs_lie_in_a_folder_of_each_nodes_own():
+    def node(host, tree):
+        return sound(host, root=f"/home/{host}/.ascendrun", environ={"PYTHONPATH": f"/home/{host}/.ascendrun/{tree}"})
+
+    assert not found(world(*[node(name, "trees/ab") for name in NAMES]), "variable-differs")
+    one, = found(world(node("n1", "trees/ab"), node("n2", "old"), node("n3", "trees/ab")), "variable-differs")
+    assert one.hosts == ("n2",)
+
+
 def test_locked_memory_matters_to_cuda():
     tight = sound("n2", limits={"NOFILE": (65536, 65536), "MEMLOCK": (65536, 65536)})
     assert found(world(tight, family="cuda"), "limit-locked")[0].hosts == ("n2",)
