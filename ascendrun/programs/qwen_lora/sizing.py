@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -14,6 +15,7 @@ from ascendrun.programs.qwen_lora.learning import forward
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.trainer import dry_run
 from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.simulate import simulate_deep
 from ascendrun.programs.trainer.start import Runtime
 
 WAYS = ("ddp", "fsdp2", "zero3")
@@ -22,8 +24,8 @@ WAYS = ("ddp", "fsdp2", "zero3")
 def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *, precision: Precision, world_size: int,
            family: str, card: str, card_bytes: Optional[int], ways: Tuple[str, ...] = WAYS) -> dry_run.Report:
     """`piece`: see learning.heaviest."""
-    def build() -> nn.Module:
-        model = build_model(config, attention="sdpa")
+    def build(layers: int) -> nn.Module:
+        model = build_model(with_layers(config, layers), attention="sdpa")
         if options["checkpointing"]:
             checkpoint_activations(model, how="ddp")
         return add_lora(model, options)  # type: ignore[no-any-return]
@@ -36,9 +38,19 @@ def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *,
               "targets": ((rows, kept), torch.int64)}
     if options["packing"]:
         shapes.update(positions=((rows, length), torch.int64), segments=((rows, length), torch.int64))
-    return dry_run.reckon(build, step, shapes, precision=precision, world_size=world_size, family=family, card=card,
-                          card_bytes=card_bytes, pieces=piece["pieces"], micro_batch=rows, ways=ways,
-                          has_checkpointing=options["checkpointing"])
+    return dry_run.weigh(
+        lambda is_cast: simulate_deep(build, config.num_hidden_layers, step, shapes, precision=precision,
+                                      is_cast=is_cast),
+        precision=precision, world_size=world_size, family=family, card=card, card_bytes=card_bytes,
+        pieces=piece["pieces"], micro_batch=rows, ways=ways, has_checkpointing=options["checkpointing"])
+
+
+def with_layers(config: Any, layers: int) -> Any:
+    shallow = copy.deepcopy(config)
+    shallow.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        shallow.layer_types = list(config.layer_types)[:layers]
+    return shallow
 
 
 def card_bytes_of(here: Runtime) -> Optional[int]:

@@ -10,7 +10,7 @@ from torch import nn
 from ascendrun.programs.trainer import memory
 from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.chips import chip_of
-from ascendrun.programs.trainer.simulate import Shapes, Step, simulate
+from ascendrun.programs.trainer.simulate import Shapes, Simulated, Step, simulate
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,18 @@ def steps_of(*, samples: int, batch_size: int, epochs: int) -> int:
 def reckon(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision, world_size: int,
            family: str, card: str = "", card_bytes: Optional[int] = None, pieces: int = 1, micro_batch: int = 1,
            ways: Sequence[str] = ("ddp", "fsdp2", "zero3"), has_checkpointing: bool = False) -> Report:
+    """Memory of a model by each of `ways`; see `weigh`."""
+    return weigh(lambda is_cast: simulate(build, step, shapes, precision=precision, is_cast=is_cast),
+                 precision=precision, world_size=world_size, family=family, card=card, card_bytes=card_bytes,
+                 pieces=pieces, micro_batch=micro_batch, ways=ways, has_checkpointing=has_checkpointing)
+
+
+def weigh(look: Callable[[bool], Simulated], *, precision: Precision, world_size: int, family: str, card: str = "",
+          card_bytes: Optional[int] = None, pieces: int = 1, micro_batch: int = 1,
+          ways: Sequence[str] = ("ddp", "fsdp2", "zero3"), has_checkpointing: bool = False) -> Report:
     """Memory by each of `ways`, from fast to slow, with offloading last; see memory.needs for the other words.
+
+    `look(is_cast)`: one simulated step, weights in the compute precision or not; asked once for each.
 
     `card`: the chip's name, for its memory, unless `card_bytes` says it. Without either nothing can fail to fit.
     """
@@ -62,9 +73,10 @@ def reckon(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precis
     if card_bytes is None and chip is not None and chip.memory_gb is not None:
         card_bytes = int(chip.memory_gb * memory.GB)
     candidates = []
+    seen = {is_cast: look(is_cast) for is_cast in sorted({way in ("fsdp2", "zero3") for way in ways})}
     for way in ways:
         plain = "none" if way == "ddp" and world_size == 1 else way
-        simulated = simulate(build, step, shapes, precision=precision, is_cast=way in ("fsdp2", "zero3"))
+        simulated = seen[way in ("fsdp2", "zero3")]
         candidates.append(memory.needs(simulated, how=plain, world_size=world_size, precision=precision, pieces=pieces))
         if way == "zero3":
             candidates.append(memory.needs(simulated, how=way, world_size=world_size, precision=precision,

@@ -1,0 +1,102 @@
+"""Rows of files as conversations, conversations as tokens, and which of these are learned."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ascendrun.programs.qwen_lora import chat
+from ascendrun.programs.qwen_lora.conversations import BadData, Conversation, read_conversations
+from ascendrun.programs.qwen_lora.generate import make_conversations
+from ascendrun.programs.qwen_lora.learning import Rows, forward
+from ascendrun.programs.trainer.packing import IGNORED
+
+ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chat.wrap_tokenizer(chat.make_tokenizer(make_conversations(60, seed=1, system="Be kind."), words=400))
+
+
+def read(tmp_path, text):
+    (tmp_path / "rows.json").write_text(text)
+    return read_conversations(tmp_path / "rows.json", system="Be kind.")
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps([ROW], indent=1), json.dumps(ROW), json.dumps(ROW) + "\n\n", json.dumps({"data": [ROW]}), json.dumps([ROW])])
+def test_a_list_lines_and_a_table_are_read_alike(tmp_path, text):
+    turns = (("system", "Be kind."), ("user", "Say it\ntwice"), ("assistant", "it it"))
+    assert read(tmp_path, text) == [Conversation(turns, "explain")]
+
+
+@pytest.mark.parametrize("row", [
+    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "hello"}]}],
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}])
+def test_chats_of_every_shape_are_read_alike(tmp_path, row):
+    turns = (("system", "Be kind."), ("user", "hi"), ("assistant", "hello"))
+    assert read(tmp_path, json.dumps(row) + "\n" + json.dumps(row)) == [Conversation(turns)] * 2
+
+
+def test_all_bad_rows_are_named_with_their_places(tmp_path):
+    rows = [json.dumps(ROW), "{", json.dumps({"instruction": "x"}), json.dumps([{"role": "boss", "content": "x"}]),
+            json.dumps({"instruction": "x", "output": " "})]
+    with pytest.raises(BadData) as caught:
+        read(tmp_path, "\n".join(rows))
+    text = str(caught.value)
+    assert all(says in text for says in (
+        "line 2: is not JSON", "line 3: output is missing", "line 4: message 1 has the role 'boss'",
+        "line 5: nothing is said by the assistant"))
+
+
+def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):
+    turns = (("system", "Be kind."), ("user", "A?"), ("assistant", "B."), ("user", "C?"), ("assistant", "D."))
+    sample = chat.encode(tokenizer, Conversation(turns), 0, cutoff=999)
+    learned = tokenizer.decode([label for label in sample.labels if label != IGNORED])
+    assert learned == "B.<|im_end|>D.<|im_end|>"
+    whole = chat.render(tokenizer, [{"role": role, "content": text} for role, text in turns], asks=False)
+    assert tokenizer.decode(sample.ids) == whole.rstrip("\n")
+    assert len(chat.encode(tokenizer, Conversation(turns), 0, cutoff=10).ids) == 10
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused(tokenizer):
+    own, tokenizer.chat_template = tokenizer.chat_template, "{{ messages | length }}{{ messages[-1]['content'] }}"
+    try:
+        with pytest.raises(BadData, match="--template=chatml"):
+            chat.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), 0, cutoff=99)
+    finally:
+        tokenizer.chat_template = own
+
+
+def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
+    long = Conversation((("user", "A" * 500), ("assistant", "B.")))
+    short = Conversation((("user", "A?"), ("assistant", "B.")))
+    kept, cut = chat.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
+    assert (len(kept), cut) == (1, 1)
+    with pytest.raises(BadData, match="raise it"):
+        chat.encode_all(tokenizer, [long], ("all",), cutoff=60)
+
+
+def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    torch.manual_seed(2)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
+                                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)).eval()
+    conversations = make_conversations(10, seed=5, system="")
+    levels = ("explain", "reasoning", "topology")
+    samples, _ = chat.encode_all(tokenizer, conversations, levels, cutoff=200)
+    rows = Rows(samples, levels, 0, 8)
+    with torch.no_grad():
+        packed = rows.batch([(0, 3, 5), (1, 2), (4, 6, 7, 8, 9)])
+        together = forward(model, packed.tensors, torch.float32)
+        alone = [float(forward(model, rows.batch([(number,)]).tensors, torch.float32).sum()) for number in range(10)]
+    assert float(together.sum()) == pytest.approx(sum(alone), rel=1e-5)
+    assert packed.weight == sum(sample.learned for sample in samples) and packed.samples == 10
+    of_levels = packed.tensors["target_levels"]
+    for level in range(3):
+        mine = sum(loss for loss, sample in zip(alone, samples) if sample.level == level)
+        assert float(together[of_levels == level].sum()) == pytest.approx(mine, rel=1e-5)
