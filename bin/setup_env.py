@@ -193,6 +193,15 @@ class Environment:
             return
         write_atomically(entry, os.path.relpath(CHECKOUT, entry.parent))
 
+    def link_packages(self, below: "Environment") -> None:
+        """Raises SetupFailed when there is no such environment."""
+        site, packages = self.site_packages(), below.site_packages()
+        assert site is not None, "the environment was just made"
+        if packages is None:
+            raise SetupFailed(f"{below.folder} has no Python that runs",
+                              f"  make it first: bin/setup-env --venv '{below.folder}' train")
+        write_atomically(site / "_ascendrun_below.pth", os.path.relpath(os.path.realpath(packages), os.path.realpath(site)))
+
 
 def own_interpreter() -> str:
     """The installed Python behind this process, not the environment that it may run in; a path that a
@@ -250,8 +259,10 @@ def describe(environment: Environment, missing: Sequence[str], fault: Optional[s
     return f"setup.cfg or constraints.txt has changed; bringing {names} in {environment.folder} in step"
 
 
-def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, List[str]]) -> None:
-    """Under the lock: makes the environment when it is missing or broken, installs what is not in step."""
+def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, List[str]],
+             below: Optional[Environment] = None) -> None:
+    """Under the lock: makes the environment when it is missing or broken, installs what is not in step. What `below`
+    has is seen too, and not installed again."""
     begun = environment.folder / "setup.begun"
     fault = environment.fault()
     if fault is None:
@@ -267,6 +278,8 @@ def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, 
     write_atomically(begun, " ".join(missing))
     if fault:
         environment.create()
+    if below is not None:
+        environment.link_packages(below)
     for group in missing:
         try:
             environment.install(group, groups[group])
@@ -283,6 +296,7 @@ def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, 
 def parse(argv: Sequence[str], groups: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bin/setup-env", description="Makes or completes this checkout's .venv.")
     parser.add_argument("--venv", type=Path, default=CHECKOUT / ".venv", metavar="FOLDER")
+    parser.add_argument("--over", type=Path, metavar="FOLDER", help="an environment whose packages are seen too")
     parser.add_argument("--stamp", required=True, help=argparse.SUPPRESS)
     parser.add_argument("group", nargs="*", choices=[[], *groups], metavar="GROUP", help=", ".join(groups))
     return parser.parse_args(argv)
@@ -294,10 +308,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv, list(groups))
     wanted = ["base", *(group for group in groups if group in options.group and group != "base")]
     environment = Environment(options.venv.absolute(), stamp=options.stamp, progress=Progress())
+    below = options.over and Environment(options.over.absolute(), stamp=options.stamp, progress=environment.progress)
     try:
         environment.folder.mkdir(exist_ok=True)
         with environment.locked():
-            bring_up(environment, wanted, groups)
+            bring_up(environment, wanted, groups, below)
     except SetupFailed as error:
         print(*(f"ascendrun: {line}" for line in error.args), sep="\n", file=sys.stderr)
         return 3

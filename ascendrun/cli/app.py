@@ -37,6 +37,7 @@ VERBS = (
     Verb("schema", "schema", "Print the JSON Schema of job files, for editors."),
     Verb("init", "init", "Copy a job skeleton to begin with."),
     Verb("demo", "demo", "Show it all on two simulated nodes; needs no NPU."),
+    Verb("sim", "sim", "Run a command on simulated NPUs: the real torch_npu, no NPU, no CANN."),
     Verb("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
     Verb("env", "env", "Show what a rank would see on each host; secrets masked."),
     Verb("nodes", "nodes", "Ask hosts how they are."),

@@ -2,8 +2,11 @@
 //
 // Loaded by aclInit, when torch_npu has registered its kernels: those of aten are then replaced by `compute_on_host`.
 // Views and what makes memory stay torch_npu's, so that its allocator, its storages and its limits are the real ones.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <set>
@@ -71,6 +74,11 @@ void change_tensors(IValue &value, Change change) {
 }
 
 
+// A copy waits for the device, so this is where torch_npu notices, and raises, what went wrong there.
+void tell_device_error(const Crossing &crossing) {
+    if (crossing.device) c10::impl::getDeviceGuardImpl(c10::kPrivateUse1)->synchronizeDevice(crossing.device->index());
+}
+
 void compute_on_host(const c10::OperatorHandle &op, c10::DispatchKeySet, torch::jit::Stack *stack) {
     Crossing crossing;
     size_t arguments = op.schema().arguments().size();
@@ -85,6 +93,7 @@ void compute_on_host(const c10::OperatorHandle &op, c10::DispatchKeySet, torch::
             change_tensors(value, [&](const at::Tensor &tensor) { return crossing.to_host(tensor); });
         }
     }
+    if (op.schema().name() == "aten::copy_") tell_device_error(crossing);
     op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
     crossing.follow_resized();
     for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i)
@@ -105,8 +114,8 @@ bool gives_a_view(const c10::FunctionSchema &schema) {
 const std::set<std::string> &kept() {
     static const std::set<std::string> names = {
         "empty", "empty_strided", "empty_like", "new_empty", "resize_", "resize_as_", "set_", "set_data", "record_stream",
-        "is_pinned", "pin_memory", "_pin_memory", "_to_copy", "to", "copy_", "_copy_from", "_copy_from_and_resize", "is_set_to", "contiguous",
-        "_local_scalar_dense", "_has_compatible_shallow_copy_type", "_reshape_alias", "clone", "untyped_storage"};
+        "is_pinned", "pin_memory", "_pin_memory", "_to_copy", "to", "_copy_from", "_copy_from_and_resize", "is_set_to",
+        "_local_scalar_dense", "_has_compatible_shallow_copy_type", "_reshape_alias", "untyped_storage"};
     return names;
 }
 

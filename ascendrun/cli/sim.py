@@ -1,0 +1,63 @@
+"""sim npu: runs a command with the real torch_npu on a simulated CANN, on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Optional
+
+import click
+
+from ascendrun.cli.options import verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.face import Face
+
+TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It shows control flow and API, never speed."
+
+
+@verb("sim", examples="""
+    ascendrun sim npu -- python train.py                             # eight simulated 910B3
+    ascendrun sim npu --devices 2 -- torchrun --nproc_per_node=2 train.py
+    ascendrun sim npu --memory 8192 -- python train.py               # 8 GB a device: the real out-of-memory error
+    ascendrun sim npu --fault hbm-ecc:1@20 -- torchrun ...           # rank 1 loses its HBM at its 20th collective
+""")
+@click.argument("what", type=click.Choice(["npu"]))
+@click.option("--python", metavar="PATH", help="The Python that has torch_npu 2.13.  [default: the command's]")
+@click.option("--devices", type=click.IntRange(0, 64), metavar="N", help="How many devices.  [default: 8]")
+@click.option("--chip", metavar="NAME", help="As torch_npu is told: Ascend910B3, Ascend910A, Ascend310P3.")
+@click.option("--memory", type=click.IntRange(1), metavar="MB", help="Of one device.  [default: 65536]")
+@click.option("--fault", "faults", multiple=True, metavar="NAME[:RANK][@COLLECTIVE]",
+              help="device-lost, hbm-ecc, silent or absent.")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def command(
+    face: Face, what: str, python: Optional[str], devices: Optional[int], chip: Optional[str], memory: Optional[int],
+    faults: tuple[str, ...], argv: tuple[str, ...],
+) -> int:
+    """Run a COMMAND on simulated NPUs: device npu:0, backend hccl, the real torch_npu, no NPU and no CANN.
+
+    It shows control flow and API, never speed. The simulation is compiled once, in about half a minute (needs g++).
+    """
+    from ascendrun.core.errors import NotFit
+    from ascendrun.sim.npu.build import build, environment
+    from ascendrun.sim.npu.target import find_target
+
+    target = find_target(python or python_of(argv[0]))
+    environ = environment(build(target), dict(os.environ))
+    environ["PATH"] = os.pathsep.join((os.path.dirname(os.path.abspath(target.python)), environ.get("PATH", os.defpath)))
+    wishes = {"DEVICES": devices, "CHIP": chip, "MEMORY_MB": memory, "FAULTS": " ".join(faults) or None}
+    environ.update({f"ASCENDRUN_SIM_NPU_{name}": str(wish) for name, wish in wishes.items() if wish is not None})
+    program = shutil.which(argv[0], path=environ["PATH"])
+    if program is None:
+        raise NotFit(f"{argv[0]}: no such program", hint="give the command after --: ascendrun sim npu -- python train.py")
+    print(f"ascendrun: {TELLS}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.execve(program, list(argv), environ)
+
+
+def python_of(program: str) -> str:
+    """The Python that runs this program: itself, or the one on PATH."""
+    is_python = os.path.basename(program).startswith("python")
+    return (shutil.which(program) if is_python else shutil.which("python")) or shutil.which("python3") or sys.executable
