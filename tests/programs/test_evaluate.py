@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from ascendrun.programs.trajectory.batches import augment
-from ascendrun.programs.trajectory.evaluate import majority, merge, score
-from ascendrun.programs.trajectory.model import make_model, pad
+from ascendrun.programs.trajectory.calibrate import Adjustment, choose_adjustment, measure
+from ascendrun.programs.trajectory.evaluate import merge
+from ascendrun.programs.trajectory.judge import vote_by_ship
+from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
+from ascendrun.programs.trajectory.scores import majority, score
 from ascendrun.programs.trajectory.tokens import Encoded
 
-SIZES = {"words": 30, "classes": 3, "hidden": 16, "layers": 2, "heads": 2, "max_length": 32, "dropout": 0.0}
+CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32, dropout=0.0)
 
 
 def test_scores_agree_with_scikit_learn():
@@ -42,7 +45,7 @@ def test_a_sample_lost_or_counted_twice_is_noticed():
 
 
 def test_augmentation_follows_from_its_key_and_keeps_the_head():
-    sample = Encoded(np.array([2, 3]), np.arange(4, 44).reshape(20, 2), 0)
+    sample = Encoded(np.array([2, 3]), tuple(np.arange(4, 44).reshape(20, 2)), 0)
 
     def cropped(epoch):
         return augment(sample, min_points=5, crop=1.0, hide=0.0, unknown=1, key=(1, epoch, 7)).tolist()
@@ -55,9 +58,10 @@ def test_augmentation_follows_from_its_key_and_keeps_the_head():
     assert 5 < (hidden == 1).sum() < 37
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_every_word_of_a_track_reaches_the_answer_and_padding_and_neighbours_do_not(pooling):
-    model = make_model({**SIZES, "pooling": pooling}, seed=1).eval()
+@pytest.mark.parametrize("pooling, attention", [("mean", "causal"), ("last", "causal"), ("mean", "both")])
+def test_every_word_of_a_track_reaches_the_answer_and_padding_and_neighbours_do_not(pooling, attention):
+    """S0-B2: a causal model read at position 0 sees the first word alone."""
+    model = make_model(Sizes(CONFIG, 3, 0.0, pooling, attention), seed=1).eval()
     row = np.arange(2, 12)
     with torch.no_grad():
         usual = model(*pad([row], multiple=1))
@@ -67,3 +71,31 @@ def test_every_word_of_a_track_reaches_the_answer_and_padding_and_neighbours_do_
             assert not torch.allclose(model(*pad([other], multiple=1)), usual, atol=1e-5), place
         among = model(*pad([row, np.arange(2, 28)], multiple=16))[:1]
     torch.testing.assert_close(among, usual, rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_that_is_as_often_right_as_it_says_has_no_calibration_error_and_an_overconfident_one_does():
+    truth = [0] * 80 + [1] * 20
+    honest = measure(np.tile([0.8, 0.2], (100, 1)), truth)
+    assert honest.ece == pytest.approx(0.0) and [row.count for row in honest.bins] == [100]
+    loud = measure(np.tile([0.99, 0.01], (100, 1)), truth)
+    assert loud.ece == pytest.approx(0.19) and loud.nll > honest.nll and loud.brier > honest.brier
+
+
+def test_temperature_is_found_that_undoes_overconfidence_and_never_changes_what_is_called():
+    truth = [0] * 80 + [1] * 20
+    loud = np.tile([0.99, 0.01], (100, 1))
+    found = choose_adjustment(loud, truth, [0.5, 0.5], ["a", "b"], macro_share=-1.0)
+    assert found.temperature > 2 and found.prior_shift == 0
+    mended = found.apply(loud, [0.5, 0.5])
+    assert measure(mended, truth).ece < 0.03 and (mended.argmax(1) == loud.argmax(1)).all()
+
+
+def test_a_prior_shift_calls_rare_classes_more():
+    row = np.array([[0.6, 0.4]])
+    assert Adjustment(1.0, 0.0).apply(row, [0.9, 0.1]).argmax() == 0
+    assert Adjustment(1.0, 1.0).apply(row, [0.9, 0.1]).argmax() == 1
+
+
+def test_a_ship_of_several_segments_is_judged_once_by_their_mean():
+    ships, means, truth = vote_by_ship(["x", "y", "x"], np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), [0, 1, 0])
+    assert ships == ["x", "y"] and truth == [0, 1] and means[0] == pytest.approx([0.6, 0.4])

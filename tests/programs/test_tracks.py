@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ascendrun.programs.trajectory.generate import KINDS, generate
-from ascendrun.programs.trajectory.split import check_disjoint, split_tracks
-from ascendrun.programs.trajectory.tracks import BadData, Limits, read_tracks
+from ascendrun.programs.trajectory.read_ais import read_tracks
+from ascendrun.programs.trajectory.records import from_tracks
+from ascendrun.programs.trajectory.split import check_disjoint, split_records
+from ascendrun.programs.trajectory.tracks import BadData, Limits, Track, cut_tracks, without_outliers
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
-LOOSE = Limits(gap_s=600, segment_points=30, min_points=2)
+LOOSE = Limits(gap_s=600, segment_points=30, min_points=2, max_knots=0)
 
 
 def write(folder: Path, rows: str, *, header: str = HEADER, name: str = "t.csv") -> Path:
@@ -39,7 +42,7 @@ def test_points_are_ordered_cleaned_and_counted(tmp_path):
 
 def test_silences_and_length_cut_a_track_and_short_pieces_go(tmp_path):
     rows = "".join(f"1,{seconds},10,20,5,90,Cargo,train\n" for seconds in [*range(1, 80), *range(5000, 5005)])
-    tracks, cleaning = read_tracks(write(tmp_path, rows), columns={}, limits=Limits(600, 30, 10))
+    tracks, cleaning = read_tracks(write(tmp_path, rows), columns={}, limits=Limits(600, 30, 10, 0))
     assert [len(track) for track in tracks] == [30, 30, 19]
     assert len({track.id for track in tracks}) == 3 and {track.ship for track in tracks} == {"1"}
     assert cleaning.short_pieces == 1
@@ -81,12 +84,13 @@ def test_columns_can_be_named_and_missing_ones_are_all_told(tmp_path):
 def test_ships_are_dealt_whole_and_alike_whatever_else_there_is():
     tracks = generate(300, seed=3)
     pieces = [piece for track in tracks for piece in (track.part(0, 6), track.part(6, len(track)))]
-    parts = split_tracks(pieces, val=0.2, test=0.2, seed=1)
+    pieces = from_tracks(pieces, grammar="motion", resolution=1)
+    parts = split_records(pieces, val=0.2, test=0.2, seed=1)
     ships = {name: {track.ship for track in part} for name, part in parts.items()}
     assert not ships["train"] & ships["val"] and not ships["train"] & ships["test"] and not ships["val"] & ships["test"]
     assert sum(map(len, parts.values())) == len(pieces)
     assert 0.1 < len(ships["test"]) / 300 < 0.3
-    fewer = split_tracks(pieces[:200], val=0.2, test=0.2, seed=1)
+    fewer = split_records(pieces[:200], val=0.2, test=0.2, seed=1)
     assert {track.ship for track in fewer["test"]} <= ships["test"]
 
 
@@ -94,7 +98,7 @@ def test_the_data_s_own_split_is_kept_and_refused_when_it_shares_a_ship(tmp_path
     rows = "".join(f"{ship},{i},10,20,5,90,Cargo,{split}\n" for ship, split in
                    [(1, "train"), (2, "validation"), (3, "test")] for i in range(1, 5))
     tracks, _ = read_tracks(write(tmp_path, rows), columns={}, limits=LOOSE)
-    parts = split_tracks(tracks, val=0.2, test=0.2, seed=1)
+    parts = split_records(from_tracks(tracks, grammar="motion", resolution=1), val=0.2, test=0.2, seed=1)
     assert {name: [track.ship for track in part] for name, part in parts.items()} == {
         "train": ["1"], "val": ["2"], "test": ["3"]}
     with pytest.raises(BadData, match="such as 1 in train and test"):
@@ -117,3 +121,56 @@ def test_generated_tracks_hold_every_kind_and_move_as_their_speed_says():
         metres = np.hypot(north, east)
         expected = track.sog[1:] * 0.514444 * np.diff(track.time)
         assert np.abs(metres - expected).max() < 0.05 * expected.max() + 5
+
+
+def steady(**changes: object) -> Track:
+    """Ten points, one a minute, a tenth of a nautical mile apart to the north."""
+    seconds = np.arange(10) * 60
+    track = Track("t", "s", seconds, 10 + np.arange(10) / 600, np.full(10, 20.0), np.full(10, 6.0), np.full(10, 0.0),
+                  "Cargo", None)
+    return replace(track, **changes)
+
+
+def test_a_place_that_no_ship_reaches_and_returns_from_is_left_out_alone():
+    lat = steady().lat.copy()
+    lat[4] += 1.0
+    kept, out = without_outliers(steady(lat=lat), 100)
+    assert out == 1 and len(kept) == 9 and 240 not in kept.time
+
+
+def test_a_jump_that_is_not_left_again_cuts_the_track_and_both_are_counted():
+    lat, lon = steady().lat.copy(), steady().lon.copy()
+    lon[6:] += 3.0
+    lat[2] -= 2.0
+    tracks, counts = cut_tracks([steady(lat=lat, lon=lon)], Limits(600, 30, 3, 100))
+    assert [len(track) for track in tracks] == [5, 4]
+    assert counts == {"repeated_points": 0, "outliers": 1, "jumps": 1, "short_pieces": 0}
+
+
+MARINE_CADASTRE = ("MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType,Status,Length,Width,"
+                   "Draft,Cargo,TransceiverClass\n")
+DANISH = ("# Timestamp,Type of mobile,MMSI,Latitude,Longitude,Navigational status,ROT,SOG,COG,Heading,IMO,Callsign,"
+          "Name,Ship type,Cargo type,Width,Length\n")
+
+
+def test_files_of_marine_cadastre_are_read_without_a_word_about_their_columns(tmp_path):
+    rows = "".join(f"366000001,2022-01-03T00:{i:02d}:00,29.9{i},-90.0,10.5,171.5,{511 if i else 174},A,IMO1,B,70,"
+                   "0,180,32,9,70,A\n" for i in range(4))
+    rows += "366000002,2022-01-03T00:00:00,29.9,-90.1,0.1,10,511,A,,B,0,0,0,0,,,B\n"
+    rows += "366000002,2022-01-03T00:01:00,29.9,-90.1,0.1,10,511,A,,B,,0,,,,,B\n"
+    tracks, _ = read_tracks(write(tmp_path, rows, header=MARINE_CADASTRE), columns={}, limits=LOOSE)
+    first, second = tracks
+    assert (first.ship, first.label, first.length, first.width) == ("366000001", "Cargo", 180.0, 32.0)
+    assert first.heading[0] == 174 and np.isnan(first.heading[1:]).all()
+    assert second.label is None and np.isnan(second.length)
+
+
+def test_files_of_the_danish_authority_are_read_and_base_stations_left_out(tmp_path):
+    rows = "".join(f"03/02/2022 00:0{i}:00,Class A,219000001,56.{i},11.0,Under way,0,9.{i},90,91,1,C,N,Fishing,,6,20\n"
+                   for i in range(3))
+    rows += "03/02/2022 00:00:00,Base Station,2190068,56.4,11.1,,,,,,,,,Undefined,,,\n" * 2
+    rows += "03/02/2022 00:00:00,Class A,219000002,91.0,0.0,,,,,,,,,Undefined,,,\n"
+    (track,), cleaning = read_tracks(write(tmp_path, rows, header=DANISH), columns={}, limits=LOOSE)
+    assert (track.ship, track.label, track.length, track.width) == ("219000001", "Fishing", 20.0, 6.0)
+    assert track.time[0] == 1643846400, "the third of February, not the second of March"
+    assert cleaning.bad_points == 3

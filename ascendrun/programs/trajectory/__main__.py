@@ -1,7 +1,8 @@
-"""`python -m ascendrun.programs.trajectory --option=value …`: one rank of a training, or of a batch prediction."""
+"""`python -m ascendrun.programs.trajectory --mode=… --option=value …`: one rank of one stage."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Sequence
@@ -9,6 +10,12 @@ from typing import Sequence
 from ascendrun.programs.trainer import options as option_table
 
 OPTIONS = Path(__file__).with_name("options.json")
+STAGES = {
+    "train": ("jobs", "train"), "prepare": ("jobs", "prepare_stage"), "pretrain": ("jobs", "pretrain_stage"),
+    "finetune": ("jobs", "finetune_stage"), "evaluate": ("judge", "evaluate_stage"),
+    "predict": ("predict", "classify"), "serve": ("serve", "serve_stage"),
+}
+"""The module here, and its function of (options, runtime), by --mode."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -16,9 +23,10 @@ def main(argv: Sequence[str]) -> None:
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.trainer import start
     from ascendrun.programs.trajectory import jobs
-    body = jobs.train if options["mode"] == "train" else jobs.classify
+    module, name = STAGES[options["mode"]]
+    body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.{module}"), name)
     start.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"],
-                expected=jobs.EXPECTED)
+              expected=jobs.EXPECTED)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,6 @@ def augment(sample: Encoded, *, min_points: int, crop: float, hide: float, unkno
         size = int(rng.integers(min_points, len(points)))
         start = int(rng.integers(0, len(points) - size + 1))
         points = points[start:start + size]
-    ids = np.concatenate([sample.head, points.ravel()])
+    ids = np.concatenate([sample.head, *points])
     ids[rng.uniform(size=len(ids)) < hide] = unknown
     return ids

@@ -1,38 +1,41 @@
-"""From a data file, or none, to encoded samples in three splits that are the same on every rank."""
+"""From a data file, prepared folder, or nothing, to encoded samples in splits that are the same on every rank."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ascendrun.programs.trajectory.generate import generate
-from ascendrun.programs.trajectory.split import split_tracks
-from ascendrun.programs.trajectory.tokens import (
-    Encoded,
-    Words,
-    as_texts,
-    check_leak,
-    encode,
-    label_ids,
-    make_vocabulary,
+from ascendrun.programs.trajectory.leaks import check_leak, check_same_segments
+from ascendrun.programs.trajectory.read_ais import ALIASES, read_tracks
+from ascendrun.programs.trajectory.records import (
+    Prepared,
+    Record,
+    count_classes,
+    from_tracks,
+    is_texts,
+    load_prepared,
+    read_texts,
 )
-from ascendrun.programs.trajectory.tracks import ALIASES, BadData, Cleaning, Limits, Track, read_tracks
+from ascendrun.programs.trajectory.split import split_records
+from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
+from ascendrun.programs.trajectory.tracks import BadData, Limits
 
 Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """All that training needs. `names`: class names by id. `digest` names the content: it must agree on all ranks.
-    `cleaning` None: the tracks were generated."""
+    """All that training needs. `names`: class names by id. `digest` names the content: it must agree on all ranks."""
 
-    tracks: Dict[str, List[Track]]
+    records: Dict[str, List[Record]]
     encoded: Dict[str, List[Encoded]]
     vocabulary: Dict[str, int]
     names: List[str]
-    cleaning: Optional[Cleaning]
+    text: Dict[str, Any]
+    facts: Dict[str, Any]
     digest: str
 
     def labels(self, split: str) -> List[int]:
@@ -42,11 +45,18 @@ class Samples:
         return max(len(sample) for part in self.encoded.values() for sample in part)
 
 
-def load_tracks(options: Options) -> Tuple[List[Track], Optional[Cleaning]]:
+def load_records(options: Options, *, grammar: str, resolution: int) -> Tuple[List[Record], Dict[str, Any]]:
+    """Every segment of --data (or generated ones), and what was counted on the way."""
     if not options["data"]:
-        return generate(options["tracks"], seed=options["seed"]), None
-    limits = Limits(options["gap_s"], options["segment_points"], options["min_points"])
-    return read_tracks(Path(options["data"]), columns=column_map(options["columns"]), limits=limits)
+        tracks = generate(options["tracks"], seed=options["seed"])
+        return from_tracks(tracks, grammar=grammar, resolution=resolution), {"generated": len(tracks)}
+    path = Path(options["data"])
+    if is_texts(path):
+        records, removed = read_texts(path)
+        return records, {"texts": len(records), "class_words_removed": removed}
+    limits = Limits(options["gap_s"], options["segment_points"], options["min_points"], options["max_knots"])
+    found, cleaning = read_tracks(path, columns=column_map(options["columns"]), limits=limits)
+    return from_tracks(found, grammar=grammar, resolution=resolution), asdict(cleaning)
 
 
 def column_map(pairs: Sequence[str]) -> Dict[str, str]:
@@ -57,31 +67,48 @@ def column_map(pairs: Sequence[str]) -> Dict[str, str]:
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
 
-def make_samples(options: Options) -> Samples:
-    """Reads or generates, splits by ship, turns into words, proves that the words do not hold the answer, encodes.
+def prepare(options: Options) -> Prepared:
+    """Reads or generates, splits by ship, proves that the words do not hold the answer, makes the vocabulary of the
+    training ships. Tracks of no known class go to training without a label: pretraining reads them.
 
     Raises BadData, its child LabelLeak included.
     """
-    tracks, cleaning = load_tracks(options)
-    tracks = [track for track in tracks if track.label is not None]
-    if len({track.label for track in tracks}) < 2:
+    text = {"grammar": options["grammar"], "resolution": options["h3_resolution"]}
+    records, counts = load_records(options, **text)
+    known = [record for record in records if record.label is not None]
+    names = list(label_ids([str(record.label) for record in known]))
+    if len(names) < 2:
         raise BadData("training needs tracks of at least two classes; name the class column with --columns=class=NAME")
-    parts = split_tracks(tracks, val=options["val_fraction"], test=options["test_fraction"], seed=options["seed"],
-                         use_column=options["split_column"])
-    parts = {name: sorted(part, key=lambda track: track.id) for name, part in parts.items()}
-    texts = {name: as_texts(part, grammar=options["grammar"], resolution=options["h3_resolution"])
-             for name, part in parts.items()}
-    for name, part in parts.items():
-        check_leak(texts[name], [str(track.label) for track in part])
-    vocabulary = make_vocabulary(texts["train"], min_count=options["min_count"])
-    ids = label_ids([str(track.label) for track in tracks])
-    encoded = {name: encode_all(texts[name], part, vocabulary, ids) for name, part in parts.items()}
-    return Samples(parts, encoded, vocabulary, list(ids), cleaning, digest_of(encoded, vocabulary))
+    parts = split_records(known, val=options["val_fraction"], test=options["test_fraction"], seed=options["seed"],
+                          use_column=options["split_column"])
+    parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}
+    for part in parts.values():
+        check_leak([record.words for record in part], [str(record.label) for record in part])
+    check_same_segments({name: [(record.id, record.mark) for record in part] for name, part in parts.items()})
+    elsewhere = {record.ship for name in ("val", "test") for record in parts[name]}
+    parts["unlabelled"] = sorted((record for record in records if record.label is None
+                                  and record.ship not in elsewhere), key=lambda record: record.id)
+    vocabulary = make_vocabulary((record.words for record in parts["train"]), min_count=options["min_count"])
+    return Prepared(parts, vocabulary, {
+        "names": names, "text": text, "cleaning": counts, "segments": {name: len(part) for name, part in parts.items()},
+        "classes": {name: count_classes(part) for name, part in parts.items()}})
 
 
-def encode_all(texts: Sequence[Words], tracks: Sequence[Track], vocabulary: Mapping[str, int],
-               ids: Mapping[str, int]) -> List[Encoded]:
-    return [encode(words, vocabulary, ids.get(str(track.label), -1)) for words, track in zip(texts, tracks)]
+def make_samples(options: Options) -> Samples:
+    """Of the prepared folder --prepared, or of --data prepared now. Raises BadData."""
+    prepared = load_prepared(Path(options["prepared"])) if options["prepared"] else prepare(options)
+    return encode_prepared(prepared)
+
+
+def encode_prepared(prepared: Prepared) -> Samples:
+    ids = {name: i for i, name in enumerate(prepared.names)}
+    encoded = {split: encode_all(part, prepared.vocabulary, ids) for split, part in prepared.records.items()}
+    return Samples(prepared.records, encoded, prepared.vocabulary, prepared.names, dict(prepared.facts["text"]),
+                   prepared.facts, digest_of(encoded, prepared.vocabulary))
+
+
+def encode_all(records: Sequence[Record], vocabulary: Mapping[str, int], ids: Mapping[str, int]) -> List[Encoded]:
+    return [encode(record.words, vocabulary, ids.get(str(record.label), -1)) for record in records]
 
 
 def digest_of(encoded: Mapping[str, Sequence[Encoded]], vocabulary: Mapping[str, int]) -> str:

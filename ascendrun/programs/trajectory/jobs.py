@@ -1,4 +1,4 @@
-"""The program's two jobs from end to end: train and report; classify with a trained model."""
+"""The stages from end to end: prepare, pretrain, finetune; and `train`, which does the first and last in one go."""
 
 from __future__ import annotations
 
@@ -6,105 +6,233 @@ import json
 import os
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
-from ascendrun.programs.trainer import task
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer import start, task, weights
+from ascendrun.programs.trainer.data import Buckets
+from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Progress
-from ascendrun.programs.trajectory.data import Options, Samples, load_tracks, make_samples
-from ascendrun.programs.trajectory.evaluate import Scores, as_confusion, as_table, majority, predict, score
-from ascendrun.programs.trajectory.model import Classifier, make_model
-from ascendrun.programs.trajectory.predict import Trained, load_trained, save_trained, write_predictions
-from ascendrun.programs.trajectory.tokens import as_texts, encode
+from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
+from ascendrun.programs.trajectory.evaluate import predict
+from ascendrun.programs.trajectory.model import (
+    Reader,
+    Sizes,
+    config_of_folder,
+    config_of_sizes,
+    make_guesser,
+    make_model,
+    read_checkpoint,
+    take_words,
+)
+from ascendrun.programs.trajectory.predict import write_predictions
+from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
+from ascendrun.programs.trajectory.records import save_prepared
+from ascendrun.programs.trajectory.scores import Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.store import (
+    PRETRAINED_FILE,
+    Trained,
+    load_pretrained,
+    save_pretrained,
+    save_trained,
+)
 from ascendrun.programs.trajectory.tracks import BadData
-from ascendrun.programs.trajectory.train import make_loop
+from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 
-EXPECTED = (BadData, *task.EXPECTED)
+EXPECTED = (BadData, weights.BadWeights, *task.EXPECTED)
 """Faults of what was given, not of this program: their message is the whole story."""
 
 
-def train(options: Options, runtime: Runtime) -> None:
-    """Trains, keeps the best model, reports on the test ships. Stopped by a signal it saves and returns early."""
-    started_s = time.monotonic()
-    samples = make_samples(options)
-    check_same(samples.digest, runtime)
-    introduce(options, samples, runtime)
-    sizes = model_sizes(options, samples)
-    model = make_model(sizes, seed=options["seed"])
-    output = Path(options["output"]).absolute()
-    loop = make_loop(options, samples, model, runtime)
-    if options["resume"] == "auto":
-        loop.resume()
-    if not loop.run().is_complete:
-        runtime.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
-                    f"there, with the checkpoint in {loop.saver.parent}")
-        return
-    loop.load_best()
-    trained = Trained(model, sizes, samples.vocabulary, samples.names,
-                      {"grammar": options["grammar"], "resolution": options["h3_resolution"]})
-    finish(options, samples, trained, loop.progress, runtime, output, time.monotonic() - started_s)
+# --- prepare ---
+
+def prepare_stage(options: Options, here: Runtime) -> None:
+    """Words, splits and vocabulary into --output, on every node: by its first rank, and all nodes must agree."""
+    folder = Path(options["output"]).absolute()
+    prepared = prepare(options)
+    if here.local_rank == 0:
+        save_prepared(prepared, folder)
+    samples = encode_prepared(prepared)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
+    here.say(f"no ship and no segment is in two splits; no word names a class\nprepared: {folder}")
 
 
-def check_same(digest: str, runtime: Runtime) -> None:
+def check_same(digest: str, here: Runtime) -> None:
     """Raises BadData when ranks read different data: they would train on different samples and never notice."""
-    digests = Counter(runtime.gather(digest))
-    if len(digests) > 1:
-        most = digests.most_common(1)[0][0]
-        odd = [rank for rank, other in enumerate(runtime.gather(digest)) if other != most]
+    digests = here.gather(digest)
+    counts = Counter(digests)
+    if len(counts) > 1:
+        most = counts.most_common(1)[0][0]
+        odd = [rank for rank, other in enumerate(digests) if other != most]
         raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
 
 
-def introduce(options: Options, samples: Samples, runtime: Runtime) -> None:
-    source = options["data"] or f"generated, seed {options['seed']}"
-    counts = " · ".join(f"{name} {len(part)}" for name, part in samples.tracks.items())
-    runtime.say(f"tracks: {counts} ({source}); no ship is in two splits")
-    if samples.cleaning is not None:
-        cleaning = samples.cleaning
-        runtime.say(f"read {cleaning.points} points: {cleaning.bad_points} unusable, "
-                    f"{cleaning.repeated_points} repeated; {cleaning.short_pieces} pieces too short")
-    runtime.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, grammar {options['grammar']}")
-    runtime.say(f"{runtime.world_size} rank(s) on {runtime.family}")
+def introduce(options: Options, samples: Samples, here: Runtime) -> None:
+    source = options["prepared"] or options["data"] or f"generated, seed {options['seed']}"
+    counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
+    here.say(f"tracks: {counts} ({source}); no ship is in two splits")
+    cleaning = samples.facts["cleaning"]
+    if "points" in cleaning:
+        here.say(f"read {cleaning['points']} points: {cleaning['bad_points']} unusable, "
+                 f"{cleaning['repeated_points']} repeated, {cleaning['outliers']} outliers; {cleaning['jumps']} jumps; "
+                 f"{cleaning['short_pieces']} pieces too short")
+    if cleaning.get("class_words_removed"):
+        here.say(f"{cleaning['class_words_removed']} class words were taken out of the texts")
+    here.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, "
+             f"grammar {samples.text['grammar']}")
+    here.say(f"{here.world_size} rank(s) on {here.family}")
 
 
-def model_sizes(options: Options, samples: Samples) -> Dict[str, Any]:
+# --- the model that a training begins with ---
+
+def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes, Any]:
+    """The sizes of the model, and what fills a new one: a function of the reader, for all ranks alike."""
+    base = Path(options["base"]) if options["base"] else None
+    if base is None:
+        return own_sizes(options, samples), lambda reader: None
+    if (base / PRETRAINED_FILE).is_file() or (base / "best" / PRETRAINED_FILE).is_file():
+        folder = base if (base / PRETRAINED_FILE).is_file() else base / "best"
+        saved = load_pretrained(folder)
+        if saved["text"] != samples.text:
+            raise BadData(f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
+                          "grammar for both")
+        config = {**saved["sizes"]["config"], "vocab_size": len(samples.vocabulary),
+                  "attention_dropout": options["dropout"]}
+        sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], saved["sizes"]["attention"])
+
+        def fill(reader: Reader) -> None:
+            known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
+            here.say(f"begins with {folder}: all layers, {known} of {len(samples.vocabulary)} words")
+        return sizes, fill
+    config = config_of_folder(base, words=len(samples.vocabulary), dropout=options["dropout"])
+    sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
+    return sizes, lambda reader: here.say(read_checkpoint(reader, base, samples.vocabulary))
+
+
+def own_sizes(options: Options, samples: Samples) -> Sizes:
     if options["hidden"] % (2 * options["heads"]):
         raise BadData(f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}")
     multiple = options["pad_multiple"]
-    return {"words": len(samples.vocabulary), "classes": len(samples.names), "hidden": options["hidden"],
-            "layers": options["layers"], "heads": options["heads"], "dropout": options["dropout"],
-            "pooling": options["pooling"], "max_length": -(-samples.longest() // multiple) * multiple}
+    config = config_of_sizes(words=len(samples.vocabulary), hidden=options["hidden"], layers=options["layers"],
+                             heads=options["heads"], dropout=options["dropout"],
+                             max_length=-(-samples.longest() // multiple) * multiple)
+    return Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
 
 
-def finish(options: Options, samples: Samples, trained: Trained, progress: Progress, runtime: Runtime, output: Path,
-           seconds: float) -> None:
-    """The test split's report, predictions and model, in `output` on rank 0's node."""
-    probabilities = predict(trained.model, samples.encoded["test"], runtime, batch_size=options["batch_size"],
+# --- pretrain ---
+
+def pretrain_stage(options: Options, here: Runtime) -> None:
+    samples = make_samples(options)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    sizes, fill = begin_with(options, samples, here)
+    model = make_guesser(sizes, seed=options["seed"])
+    fill(model)
+    here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
+    loop = make_pretraining(options, samples, model, here, start.checkpoint_folder(options["output"]))
+    if not ran_to_its_end(loop, options, here):
+        return
+    output = Path(options["output"]).absolute()
+    for name in ("final", "best"):
+        if name == "best":
+            loop.load_best()
+        if here.local_rank == 0:
+            save_pretrained(model.state_dict(), sizes, samples.vocabulary, samples.text, output / name)
+    if here.is_first:
+        replace_text(output / "report.json", json.dumps({
+            "training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n")
+    here.say(f"pretrained: {output}")
+    here.record(done=True)
+
+
+def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
+    """False: stopped by a signal; its checkpoint was saved."""
+    if options["resume"] == "auto":
+        loop.resume()
+    if options["find_micro_batch"]:
+        assert isinstance(loop.plan, Buckets)
+        longest = [(int(number),) for number in np.argsort(-loop.plan.lengths)[:64]]
+        here.say(f"micro-batch {loop.find_micro_batch(longest)} fits")
+    if loop.run().is_complete:
+        return True
+    here.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+             f"there, with the checkpoint in {loop.saver.parent}")
+    return False
+
+
+# --- train and finetune ---
+
+def finetune_stage(options: Options, here: Runtime) -> None:
+    learn(options, here, judges_test=False)
+
+
+def train(options: Options, here: Runtime) -> None:
+    """Trains, keeps the best model, reports on the test ships. Stopped by a signal it saves and returns early."""
+    learn(options, here, judges_test=True)
+
+
+def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
+    started_s = time.monotonic()
+    samples = make_samples(options)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    sizes, fill = begin_with(options, samples, here)
+    model: Any = make_model(sizes, seed=options["seed"])
+    fill(model)
+    folder = start.checkpoint_folder(options["output"])
+    if options["freeze_epochs"]:
+        model = train_head(options, samples, model, here, folder)
+        if model is None:
+            here.say("stopped while the layers below were frozen; the same command goes on from there")
+            return
+    loop = make_loop(options, samples, model, here, folder)
+    if not ran_to_its_end(loop, options, here):
+        return
+    output = Path(options["output"]).absolute()
+    priors = [count / len(samples.encoded["train"]) for count in
+              np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()]
+    trained = Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
+    if here.local_rank == 0:
+        save_trained(trained, output / "final")
+    loop.load_best()
+    if here.local_rank == 0:
+        save_trained(trained, output / "best")
+    finish(options, samples, trained, loop.progress, here, time.monotonic() - started_s,
+           split="test" if judges_test else "val")
+
+
+def finish(options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, *,
+           split: str) -> None:
+    """The split's report and predictions, in `output` on rank 0's node."""
+    output = Path(options["output"]).absolute()
+    probabilities = predict(trained.model, samples.encoded[split], here, batch_size=options["batch_size"],
                             multiple=options["pad_multiple"])
-    truth = samples.labels("test")
+    truth = samples.labels(split)
     scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
     baseline = majority(samples.labels("train"), truth, samples.names)
-    runtime.record(step=progress.step, test_macro_f1=scores.macro_f1, test_accuracy=scores.accuracy,
-                   baseline_macro_f1=baseline.macro_f1, baseline_accuracy=baseline.accuracy)
-    if runtime.is_first:
-        save_trained(trained, output / "best")
-        write_predictions(output / "predictions.jsonl", samples.tracks["test"], probabilities, samples.names)
-        write_report(output, options, samples, progress, scores, baseline, runtime, seconds)
-    runtime.say(f"\ntest split, best model of step {progress.best_step}:\n\n{as_table(scores, baseline)}\n\n"
-                f"report, model and predictions: {output}")
-    runtime.record(done=True)
+    here.record(step=progress.step, baseline_macro_f1=baseline.macro_f1, baseline_accuracy=baseline.accuracy,
+                **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy})
+    if here.is_first:
+        write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
+        write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
+    chosen = f"best model of step {progress.best_step}" if progress.best_step is not None else "last model"
+    where = "test split" if split == "test" else "validation split"
+    here.say(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
+    here.record(done=True)
 
 
 def write_report(output: Path, options: Options, samples: Samples, progress: Progress, scores: Scores, baseline: Scores,
-                 runtime: Runtime, seconds: float) -> None:
+                 here: Runtime, seconds: float, *, split: str) -> None:
     report = {
-        "test": scores.as_json(), "majority_baseline": baseline.as_json(),
-        "training": {"steps": progress.step, "best_step": progress.best_step,
-                     "seconds": round(seconds, 1), "world_size": runtime.world_size, "device": runtime.family,
-                     "validation": progress.history},
-        "data": {"tracks": {name: len(part) for name, part in samples.tracks.items()}, "digest": samples.digest,
-                 "cleaning": None if samples.cleaning is None else asdict(samples.cleaning)},
+        split: scores.as_json(), "majority_baseline": baseline.as_json(), "training": told_of(progress, here, seconds),
+        "data": {"tracks": {name: len(part) for name, part in samples.records.items()}, "digest": samples.digest,
+                 "cleaning": samples.facts["cleaning"]},
+        "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
         "options": dict(options),
     }
     replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
@@ -112,30 +240,14 @@ def write_report(output: Path, options: Options, samples: Samples, progress: Pro
                                         f"{as_confusion(scores)}\n")
 
 
+def told_of(progress: Progress, here: Runtime, seconds: float) -> Dict[str, Any]:
+    return {"steps": progress.step, "best_step": progress.best_step, "seconds": round(seconds, 1),
+            "world_size": here.world_size, "device": here.family, "torch": torch.__version__,
+            "validation": progress.history}
+
+
 def replace_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
-
-
-def classify(options: Options, runtime: Runtime) -> None:
-    """Predictions for every track of --data, with classes known or not; scores too where they are known."""
-    if not options["model"]:
-        raise BadData("--mode=predict needs --model, the folder `best` of a training's output")
-    trained = load_trained(Path(options["model"]))
-    tracks, _ = load_tracks(options)
-    texts = as_texts(tracks, **trained.text)
-    ids = {name: i for i, name in enumerate(trained.names)}
-    samples = [encode(words, trained.vocabulary, ids.get(str(track.label), -1)) for words, track in zip(texts, tracks)]
-    model: Classifier = trained.model.to(runtime.device)
-    probabilities = predict(model, samples, runtime, batch_size=options["batch_size"], multiple=options["pad_multiple"])
-    path = Path(options["output"]).absolute() / "predictions.jsonl"
-    if runtime.is_first:
-        write_predictions(path, tracks, probabilities, list(trained.names))
-    known = [i for i, sample in enumerate(samples) if sample.label >= 0]
-    if known:
-        scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), trained.names)
-        runtime.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} "
-                    f"accuracy {scores.accuracy:.3f}")
-    runtime.say(f"{len(tracks)} predictions: {path}")
-    runtime.record(done=True)

@@ -1,44 +1,116 @@
-"""A Qwen2 that reads a track and says which class of ship it is; built from its sizes, without pretrained weights."""
+"""A Qwen2 or Qwen3 that reads a track, to classify it or to guess hidden words; from its sizes or a checkpoint."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import Qwen2Config, Qwen2Model
+from transformers import AutoConfig, AutoModel
 
 from ascendrun.programs.trajectory.tokens import Ids
+from ascendrun.programs.trajectory.tracks import BadData
 
 POOLINGS = ("mean", "last")
+ATTENTIONS = ("causal", "both")
 FEED_FORWARD_RATIO = 8 / 3
 """Qwen2's gated feed-forward has three matrices, so 8/3 of the width costs what 4 costs an ungated one."""
 
 
-class Classifier(nn.Module):
-    """Logits of each class for a batch of tracks, padded on the right.
+@dataclass(frozen=True)
+class Sizes:
+    """All that is needed to build the model again. `config`: of transformers, with its model_type. `attention`:
+    causal, each word sees those before it; or both, all of them."""
+
+    config: Dict[str, Any]
+    classes: int
+    dropout: float
+    pooling: str
+    attention: str
+
+    def as_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+def config_of_sizes(*, words: int, hidden: int, layers: int, heads: int, max_length: int, dropout: float
+                    ) -> Dict[str, Any]:
+    return {"model_type": "qwen2", "vocab_size": words, "hidden_size": hidden,
+            "intermediate_size": round(hidden * FEED_FORWARD_RATIO / 8) * 8, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": max_length,
+            "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+            "use_cache": False}
+
+
+def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, Any]:
+    """Of a checkpoint folder of Qwen2, Qwen2.5 or Qwen3, with our own number of words. Raises BadData."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise BadData(f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
+                      "or the output of --mode=pretrain")
+    config = dict(json.loads(file.read_text(encoding="utf-8")))
+    if config.get("model_type") not in ("qwen2", "qwen3"):
+        raise BadData(f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3")
+    config.pop("torch_dtype", None)
+    config.pop("dtype", None)
+    return {**config, "vocab_size": words, "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None,
+            "eos_token_id": None, "use_cache": False}
+
+
+def build(config: Any) -> nn.Module:
+    make: Any = AutoModel.from_config
+    model: nn.Module = make(config)
+    return model
+
+
+class Reader(nn.Module):
+    """The transformer under every head: a batch of ids, padded on the right, to one state a word."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        assert sizes.attention in ATTENTIONS
+        config = dict(sizes.config)
+        self.attention = sizes.attention
+        self.backbone: Any = build(AutoConfig.for_model(config.pop("model_type"), **config))
+        self.dropout = nn.Dropout(sizes.dropout)
+
+    @property
+    def hidden(self) -> int:
+        return int(self.backbone.config.hidden_size)
+
+    def states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        embedded = self.dropout(self.backbone.embed_tokens(ids))
+        # No mask for a causal model: it never sees the padding to its right, and the fast kernel needs none.
+        mask = None if self.attention == "causal" else open_mask(ids, lengths, embedded.dtype)
+        states: torch.Tensor = self.backbone(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
+        return states
+
+
+def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """rows x 1 x length x length, to be added to the scores: a word sees every word of its row, none the padding."""
+    inside = torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]
+    mask = torch.zeros(inside.shape, dtype=dtype, device=ids.device).masked_fill_(~inside, torch.finfo(dtype).min)
+    return mask[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+
+
+class TrackClassifier(Reader):
+    """Logits of each class for a batch of tracks.
 
     A causal model knows at position i only what came up to i, so the classifier reads the last word
     of the track or the mean over all of them, never position 0.
     """
 
-    def __init__(self, *, words: int, classes: int, hidden: int, layers: int, heads: int, max_length: int,
-                 dropout: float, pooling: str) -> None:
-        super().__init__()
-        assert pooling in POOLINGS
-        self.pooling = pooling
-        self.backbone = Qwen2Model(Qwen2Config(
-            vocab_size=words, hidden_size=hidden, intermediate_size=round(hidden * FEED_FORWARD_RATIO / 8) * 8,
-            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
-            max_position_embeddings=max_length, attention_dropout=dropout, pad_token_id=0, use_cache=False))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(hidden, classes)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        assert sizes.pooling in POOLINGS
+        self.pooling = sizes.pooling
+        self.head = nn.Linear(self.hidden, sizes.classes)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        # No attention mask: a causal model never sees the padding to its right, and the fast kernel needs none.
-        embedded = self.dropout(self.backbone.embed_tokens(ids))
-        states = self.backbone(inputs_embeds=embedded).last_hidden_state
+        states = self.states(ids, lengths)
         if self.pooling == "last":
             pooled = states[torch.arange(len(ids), device=ids.device), lengths - 1]
         else:
@@ -47,10 +119,29 @@ class Classifier(nn.Module):
         return self.head(self.dropout(pooled))  # type: ignore[no-any-return]
 
 
-def make_model(sizes: Dict[str, Any], *, seed: int) -> Classifier:
+class WordGuesser(Reader):
+    """Logits of each word of the vocabulary, at the positions asked for only: most words need no answer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        wide = self.hidden
+        self.words = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), nn.LayerNorm(wide), nn.Dropout(sizes.dropout),
+                                   nn.Linear(wide, int(sizes.config["vocab_size"])))
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
+                ) -> torch.Tensor:
+        return self.words(self.states(ids, lengths)[rows, places])  # type: ignore[no-any-return]
+
+
+def make_model(sizes: Sizes, *, seed: int) -> TrackClassifier:
     """The same weights for the same seed on every rank."""
     torch.manual_seed(seed)
-    return Classifier(**sizes)
+    return TrackClassifier(sizes)
+
+
+def make_guesser(sizes: Sizes, *, seed: int) -> WordGuesser:
+    torch.manual_seed(seed)
+    return WordGuesser(sizes)
 
 
 def pad(rows: Sequence[Ids], *, multiple: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -61,3 +152,53 @@ def pad(rows: Sequence[Ids], *, multiple: int) -> Tuple[torch.Tensor, torch.Tens
     for i, row in enumerate(rows):
         ids[i, :len(row)] = row
     return torch.from_numpy(ids), torch.tensor(lengths)
+
+
+# --- weights from elsewhere ---
+
+def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> str:
+    """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
+    into, where it has one. What was done, for people. Raises BadData or weights.BadWeights."""
+    from ascendrun.programs.trainer.weights import file_of_tensor, read_into
+    there = file_of_tensor(folder)
+    prefix = "model." if any(name.startswith("model.layers.") for name in there) else ""
+    read_into(reader.backbone, folder,
+              name_in_file=lambda name: None if name.startswith("embed_tokens.") else prefix + name)
+    pieces = word_pieces(folder, list(vocabulary))
+    if pieces is None:
+        return f"layers from {folder}; it has no tokenizer.json, so our words begin at random"
+    table = embedding_table(folder, f"{prefix}embed_tokens.weight", there)
+    with torch.no_grad():
+        for number, ids in enumerate(pieces):
+            if ids:
+                reader.backbone.embed_tokens.weight[number] = table[ids].float().mean(0)
+    return f"layers from {folder}; each word begins as the mean of its pieces there"
+
+
+def embedding_table(folder: Path, name: str, there: Mapping[str, str]) -> torch.Tensor:
+    from safetensors import safe_open
+    with safe_open(str(folder / there[name]), framework="pt") as opened:
+        table: torch.Tensor = opened.get_tensor(name)
+    return table
+
+
+def word_pieces(folder: Path, words: Sequence[str]) -> Optional[List[List[int]]]:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
+
+
+def take_words(reader: Reader, weights: Mapping[str, torch.Tensor], theirs: Mapping[str, int],
+               ours: Mapping[str, int]) -> int:
+    """The weights of another reader, its words matched by name; how many of our words it knew."""
+    own = reader.state_dict()
+    kept = {name: tensor for name, tensor in weights.items() if name.startswith("backbone.") and name in own}
+    embedding = "backbone.embed_tokens.weight"
+    table = own[embedding].clone()
+    known = [(ours[word], number) for word, number in theirs.items() if word in ours]
+    for mine, other in known:
+        table[mine] = kept[embedding][other]
+    reader.load_state_dict({**kept, embedding: table}, strict=False)
+    return len(known)

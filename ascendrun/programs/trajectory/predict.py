@@ -1,72 +1,107 @@
-"""A trained model in a file, and what it says of each track, one JSON line a track."""
+"""What a trained classifier says of many tracks: by file over all ranks, with what it cost."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.model import Classifier, make_model
-from ascendrun.programs.trajectory.tracks import BadData, Track
-
-MODEL_FILE = "model.pt"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model with all that is needed to use it on raw tracks. `text`: grammar and resolution of the words."""
-
-    model: Classifier
-    sizes: Dict[str, Any]
-    vocabulary: Dict[str, int]
-    names: Sequence[str]
-    text: Dict[str, Any]
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trajectory.calibrate import Adjustment
+from ascendrun.programs.trajectory.data import Options, encode_all, load_records
+from ascendrun.programs.trajectory.evaluate import predict
+from ascendrun.programs.trajectory.records import Record, load_prepared
+from ascendrun.programs.trajectory.scores import score
+from ascendrun.programs.trajectory.store import Vote, load_vote
+from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.tracks import BadData, Floats
 
 
-def save_trained(trained: Trained, folder: Path) -> Path:
-    """Writes model.pt; readers never see half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, fresh = folder / MODEL_FILE, folder / f".{MODEL_FILE}.{os.getpid()}.tmp"
-    weights = {name: tensor.detach().cpu() for name, tensor in trained.model.state_dict().items()}
-    torch.save({"weights": weights, "sizes": trained.sizes, "vocabulary": trained.vocabulary,
-                "names": list(trained.names), "text": trained.text}, fresh)
-    os.replace(fresh, path)
-    return path
+def classify(options: Options, here: Runtime) -> None:
+    """Predictions for every track of --data (- : lines on standard input), with classes known or not; scores too where
+    they are known."""
+    vote = load_vote([Path(name) for name in options["model"]])
+    if Path(options["data"]).name == "-":
+        from ascendrun.programs.trajectory.stream import classify_stream
+        classify_stream(vote, options, here)
+        return
+    records = records_to_classify(options, vote)
+    samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
+    warm = samples[:min(len(samples), options["batch_size"] * here.world_size)]
+    for _ in range(options["warm_up"]):
+        vote_on(vote, warm, here, options)
+    here.accelerator.synchronize()
+    began_s = time.monotonic()
+    probabilities = vote_on(vote, samples, here, options)
+    seconds = time.monotonic() - began_s
+    path = Path(options["output"]).absolute() / "predictions.jsonl"
+    if here.is_first:
+        write_predictions(path, records, probabilities, vote.names, with_all=options["probabilities"])
+    known = [i for i, sample in enumerate(samples) if sample.label >= 0]
+    if known:
+        scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
+        here.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} accuracy {scores.accuracy:.3f}")
+    tokens = sum(map(len, samples))
+    here.record(done=True, tracks=len(samples), seconds=seconds, tracks_per_s=len(samples) / seconds,
+                tokens_per_s=tokens / seconds)
+    here.say(f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
+             f"{options['warm_up']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "
+             f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device")
+    here.say(f"{len(records)} predictions: {path}")
 
 
-def load_trained(path: Path) -> Trained:
-    """From the file or its folder. Raises BadData when there is none."""
-    file = path / MODEL_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise BadData(f"{file}: no trained model here; --model takes the `best` folder of a training's output")
-    saved = torch.load(file, map_location="cpu", weights_only=True)
-    model = make_model(saved["sizes"], seed=0)
-    model.load_state_dict(saved["weights"])
-    return Trained(model, saved["sizes"], saved["vocabulary"], saved["names"], saved["text"])
+def records_to_classify(options: Options, vote: Vote) -> List[Record]:
+    if options["prepared"]:
+        prepared = load_prepared(Path(options["prepared"]))
+        if prepared.facts["text"] != vote.members[0].text:
+            raise BadData(f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
+                          f"{vote.members[0].text}; prepare the data with the model's grammar")
+        return prepared.records[options["split"]]
+    return load_records(options, **vote.members[0].text)[0]
 
 
-def write_predictions(path: Path, tracks: Sequence[Track], probabilities: NDArray[np.float64],
-                      names: Sequence[str]) -> None:
+def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
+    """The mean over the members, adjusted; the same on every rank."""
+    return put_together(vote, each_member_on(vote, samples, here, options))
+
+
+def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> List[Floats]:
+    if not samples:
+        raise BadData("there is no track to classify")
+    return [predict(member.model.to(here.device), samples, here, batch_size=options["batch_size"],
+                    multiple=options["pad_multiple"]) for member in vote.members]
+
+
+def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
+    mean: Floats = np.mean(each, axis=0)
+    return Adjustment(vote.temperature, vote.prior_shift).apply(mean, vote.members[0].priors)
+
+
+def ids_of(vote: Vote) -> Dict[str, int]:
+    return {name: i for i, name in enumerate(vote.names)}
+
+
+def write_predictions(path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *,
+                      with_all: bool = True) -> None:
     """One line a track: its class_name and confidence, and the truth where it is known."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(fresh, "w", encoding="utf-8") as file:
-        for track, row in zip(tracks, probabilities):
-            file.write(json.dumps(prediction(track, row, names)) + "\n")
+        for record, row in zip(records, probabilities):
+            said = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
+            if record.label is not None:
+                said["truth"] = record.label
+            file.write(json.dumps(said) + "\n")
     os.replace(fresh, path)
 
 
-def prediction(track: Track, row: NDArray[np.float64], names: Sequence[str]) -> Dict[str, Any]:
+def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> Dict[str, Any]:
     best = int(row.argmax())
-    said: Dict[str, Any] = {"track": track.id, "ship": track.ship, "class_name": names[best],
-                            "confidence": round(float(row[best]), 4)}
-    if track.label is not None:
-        said["truth"] = track.label
-    said["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
+    said: Dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
+    if with_all:
+        said["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
     return said

@@ -5,25 +5,26 @@ from __future__ import annotations
 import hashlib
 from typing import Dict, List, Sequence, Tuple
 
-from ascendrun.programs.trajectory.tracks import SPLITS, BadData, Track
+from ascendrun.programs.trajectory.records import Record
+from ascendrun.programs.trajectory.tracks import SPLITS, BadData
 
-Parts = Dict[str, List[Track]]
+Parts = Dict[str, List[Record]]
 
 
-def split_tracks(tracks: Sequence[Track], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
-    """Tracks by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
+def split_records(records: Sequence[Record], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
+    """Records by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
 
     Raises BadData when one ship is in two splits, or a split stays empty.
     """
-    own = use_column and all(track.split for track in tracks)
+    own = use_column and all(record.split for record in records)
     parts: Parts = {name: [] for name in SPLITS}
-    for track in tracks:
-        name = track.split if own and track.split else deal(track.ship, val=val, test=test, seed=seed)
-        parts[name].append(track)
+    for record in records:
+        name = record.split if own and record.split else deal(record.ship, val=val, test=test, seed=seed)
+        parts[name].append(record)
     check_disjoint(parts)
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
-        raise BadData(f"no ship in split {', '.join(empty)} ({len({track.ship for track in tracks})} ships in all); "
+        raise BadData(f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
                       "give more ships or larger --val_fraction and --test_fraction")
     return parts
 
@@ -41,8 +42,8 @@ def check_disjoint(parts: Parts) -> None:
     """Raises BadData when a ship stands in two splits: the report would be about memory, not about motion."""
     homes: Dict[str, str] = {}
     shared: List[Tuple[str, str, str]] = []
-    for name, tracks in parts.items():
-        for ship in {track.ship for track in tracks}:
+    for name, records in parts.items():
+        for ship in {record.ship for record in records}:
             if homes.setdefault(ship, name) != name:
                 shared.append((ship, homes[ship], name))
     if shared:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+import copy
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import accelerator, parallel, start
+from ascendrun.programs.trainer import accelerator, metrics, parallel
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.schedule import warmup_of
@@ -16,20 +18,24 @@ from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.programs.trajectory.batches import augment
 from ascendrun.programs.trajectory.data import Options, Samples
-from ascendrun.programs.trajectory.evaluate import predict, score
-from ascendrun.programs.trajectory.model import Classifier, pad
-from ascendrun.programs.trajectory.tokens import UNKNOWN, Ids
+from ascendrun.programs.trajectory.evaluate import predict
+from ascendrun.programs.trajectory.model import Reader, TrackClassifier, pad
+from ascendrun.programs.trajectory.scores import score
+from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
-FREE_TO_CHANGE = ("mode", "model", "data", "output", "device", "resume", "log_every", "checkpoint_every",
-                  "keep_checkpoints", "timeout_s", "micro_batch")
+FREE_TO_CHANGE = ("mode", "model", "data", "prepared", "output", "device", "resume", "log_every", "checkpoint_every",
+                  "keep_checkpoints", "timeout_s", "micro_batch", "find_micro_batch", "workers", "max_s", "profile",
+                  "peak_tflops", "host", "port", "warm_up", "probabilities", "crops", "split", "macro_share", "adjust")
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 LR_FLOOR = 0.05
+BETAS = (0.9, 0.98)
 
 
 class Classification(Task):
     """Says the class of a ship from a stretch of its track."""
 
-    def __init__(self, options: Options, samples: Samples, model: Classifier, here: Runtime, plan: Buckets) -> None:
+    def __init__(self, options: Options, samples: Samples, model: TrackClassifier, here: Runtime, plan: Buckets
+                 ) -> None:
         self.options, self.samples, self.model, self.here, self.plan = options, samples, model, here, plan
         self.train_set = samples.encoded["train"]
         self.class_weights = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
@@ -59,24 +65,67 @@ class Classification(Task):
     def evaluate(self, step: int) -> Dict[str, float]:
         probabilities = predict(self.model, self.samples.encoded["val"], self.here,
                                 batch_size=self.options["batch_size"], multiple=self.options["pad_multiple"])
-        scores = score(self.samples.labels("val"), probabilities.argmax(1).tolist(), self.samples.names)
-        return {"macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
+        truth = self.samples.labels("val")
+        scores = score(truth, probabilities.argmax(1).tolist(), self.samples.names)
+        nll = -np.log(np.maximum(probabilities[np.arange(len(truth)), truth], 1e-12)).mean()
+        return {"macro_f1": scores.macro_f1, "accuracy": scores.accuracy, "loss": float(nll),
+                "mean": (scores.macro_f1 + scores.accuracy) / 2}
 
 
-def make_loop(options: Options, samples: Samples, model: Classifier, here: Runtime) -> Loop:
-    plan = Buckets([len(sample) for sample in samples.encoded["train"]], batch_size=options["batch_size"],
-                   seed=options["seed"], window=options["window"])
+def train_head(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
+               ) -> Optional[TrackClassifier]:
+    """The first --freeze_epochs, in which the layers below stay as they are; None: stopped by a signal."""
+    model.backbone.requires_grad_(False)
+    loop = make_loop({**options, "epochs": options["freeze_epochs"], "keep_best_by": "last"}, samples, model, here,
+                     folder / "head")
+    if options["resume"] == "auto":
+        loop.resume()
+    if not loop.run().is_complete:
+        return None
+    fresh = copy.deepcopy(model)  # without the hooks that DDP left on the weights
+    fresh.backbone.requires_grad_(True)
+    return fresh
+
+
+def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path) -> Loop:
+    plan = plan_of(samples.encoded["train"], options)
+    best = options["keep_best_by"]
+    settings = make_settings(options, plan, model, here, best="" if best == "last" else best,
+                             best_is_low=best == "loss")
+    engine = make_engine(options, model, here)
+    return Loop(here, engine, plan, Classification(options, samples, model, here, plan), settings, folder=folder,
+                identity=identity_of(options, samples))
+
+
+def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
+    return Buckets([len(sample) for sample in samples], batch_size=options["batch_size"], seed=options["seed"],
+                   window=options["window"])
+
+
+def make_settings(options: Options, plan: Buckets, model: Reader, here: Runtime, **given: Any) -> Settings:
     steps = options["epochs"] * plan.steps_per_epoch
     if options["max_steps"]:
         steps = min(steps, options["max_steps"])
-    settings = Settings.of(
-        options, steps=steps, warmup_steps=max(1, warmup_of(options["warmup"], steps)), lr_floor=LR_FLOOR,
-        eval_every=options["eval_every"] or plan.steps_per_epoch, best="macro_f1")
-    adam = parallel.Adam(lr=options["lr"], weight_decay=options["weight_decay"])
-    engine = parallel.wrap(model, here, how="ddp", adam=adam,
-                           precision=accelerator.choose_precision(options["dtype"], here.accelerator))
-    return Loop(here, engine, plan, Classification(options, samples, model, here, plan), settings,
-                folder=start.checkpoint_folder(options["output"]), identity=identity_of(options, samples))
+    return Settings.of(options, steps=steps, warmup_steps=max(1, warmup_of(options["warmup"], steps)),
+                       lr_floor=LR_FLOOR, eval_every=options["eval_every"] or plan.steps_per_epoch,
+                       flops_per_token=flops_of(model, float(np.mean(plan.lengths))), **given)
+
+
+def make_engine(options: Options, model: Reader, here: Runtime) -> parallel.Engine:
+    adam = parallel.Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=BETAS)
+    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
+    if options["gradient_checkpointing"]:
+        model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    return parallel.wrap(model, here, how="ddp", adam=adam, precision=precision)
+
+
+def flops_of(model: Reader, mean_length: float) -> float:
+    config = model.backbone.config
+    weights = list(model.parameters())
+    return metrics.flops_per_token(
+        parameters=sum(weight.numel() for weight in weights), layers=config.num_hidden_layers,
+        trainable=sum(weight.numel() for weight in weights if weight.requires_grad), hidden=config.hidden_size,
+        mean_length=mean_length, embedding=model.backbone.embed_tokens.weight.numel())
 
 
 def class_weights(labels: Sequence[int], classes: int, how: str) -> List[float]:

@@ -1,0 +1,85 @@
+"""A trained classifier in Python: Classifier("out/finetune/best").predict_single(text, return_probs=True)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Union
+
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer.accelerator import choose_family, open_accelerator
+from ascendrun.programs.trajectory.calibrate import Adjustment
+from ascendrun.programs.trajectory.evaluate import probabilities_of
+from ascendrun.programs.trajectory.grammars import as_texts
+from ascendrun.programs.trajectory.predict import answer
+from ascendrun.programs.trajectory.read_ais import clean_rows, match_columns
+from ascendrun.programs.trajectory.records import in_points, without_class
+from ascendrun.programs.trajectory.store import Vote, load_vote
+from ascendrun.programs.trajectory.tokens import Words, encode
+from ascendrun.programs.trajectory.tracks import BadData, Floats, in_order
+
+LONGEST = 4096
+"""Words of one text; a longer one is refused, not cut in silence."""
+
+
+class Classifier:
+    """`path`: the `best` folder of a training's output, or the output of --mode=evaluate. `device`: auto, cpu, cuda,
+    npu; `index`: which of several. Raises BadData where there is no model."""
+
+    def __init__(self, path: Union[str, Path, Sequence[Union[str, Path]]], *, device: str = "auto", index: int = 0,
+                 warm_up: int = 3) -> None:
+        paths = [path] if isinstance(path, (str, Path)) else list(path)
+        self.setup(load_vote([Path(each) for each in paths]), open_accelerator(choose_family(device, {}), index).device)
+        for _ in range(warm_up):
+            self.predict_batch(["POINT_END"])
+
+    def setup(self, vote: Vote, device: torch.device) -> None:
+        self.vote, self.device = vote, device
+        for member in vote.members:
+            member.model.to(device).eval()
+
+    @classmethod
+    def of(cls, vote: Vote, device: torch.device) -> "Classifier":
+        """Of a model that is loaded already."""
+        fresh = cls.__new__(cls)
+        fresh.setup(vote, device)
+        return fresh
+
+    @property
+    def class_names(self) -> List[str]:
+        return self.vote.names
+
+    def predict_single(self, text: str, *, return_probs: bool = False) -> Dict[str, Any]:
+        """`text`: the words of a track in the model's grammar. {class_name, confidence}; with return_probs also
+        {probabilities: {class: share}}."""
+        return self.predict_batch([text], return_probs=return_probs)[0]
+
+    def predict_batch(self, texts: Sequence[str], *, return_probs: bool = False) -> List[Dict[str, Any]]:
+        return self._answers([in_points(without_class(text.split(), None)[0]) for text in texts], return_probs)
+
+    def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> Dict[str, Any]:
+        """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have."""
+        return self._answers([self.words_of(points)], return_probs)[0]
+
+    def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
+        if not points:
+            raise BadData("no points; give a few of {time, lat, lon, sog, cog}")
+        table = {name: [point.get(name) for point in points] for name in points[0]}
+        found = match_columns(list(table), {}, Path("points"))
+        tracks = clean_rows(table, {ours: name for ours, name in found.items() if ours not in ("class", "type_code")},
+                            "one")
+        if len(tracks) != 1 or len(tracks[0]) < 2:
+            raise BadData(f"{len(points)} points make {len(tracks)} tracks; give two or more usable points of one ship")
+        return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
+
+    def _answers(self, words: Sequence[Words], return_probs: bool) -> List[Dict[str, Any]]:
+        rows = [encode(each, self.vote.members[0].vocabulary, -1).ids() for each in words]
+        for row in rows:
+            if not 0 < len(row) <= LONGEST:
+                raise BadData(f"a text of {len(row)} words; it must have 1 to {LONGEST}")
+        with torch.no_grad():
+            each = [probabilities_of(member.model, rows, self.device, multiple=1) for member in self.vote.members]
+        mean: Floats = np.mean(each, axis=0)
+        said = Adjustment(self.vote.temperature, self.vote.prior_shift).apply(mean, self.vote.members[0].priors)
+        return [answer(row, self.vote.names, with_all=return_probs) for row in said]

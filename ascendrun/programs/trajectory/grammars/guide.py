@@ -1,0 +1,104 @@
+"""The guide's grammars: absolute time, H3 cell, coarse speed and course of every point; without its class word.
+
+`guide` writes the cell with all its digits. The other eight write what the published code wrote, for texts that were
+made with it: `cell_based` too, whose digits are off by one, so that the seven children of a cell look alike.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Optional, Tuple
+
+from ascendrun.programs.trajectory.bins import compass, speed_word, time_words
+from ascendrun.programs.trajectory.grammars.cells import cell_at, library
+from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.programs.trajectory.tracks import Track
+
+END = "POINT_END"
+PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))
+"""Levels of the hierarchical grammars: their name and how many letters of the cell they show."""
+
+CellWords = Callable[[str, Optional[str]], Tuple[str, ...]]
+"""The words of a cell; the cell of the point before, None for the first."""
+
+
+def make_words(track: Track, cell_words: CellWords, *, resolution: int) -> Words:
+    before: Optional[str] = None
+    points = []
+    for i in range(len(track)):
+        cell = cell_at(track.lat[i], track.lon[i], resolution)
+        points.append((*time_words(int(track.time[i])), *cell_words(cell, before), f"SPD_{speed_word(track.sog[i])}",
+                       f"COG_{compass(track.cog[i])}", END))
+        before = cell
+    return Words((), tuple(points))
+
+
+def guide_words(track: Track, *, resolution: int) -> Words:
+    """Twenty-one words a point at resolution 10."""
+    return make_words(track, lambda cell, before: digits_of(cell), resolution=resolution)
+
+
+def digits_of(cell: str) -> Tuple[str, ...]:
+    """An H3 cell as its resolution, base cell (0-121) and one digit (0-6) for each resolution below it.
+
+    The index keeps the digit of resolution r in the three bits from 3 * (15 - r) up; the seven children of a cell
+    differ in it.
+    """
+    return written(cell, lowest_bit=lambda level: 3 * (15 - level))
+
+
+def cell_based(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    """As published: each digit is that of the resolution above, and the finest is lost."""
+    return written(cell, lowest_bit=lambda level: 3 * (16 - level))
+
+
+def written(cell: str, *, lowest_bit: Callable[[int], int]) -> Tuple[str, ...]:
+    h3 = library()
+    resolution, index = h3.get_resolution(cell), h3.str_to_int(cell)
+    digits = (index >> lowest_bit(level) & 7 for level in range(1, resolution + 1))
+    return (f"H3_res_{resolution}", f"H3_base_{h3.get_base_cell_number(cell)}",
+            *(f"H3_cell_{level}_{digit}" for level, digit in enumerate(digits, start=1)))
+
+
+def char_split(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return tuple(f"H3_CHAR_{i}_{letter}" for i, letter in enumerate(cell))
+
+
+def hierarchical_optimized(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return (f"H3_RES_{cell[1]}", *(f"H3_{level}_{cell[:end]}" for level, end in PREFIXES))
+
+
+def semantic(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return (f"H3_VER_{cell[0]}", f"H3_RES_{cell[1]}", f"H3_BASE_{cell[2:6]}", f"H3_SUB_{cell[6:10]}",
+            f"H3_PRECISE_{cell[10:13]}")
+
+
+def grid_based(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return (f"GRID_RES_{cell[1]}", f"GRID_MAJOR_{cell[2:4]}", f"GRID_MID_{cell[4:7]}", f"GRID_MINOR_{cell[7:10]}",
+            f"GRID_MICRO_{cell[10:13]}")
+
+
+def relative(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    """What changed since the point before, level by level; the first point in full."""
+    if before is None:
+        return hierarchical_optimized(cell, None)
+    words = ["H3_RES_SAME" if cell[1] == before[1] else f"H3_RES_CHANGE_{cell[1]}"]
+    for level, end in PREFIXES:
+        if cell[:end] == before[:end]:
+            words.append(f"H3_{level}_SAME")
+        else:
+            words += [f"H3_{level}_CHANGE", f"H3_{level}_NEW_{cell[end - 2:end]}"]
+    return tuple(words)
+
+
+def simple(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return (f"H3_{cell}",)
+
+
+def grouped(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+    return (f"H3_PREFIX_{cell[:5]}", f"H3_MID_{cell[5:10]}", f"H3_SUFFIX_{cell[10:]}")
+
+
+PUBLISHED: Dict[str, CellWords] = {
+    "cell_based": cell_based, "char_split": char_split, "hierarchical_optimized": hierarchical_optimized,
+    "semantic": semantic, "grid_based": grid_based, "relative": relative, "simple": simple, "grouped": grouped,
+}

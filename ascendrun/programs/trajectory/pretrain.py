@@ -1,0 +1,89 @@
+"""Learning how ships move without being told what they are: guess hidden words, or the next word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ascendrun.programs.trainer.data import Batch, Buckets, Unit
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import Task
+from ascendrun.programs.trajectory.batches import augment
+from ascendrun.programs.trajectory.data import Options, Samples
+from ascendrun.programs.trajectory.masking import guessable, hide_words
+from ascendrun.programs.trajectory.model import WordGuesser, pad
+from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
+from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
+
+Asked = Tuple[Ids, Ids, Ids]
+"""One sample: what the reader sees, at which places it is asked, and the right words there."""
+
+
+class Pretraining(Task):
+    """`objective`: masked or causal. Classes are not looked at."""
+
+    def __init__(self, options: Options, samples: Samples, here: Runtime, model: WordGuesser, plan: Buckets) -> None:
+        self.options, self.vocabulary, self.here, self.model, self.plan = (options, samples.vocabulary, here, model,
+                                                                           plan)
+        self.train_set, self.val_set = unlabelled(samples), samples.encoded["val"]
+        self.may = guessable(samples.vocabulary)
+
+    def collate(self, units: Sequence[Unit], step: int) -> Batch:
+        epoch = step // self.plan.steps_per_epoch
+        return self.batch([self.asked(self.train_set[number], (self.options["seed"], epoch, number), is_training=True)
+                           for unit in units for number in unit])
+
+    def asked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Asked:
+        ids = augment(sample, min_points=self.options["min_points"], crop=self.options["crop"] if is_training else 0.0,
+                      hide=0.0, unknown=self.vocabulary[UNKNOWN], key=key)
+        if self.options["objective"] == "causal":
+            places = np.flatnonzero(ids[1:] != self.vocabulary[UNKNOWN])
+            return ids, places, ids[places + 1]
+        hidden, places = hide_words(ids, self.may, self.vocabulary, rate=self.options["mask_rate"], key=key)
+        return hidden, places, ids[places]
+
+    def batch(self, rows: Sequence[Asked]) -> Batch:
+        ids, lengths = pad([seen for seen, _, _ in rows], multiple=self.options["pad_multiple"])
+        tensors = {"ids": ids, "lengths": lengths,
+                   "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
+                   "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),
+                   "words": torch.from_numpy(np.concatenate([words for _, _, words in rows]))}
+        tokens = int(lengths.sum())
+        return Batch(tensors, weight=float(len(tensors["words"])), tokens=tokens, samples=len(rows))
+
+    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+        logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"])
+        return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
+
+    def evaluate(self, step: int) -> Dict[str, float]:
+        """The same hidden words at every evaluation; words of the training ships' vocabulary only."""
+        mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
+        size, sums = self.options["batch_size"], [0.0, 0.0, 0.0, 0.0]
+        for start in range(0, len(mine), size):
+            batch = self.batch([self.asked(self.val_set[i], (i,), is_training=False) for i in mine[start:start + size]])
+            tensors = {name: tensor.to(self.here.device) for name, tensor in batch.tensors.items()}
+            logits = self.model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"]).float()
+            right = float((logits.argmax(-1) == tensors["words"]).sum())
+            nats = float(functional.cross_entropy(logits, tensors["words"], reduction="sum"))
+            sums = [old + new for old, new in zip(sums, (nats, right, batch.weight, float(batch.tokens)))]
+        nats, right, asked, tokens = self.here.sum(sums)
+        return {"loss": nats / max(1.0, asked), "guessed": right / max(1.0, asked), "asked_share": asked / tokens}
+
+
+def unlabelled(samples: Samples) -> List[Encoded]:
+    """The training ships, and those of no known class; never a ship of the other splits."""
+    return [*samples.encoded["train"], *samples.encoded.get("unlabelled", [])]
+
+
+def make_pretraining(options: Options, samples: Samples, model: WordGuesser, here: Runtime, folder: Path) -> Loop:
+    plan = plan_of(unlabelled(samples), options)
+    settings = make_settings(options, plan, model, here, best="loss", best_is_low=True)
+    engine = make_engine(options, model, here)
+    return Loop(here, engine, plan, Pretraining(options, samples, here, model, plan), settings, folder=folder,
+                identity=identity_of(options, samples))

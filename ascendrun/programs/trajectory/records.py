@@ -1,0 +1,174 @@
+"""Segments as words, from tracks or from texts that were made before; and a folder that keeps them for later stages."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
+
+from ascendrun.programs.trajectory.grammars import as_texts
+from ascendrun.programs.trajectory.grammars.guide import END
+from ascendrun.programs.trajectory.leaks import fingerprint
+from ascendrun.programs.trajectory.read_ais import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.tokens import Words
+from ascendrun.programs.trajectory.tracks import BadData, Track
+
+SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One segment: `label` None: its class is not known; `split` None: not dealt yet. `mark`: names its points, or its
+    text, whatever it is called."""
+
+    id: str
+    ship: str
+    label: Optional[str]
+    split: Optional[str]
+    words: Words
+    mark: str
+
+
+def from_tracks(tracks: Sequence[Track], *, grammar: str, resolution: int) -> List[Record]:
+    texts = as_texts(tracks, grammar=grammar, resolution=resolution)
+    return [Record(track.id, track.ship, track.label, track.split, words,
+                   fingerprint(track.time.tobytes(), track.lat.tobytes(), track.lon.tobytes()))
+            for track, words in zip(tracks, texts)]
+
+
+# --- texts that were made elsewhere: the guide's JSON lines ---
+
+def is_texts(path: Path) -> bool:
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_texts(path: Path) -> Tuple[List[Record], int]:
+    """Of lines {"text", "label", "source_file"}, and how many class words were taken out of them.
+
+    The published texts name the class at every point. Such a word is taken out where it stands before POINT_END and
+    names the line's own class; a class word anywhere else stays, for the leak check to find. Raises BadData.
+    """
+    if not path.is_file():
+        raise BadData(f"{path}: no such file on this node; data must be at the same path on every node")
+    records: List[Record] = []
+    removed = 0
+    with open_text(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                record, dropped = read_text_line(line, f"{path}:{number}")
+                records.append(record)
+                removed += dropped
+    if not records:
+        raise BadData(f"{path}: no line with a text")
+    return records, removed
+
+
+def read_text_line(line: str, place: str) -> Tuple[Record, int]:
+    try:
+        row = json.loads(line)
+        text, label = str(row["text"]), row.get("label")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise BadData(f'{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}') from None
+    name = class_name("" if label is None else str(label))
+    words, removed = without_class(text.split(), name)
+    ship = str(row.get("ship") or row.get("source_file") or place)
+    split = split_name(str(row.get("split") or ""))
+    return Record(place.rsplit("/", 1)[-1], ship, name, split, in_points(words),
+                  fingerprint(" ".join(words).encode())), removed
+
+
+def without_class(words: Sequence[str], name: Optional[str]) -> Tuple[List[str], int]:
+    own = {name, *NUMBERED_CLASSES} if name else set(NUMBERED_CLASSES)
+    kept = [word for i, word in enumerate(words)
+            if not (word in own and i + 1 < len(words) and words[i + 1] == END)]
+    return kept, len(words) - len(kept)
+
+
+def in_points(words: Sequence[str]) -> Words:
+    """Points end with POINT_END; a text without it is one head."""
+    points: List[Tuple[str, ...]] = []
+    start = 0
+    for i, word in enumerate(words):
+        if word == END:
+            points.append(tuple(words[start:i + 1]))
+            start = i + 1
+    rest = tuple(words[start:])
+    return Words(rest if not points else (), tuple(points) if not (points and rest) else (*points, rest))
+
+
+# --- the prepared folder ---
+
+@dataclass(frozen=True)
+class Prepared:
+    """All segments with their split, the vocabulary of the training ones, and how they came about (`facts`)."""
+
+    records: Dict[str, List[Record]]
+    vocabulary: Dict[str, int]
+    facts: Dict[str, Any]
+
+    @property
+    def names(self) -> List[str]:
+        return list(self.facts["names"])
+
+
+def save_prepared(prepared: Prepared, folder: Path) -> None:
+    """Two files; the second one, which readers look for, comes when the first is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f".{SAMPLES}.{os.getpid()}.tmp"
+    with gzip.GzipFile(fresh, "wb", compresslevel=5, mtime=0) as file:
+        for split, records in prepared.records.items():
+            for record in records:
+                file.write((json.dumps(as_line(replace(record, split=split)), ensure_ascii=False) + "\n").encode())
+    digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
+    os.replace(fresh, folder / SAMPLES)
+    facts = {**prepared.facts, "samples_sha256": digest, "vocabulary": prepared.vocabulary}
+    told = folder / f".{FACTS}.{os.getpid()}.tmp"
+    told.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(told, folder / FACTS)
+
+
+def as_line(record: Record) -> Dict[str, Any]:
+    line = asdict(record)
+    line["words"] = {"head": " ".join(record.words.head), "points": [" ".join(point) for point in record.words.points]}
+    return line
+
+
+def load_prepared(folder: Path) -> Prepared:
+    """Raises BadData where there is none, or its files do not belong together."""
+    if not (folder / FACTS).is_file():
+        raise BadData(f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
+                      "node first, or give --data")
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    raw = (folder / SAMPLES).read_bytes()
+    if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
+        raise BadData(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
+    records: Dict[str, List[Record]] = {}
+    for line in gzip.decompress(raw).decode("utf-8").splitlines():
+        record = from_line(json.loads(line))
+        records.setdefault(str(record.split), []).append(record)
+    vocabulary = facts.pop("vocabulary")
+    return Prepared(records, vocabulary, facts)
+
+
+def from_line(line: Mapping[str, Any]) -> Record:
+    words = line["words"]
+    return Record(**{**line, "words": Words(tuple(words["head"].split()),
+                                            tuple(tuple(point.split()) for point in words["points"]))})
+
+
+def open_text(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+
+
+def count_classes(records: Sequence[Record]) -> Dict[str, int]:
+    return dict(Counter(record.label or "?" for record in records).most_common())
+
+
+def all_of(prepared: Prepared) -> Iterator[Record]:
+    for records in prepared.records.values():
+        yield from records

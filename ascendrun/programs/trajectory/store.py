@@ -1,0 +1,116 @@
+"""Models in files: a trained classifier, a pretrained reader, or several classifiers that vote."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+
+from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, make_model
+from ascendrun.programs.trajectory.tracks import BadData
+
+MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with all that is needed to use it on raw tracks. `text`: grammar and resolution of the words; `priors`:
+    the share of each class in training."""
+
+    model: TrackClassifier
+    sizes: Sizes
+    vocabulary: Dict[str, int]
+    names: Sequence[str]
+    text: Dict[str, Any]
+    priors: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Classifiers whose probabilities are averaged, then made honest: see calibrate.Adjustment for the two numbers."""
+
+    members: Tuple[Trained, ...]
+    temperature: float = 1.0
+    prior_shift: float = 0.0
+
+    @property
+    def names(self) -> List[str]:
+        return list(self.members[0].names)
+
+
+def save_trained(trained: Trained, folder: Path) -> Path:
+    return write(folder / MODEL_FILE, {
+        "weights": on_cpu(trained.model.state_dict()), "sizes": trained.sizes.as_json(),
+        "vocabulary": trained.vocabulary, "names": list(trained.names), "text": trained.text,
+        "priors": list(trained.priors)})
+
+
+def load_trained(path: Path) -> Trained:
+    """From the file or its folder. Raises BadData when there is none."""
+    file = path / MODEL_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise BadData(f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
+                      "output, or that of --mode=evaluate")
+    saved = torch.load(file, map_location="cpu", weights_only=True)
+    sizes = Sizes(**saved["sizes"])
+    model = make_model(sizes, seed=0)
+    model.load_state_dict(saved["weights"])
+    model.eval()
+    return Trained(model, sizes, saved["vocabulary"], saved["names"], saved["text"], saved["priors"])
+
+
+def save_pretrained(weights: Mapping[str, torch.Tensor], sizes: Sizes, vocabulary: Mapping[str, int],
+                    text: Mapping[str, Any], folder: Path) -> Path:
+    return write(folder / PRETRAINED_FILE, {"weights": on_cpu(weights), "sizes": sizes.as_json(),
+                                            "vocabulary": dict(vocabulary), "text": dict(text)})
+
+
+def load_pretrained(folder: Path) -> Dict[str, Any]:
+    """weights, sizes, vocabulary and text, as saved."""
+    return dict(torch.load(folder / PRETRAINED_FILE, map_location="cpu", weights_only=True))
+
+
+def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
+    """Members are named relative to the file, so that the whole output may move."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, fresh = folder / VOTE_FILE, folder / f".{VOTE_FILE}.{os.getpid()}.tmp"
+    named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
+    fresh.write_text(json.dumps({"members": named, "temperature": temperature, "prior_shift": prior_shift}, indent=1)
+                     + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+    return path
+
+
+def load_vote(paths: Sequence[Path]) -> Vote:
+    """One folder of an evaluation, or one or more trained models. Raises BadData."""
+    if not paths:
+        raise BadData("no --model; give the `best` folder of a training's output, or several with commas between")
+    if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
+        told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
+        members = tuple(load_trained(paths[0] / member) for member in told["members"])
+        return agreeing(Vote(members, told["temperature"], told["prior_shift"]))
+    return agreeing(Vote(tuple(load_trained(path) for path in paths)))
+
+
+def agreeing(vote: Vote) -> Vote:
+    first = vote.members[0]
+    if any(list(other.names) != list(first.names) or other.text != first.text for other in vote.members):
+        raise BadData("these models do not belong together: their classes or grammars differ")
+    return vote
+
+
+def write(path: Path, content: Mapping[str, Any]) -> Path:
+    """Readers never see half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    torch.save(dict(content), fresh)
+    os.replace(fresh, path)
+    return path
+
+
+def on_cpu(weights: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in weights.items()}

@@ -1,0 +1,1 @@
+"""The trajectory program: how well it learns real ships, and how fast it trains."""

@@ -1,0 +1,145 @@
+"""A trained classifier in Python, on standard input and behind HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+import pytest
+
+from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.generate import generate
+from ascendrun.programs.trajectory.grammars import text_of
+from ascendrun.programs.trajectory.serve import MOST_BYTES, MOST_TRACKS, make_server
+from ascendrun.programs.trajectory.stream import answer_lines
+from tests.programs.conftest import REPO, TINY, Run, Server, until
+
+
+@pytest.fixture(scope="module")
+def trained(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    options = [*TINY, "--epochs=1", "--grammar=motion"]
+    return Run(fork_server, folder, options, 1, {}, ()).succeed().folder / "out" / "best"
+
+
+@pytest.fixture(scope="module")
+def classifier(trained: Path) -> Classifier:
+    return Classifier(trained, device="cpu")
+
+
+def track_text(number: int = 0) -> str:
+    return text_of(generate(number + 1, seed=9)[number], {"grammar": "motion", "resolution": 10})
+
+
+def points(number: int = 0) -> "list[Dict[str, Any]]":
+    track = generate(number + 1, seed=9)[number]
+    return [{"time": int(track.time[i]), "lat": track.lat[i], "lon": track.lon[i], "sog": track.sog[i],
+             "cog": None if track.cog[i] != track.cog[i] else track.cog[i]} for i in range(len(track))]
+
+
+def test_one_text_gives_a_class_name_and_a_confidence(classifier):
+    """S0-30, S0-B9: real names, not Class_3."""
+    said = classifier.predict_single(track_text(), return_probs=True)
+    assert said["class_name"] in classifier.class_names and not said["class_name"].startswith("Class_")
+    assert f"{said['confidence']:.4f}" and sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-3)
+    assert max(said["probabilities"].values()) == said["confidence"]
+    assert "probabilities" not in classifier.predict_single(track_text())
+
+
+def test_texts_and_points_of_a_track_are_answered_alike_alone_and_in_a_batch(classifier):
+    texts = [track_text(i) for i in range(5)]
+    together = classifier.predict_batch(texts, return_probs=True)
+    for i, said in enumerate(together):
+        alone = classifier.predict_single(texts[i], return_probs=True)
+        assert alone["probabilities"] == pytest.approx(said["probabilities"], abs=2e-4)
+        assert classifier.predict_track(points(i))["class_name"] == said["class_name"]
+
+
+def test_every_line_of_a_stream_is_answered_in_order_bad_ones_too(classifier):
+    asked = [{"id": 1, "text": track_text()}, {"id": 2, "points": points(1)}, {"nothing": 0}]
+    lines = io.StringIO("".join(json.dumps(each) + "\n" for each in asked) + "no json\n" + json.dumps(asked[0]))
+    out = io.StringIO()
+    answer_lines(classifier, lines, out, batch_size=2, with_all=False)
+    said = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line.get("id") for line in said] == [1, 2, None, None, 1]
+    assert said[0]["class_name"] and "must be" in said[2]["error"] and "error" in said[3]
+
+
+def test_the_stream_answers_a_line_while_the_sender_waits_for_it(trained, tmp_path):
+    argv = [sys.executable, "-m", "ascendrun.programs.trajectory", "--mode=predict", "--data=-", f"--model={trained}",
+            "--device=cpu"]
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+                          env=environ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for number in range(2):
+            process.stdin.write(json.dumps({"id": number, "text": track_text(number)}) + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == number
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def address(classifier: Classifier) -> Iterator[Tuple[str, int]]:
+    server = make_server(classifier, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield "127.0.0.1", int(server.server_address[1])
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def ask(address: Tuple[str, int], method: str, page: str, body: Any = None, headers: Any = None) -> Tuple[int, Any]:
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+    connection.request(method, page, raw, headers or {})
+    reply = connection.getresponse()
+    answer = reply.status, json.loads(reply.read())
+    connection.close()
+    return answer
+
+
+def test_http_says_what_python_says(classifier, address):
+    status, said = ask(address, "POST", "/predict", {"text": track_text(), "probabilities": True})
+    assert status == 200 and said == classifier.predict_single(track_text(), return_probs=True)
+    status, said = ask(address, "POST", "/predict", {"tracks": [points(0), points(1)]})
+    assert status == 200 and [row["class_name"] for row in said["predictions"]] == [
+        classifier.predict_track(points(i))["class_name"] for i in range(2)]
+    status, said = ask(address, "GET", "/health")
+    assert status == 200 and said["status"] == "ok" and said["classes"] == classifier.class_names
+
+
+@pytest.mark.parametrize("body, status", [
+    (b"no json", 400), (b"[]", 400), ({"text": "a", "texts": []}, 400), ({"texts": []}, 400), ({"text": ""}, 422),
+    ({"points": [{"time": 1}]}, 422), ({"points": []}, 422), ({"points": 3}, 422),
+    ({"texts": ["a"] * (MOST_TRACKS + 1)}, 413)])
+def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
+    got, said = ask(address, "POST", "/predict", body)
+    assert got == status and said["error"]
+    assert ask(address, "GET", "/health")[0] == 200
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(address):
+    got, said = ask(address, "POST", "/predict", b"", {"Content-Length": str(MOST_BYTES + 1)})
+    assert got == 413 and str(MOST_BYTES) in said["error"]
+    assert ask(address, "GET", "/nowhere")[0] == 404
+
+
+def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(start, trained):
+    run = start("--mode=serve", f"--model={trained}", "--port=0", "--warm_up=1", name="serve")
+    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
+    line = next(line for line in run.metrics() if line.get("event") == "serving")
+    assert line["host"] == "127.0.0.1"
+    assert ask((line["host"], line["port"]), "POST", "/predict", {"text": track_text()})[0] == 200
+    run.signal(0, signal.SIGTERM)
+    run.succeed()

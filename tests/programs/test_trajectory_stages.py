@@ -1,0 +1,151 @@
+"""The stages of the trajectory pipeline, tiny: what one leaves the next one finds, stopped ones go on to the bit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.records import load_prepared
+from ascendrun.programs.trajectory.tracks import BadData
+from tests.programs.test_training import assert_same_bits, last_state
+
+
+@pytest.fixture
+def prepared(start: Any) -> Path:
+    return start("--mode=prepare", "--output=prepared", name="prepared").succeed().folder / "prepared"  # type: ignore[no-any-return]
+
+
+def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(start, prepared):
+    given = f"--prepared={prepared}"
+    first = start("--mode=pretrain", given, "--output=out", ranks=2, name="pretrain").succeed()
+    asked = [line["eval_asked_share"] for line in first.metrics() if "eval_asked_share" in line]
+    assert asked and all(0.12 < share < 0.16 for share in asked), "S0-B4"
+    second = start("--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2,
+                   name="finetune").succeed()
+    assert "begins with" in second.text() and "validation split" in second.text()
+    assert "test" not in second.report(), "test ships are looked at once, by evaluate"
+    members = ",".join(str(second.folder / "out" / name) for name in ("best", "final"))
+    third = start("--mode=evaluate", given, f"--model={members}", "--adjust=prior", ranks=2, name="evaluate").succeed()
+    report = third.report()
+    assert set(report["calibration"]) == {"ece", "nll", "brier", "bins"}
+    assert len(report["members"]) == 2 and report["adjustment"]["chosen_on"] == "val"
+    assert len(report["test"]["confusion"]) == len(report["test"]["classes"])
+    assert "calibration: ECE" in (third.folder / "out" / "report.txt").read_text()
+    last = start("--mode=predict", given, f"--model={third.folder / 'out'}", ranks=2, name="predict").succeed()
+    assert "tracks/s" in last.text() and "warm-up" in last.text()
+    said = [json.loads(line) for line in (last.folder / "out" / "predictions.jsonl").read_text().splitlines()]
+    judged = [json.loads(line) for line in (third.folder / "out" / "predictions.jsonl").read_text().splitlines()]
+    assert [line["class_name"] for line in said] == [line["class_name"] for line in judged]
+
+
+@pytest.mark.parametrize("mode, more", [("pretrain", ()), ("pretrain", ("--objective=causal",)),
+                                        ("finetune", ("--freeze_epochs=6",))])
+def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared, mode, more):
+    """S0-B8 and S1-B1: nothing could be resumed."""
+    options = (f"--mode={mode}", f"--prepared={prepared}", "--epochs=12", "--dropout=0.2", "--eval_every=40",
+               "--checkpoint_every=5", *more)
+    straight = start(*options, ranks=2, name="straight").succeed()
+    first = start(*options, ranks=2, name="broken")
+    first.until_step(9)
+    first.signal(1, signal.SIGKILL)
+    first.wait()
+    second = start(*options, ranks=2, name="broken")
+    second.until_step(22)
+    second.signal(0, signal.SIGTERM)
+    second.succeed()
+    third = start(*options, ranks=2, name="broken").succeed()
+    assert "resumed at step" in third.text()
+    assert_same_bits(last_state(straight.folder), last_state(third.folder))
+    assert straight.losses().keys() and {step: loss for step, loss in third.losses().items()
+                                         if step > 60} == {step: loss for step, loss in straight.losses().items()
+                                                           if step > 60}
+
+
+def test_pretrained_layers_arrive_and_frozen_ones_stay_as_they_came(start, prepared):
+    given = f"--prepared={prepared}"
+    base = start("--mode=pretrain", given, "--epochs=1", name="base").succeed().folder / "out"
+    tuned = start("--mode=finetune", given, f"--base={base}", "--lr=0", "--epochs=1", name="tuned").succeed()
+    one = torch.load(base / "best" / "pretrained.pt", weights_only=True)["weights"]
+    other = torch.load(tuned.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
+    shared = [name for name in one if name.startswith("backbone.")]
+    assert len(shared) > 8 and all(torch.equal(one[name], other[name]) for name in shared)
+    wrong = start("--mode=finetune", f"--base={base}", "--grammar=motion", name="wrong")
+    assert wrong.wait() == [1] and "use the same grammar" in wrong.text()
+
+
+def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):
+    """S0-B8: an early stop left no final model."""
+    for mode in ("pretrain", "finetune"):
+        run = start(f"--mode={mode}", f"--prepared={prepared}", "--lr=0", "--epochs=40", "--patience=2",
+                    name=mode).succeed()
+        assert run.report()["training"]["steps"] < 100
+        assert all(list((run.folder / "out" / name).iterdir()) for name in ("best", "final"))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_checkpoint_folder_of_transformers_is_a_base(start, prepared, tmp_path, kind):
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = AutoConfig.for_model(kind, vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                                  num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=512)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "base")
+    run = start("--mode=finetune", f"--prepared={prepared}", f"--base={tmp_path / 'base'}", "--lr=0", "--epochs=1",
+                name="tuned").succeed()
+    assert "layers from" in run.text()
+    saved = torch.load(run.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
+    name = "layers.0.mlp.down_proj.weight"
+    assert torch.equal(saved[f"backbone.{name}"], model.model.state_dict()[name])
+
+
+def test_prepared_data_that_was_changed_is_refused(start, prepared):
+    with gzip.open(prepared / "samples.jsonl.gz", "at") as file:
+        file.write("{}\n")
+    run = start("--mode=finetune", f"--prepared={prepared}")
+    assert run.wait() == [1] and "run --mode=prepare again" in run.text()
+
+
+def test_the_vocabulary_is_that_of_the_training_ships(prepared):
+    found = load_prepared(prepared)
+    words = {word for record in found.records["train"] for word in record.words.all()}
+    assert set(found.vocabulary) - {"[PAD]", "[UNK]", "[MASK]"} <= words
+    assert {word for record in found.records["test"] for word in record.words.all()} - set(found.vocabulary)
+
+
+def guide_lines(*, leaks: bool) -> str:
+    """Twelve ships of two classes; `leaks`: the class word stands where nobody takes it out."""
+    rows = []
+    for ship in range(40):
+        name = ("Bulk_Carrier", "Oil_Tanker")[ship % 2]
+        point = f"HOUR_{ship} SPD_{'SLOW' if ship % 2 else 'FAST'}{'_' + name if leaks else ''} COG_{ship % 7}"
+        rows.append({"text": f"{point} {name} POINT_END " * 12, "label": (0, 6)[ship % 2],
+                     "source_file": f"{ship}.csv"})
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_the_guide_s_texts_lose_their_class_words_and_a_word_that_still_tells_stops_the_run(start, tmp_path):
+    """S0-B1, S0-B9."""
+    (tmp_path / "good.jsonl").write_text(guide_lines(leaks=False))
+    (tmp_path / "bad.jsonl").write_text(guide_lines(leaks=True))
+    bad = start("--mode=prepare", f"--data={tmp_path / 'bad.jsonl'}", name="bad")
+    assert bad.wait() == [1] and "names the class" in bad.text()
+    folder = tmp_path / "again"
+    # Every class still has a word of its own, SPD_SLOW and SPD_FAST: the check says so too.
+    own = start("--mode=prepare", f"--data={tmp_path / 'good.jsonl'}", f"--output={folder}", name="own")
+    assert own.wait() == [1] and "one word tells the class" in own.text() and not folder.exists()
+    mixed = guide_lines(leaks=False).replace("SPD_SLOW", "SPD_FAST", 12 * 12)
+    (tmp_path / "mixed.jsonl").write_text(mixed)
+    fine = start("--mode=prepare", f"--data={tmp_path / 'mixed.jsonl'}", f"--output={folder}", name="fine").succeed()
+    assert "480 class words were taken out" in fine.text()
+    assert load_prepared(folder).names == ["Bulk_Carrier", "Oil_Tanker"]
+
+
+def test_a_model_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(BadData, match="no trained model here"):
+        Classifier(tmp_path)
