@@ -254,26 +254,32 @@ class Store:
         return self._jobs("WHERE id GLOB ? ORDER BY number", [f"{pipeline}-*"])
 
     def pipeline_id(self, ref: str) -> Optional[str]:
-        """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none."""
+        """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none, or a
+        newer job of that name that is no pipeline."""
         if self.stages(ref):
             return ref
-        for one in reversed(self._jobs("WHERE substr(name, 1, ?) = ? ORDER BY number", [len(ref) + 1, f"{ref}."])):
-            if one.job.pipeline is not None and one.job.name == f"{ref}.{one.job.stage}":
-                return one.job.pipeline
+        from ascendrun.core.jobrecord import load_job
+        rows = self._db.execute("SELECT number, record FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY number DESC",
+                                (len(ref) + 1, f"{ref}."))
+        for number, record in rows:
+            job = load_job(json.loads(record))
+            if job.pipeline is not None and job.name == f"{ref}.{job.stage}":
+                newer = self._db.execute("SELECT 1 FROM jobs WHERE name = ? AND number > ?", (ref, number)).fetchone()
+                return None if newer else job.pipeline
         return None
 
     def find(self, ref: str) -> StoredJob:
         """By id, by name (the newest of that name), or by the start of an id; of a pipeline the stage that tells how
         it stands. Raises NotFound, Conflict."""
-        for where in ("WHERE id = ?", "WHERE name = ? ORDER BY number DESC LIMIT 1"):
-            found = self._jobs(where, [ref])
-            if found:
-                return found[0]
-        pipeline = self.pipeline_id(ref)
+        found = self._jobs("WHERE id = ?", [ref])
+        pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
             from ascendrun.core.pipelines import telling_stage
             stages = self.stages(pipeline)
             return stages[telling_stage([one.job for one in stages])]
+        found = found or self._jobs("WHERE name = ? ORDER BY number DESC LIMIT 1", [ref])
+        if found:
+            return found[0]
         begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
         if len(begins) > 1:
             raise Conflict(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")

@@ -126,6 +126,25 @@ def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
         store.find("three")
 
 
+def add_pipeline(store: Store, key: str, name: str) -> str:
+    def make(number: int, head_id: str) -> Job:
+        job_id = f"j-{number:04d}"
+        return replace(make_job(f"{job_id}-1", head_id, f"{name}.prepare"), pipeline=job_id, stage="prepare")
+    with store.writing() as db:
+        job = store.insert(db, key=key, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+    return str(job.pipeline)
+
+
+def test_a_name_of_a_job_and_of_a_pipeline_means_the_newer_of_them_everywhere(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    add(store, "1", "train")
+    pipeline = add_pipeline(store, "2", "train")
+    assert store.pipeline_id("train") == pipeline == "j-0002" and store.find("train").job.id == "j-0002-1"
+    add(store, "3", "train")
+    assert store.pipeline_id("train") is None and store.find("train").job.id == "j-0003"
+    assert store.pipeline_id(pipeline) == pipeline and store.find(pipeline).job.id == "j-0002-1"
+
+
 def test_everything_of_the_state_dir_is_private(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     Store.open(folder)
