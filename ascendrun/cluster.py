@@ -6,9 +6,9 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.core.errors import CannotConnect, DeadlineExceeded, NotFound
+from ascendrun.core.errors import CannotConnect, Conflict, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
 from ascendrun.head.metricsreader import newest_values
 from ascendrun.head.settings import Settings, spool_dir
@@ -137,8 +137,15 @@ class Cluster:
         """
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_over]
         job = self.job(ref).job
-        for job_id in reversed(live or [job.id]):
-            self._ask("stop", {"job": job_id, "now": now}, repeat=True)
+        wanted = tuple(reversed(live or [job.id]))  # the last stage first: none begins when the one before it ends
+        ended: List[Conflict] = []
+        for job_id in wanted:
+            try:
+                self._ask("stop", {"job": job_id, "now": now}, repeat=True)
+            except Conflict as conflict:  # a stage may end while the others are stopped
+                ended.append(conflict)
+        if len(ended) == len(wanted):
+            raise ended[-1]
         return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:

@@ -1,0 +1,72 @@
+"""Stopping a pipeline while its stages end by themselves: a controller that answers as the real one would."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterator, List
+
+import pytest
+
+from ascendrun.cluster import Cluster
+from ascendrun.core.errors import Conflict
+from ascendrun.core.job import Job, State
+from ascendrun.head.control import Answer, ControlServer, error_answer
+from ascendrun.head.settings import Settings
+from ascendrun.head.store import Store
+
+PIPELINE = "j-0001"
+
+
+class Stages:
+    """Two stages of one pipeline in a store. The first one ends with success as soon as the second one is stopped."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.stopped: List[str] = []
+        with_store = Store.open(state_dir)
+        with with_store.writing() as db:
+            for number, (stage, state) in enumerate((("prepare", State.RUNNING), ("train", State.QUEUED)), start=1):
+                def make(row: int, head_id: str, number: int = number, stage: str = stage, state: State = state) -> Job:
+                    return Job(id=f"{PIPELINE}-{number}", name=f"pipe.{stage}", run="r", hosts=("a",), grace_s=1,
+                               start_s=1, created_at_s=1.0, state=state, pipeline=PIPELINE, stage=stage)
+                with_store.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
+        with_store.close()
+
+    def serve(self, op: str, header: Any, body: bytes, answer: Answer) -> None:
+        if op == "status":
+            answer({"ok": True, "pid": 1, "jobs": [], "liveness": {}}, b"", True)
+            return
+        store = Store.open(self.state_dir)
+        try:
+            job = store.find(str(header["job"])).job
+            if job.is_over:
+                answer(error_answer(Conflict(f"{job.id} has already ended")), b"", True)
+                return
+            self.stopped.append(job.id)
+            self.end(store, job, State.STOPPED)
+            self.end(store, store.find(f"{PIPELINE}-1").job, State.SUCCEEDED)
+            answer({"ok": True, "job": job.id}, b"", True)
+        finally:
+            store.close()
+
+    def end(self, store: Store, job: Job, state: State) -> None:
+        store.save(replace(job, state=state, ended_at_s=time.time()), [("state", state.value)], now_s=time.time())
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Iterator[Stages]:
+    made = Stages(tmp_path)
+    server = ControlServer(tmp_path, made.serve)
+    server.start()
+    yield made
+    server.close()
+
+
+def test_a_stage_that_ends_while_the_others_are_stopped_is_no_conflict(stages: Stages) -> None:
+    cluster = Cluster(Settings(state_dir=stages.state_dir))
+    cluster.stop("pipe")
+    assert stages.stopped == [f"{PIPELINE}-2"]  # the last one first, so that none begins meanwhile
+    with pytest.raises(Conflict, match="already ended"):
+        cluster.stop("pipe")
