@@ -35,6 +35,7 @@ def command(face: Face, everything: bool, output: Optional[str]) -> int:
 
 def job_columns(now_s: float) -> list[Column]:
     from ascendrun.cli.output import Column, describe_progress, describe_seconds, describe_time
+    from ascendrun.cli.sanitise import headline
     from ascendrun.core.names import fold_names
 
     def runs_s(job: object) -> Optional[float]:
@@ -58,5 +59,5 @@ def job_columns(now_s: float) -> list[Column]:
         Column("ENDED", lambda job: describe_time(job.ended_at_s), is_wide=True),
         Column("FILE", lambda job: job.file or "-", is_wide=True),
         Column("PROGRESS", lambda job: describe_progress(job.progress)),
-        Column("REASON", lambda job: job.reason),
+        Column("REASON", lambda job: headline(job.reason)),
     ]

@@ -31,6 +31,12 @@ def sanitise_line(text: str) -> str:
     return sanitise(text).replace("\n", "\\n").replace("\t", " ")
 
 
+def headline(text: str) -> str:
+    """As `sanitise_line`, of a text of several lines only the first, and a mark that there is more."""
+    first, _, rest = text.strip().partition("\n")
+    return sanitise_line(first) + (" …" if rest else "")
+
+
 def escape_json(text: str) -> str:
     """JSON text whose strings hold controls of any kind only as \\u escapes."""
     return HOSTILE.sub(_json_escape, text)

@@ -34,7 +34,7 @@ def seconds(value: Optional[float]) -> str:
     """Of a step: two or three digits that tell ranks apart."""
     if value is None:
         return "-"
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    return f"{value:.3f}" if value < 0.9995 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def beside(ratio: Optional[float]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Tuple
 
@@ -15,6 +17,8 @@ from corpus import FOLDER, load
 from spooling import spool_case
 
 from ascendrun.cli import main
+from ascendrun.core.job import Cause, Job, State
+from ascendrun.head.store import Store
 
 Say = Callable[..., Tuple[int, str, str]]
 
@@ -97,3 +101,35 @@ def test_show_names_the_reason(tmp_path: Path, say: Say) -> None:
 def test_nothing_that_a_rank_wrote_steers_the_terminal(tmp_path: Path, say: Say) -> None:
     _, out, _ = say("explain", keep(tmp_path, "coloured_traceback"), "--all")
     assert "no such expert" in out and "\x1b" not in out
+
+
+def refuse(state_dir: Path, reason: str) -> str:
+    """Keeps a job that the gate refused to start; its id."""
+    def make(job_id: str, head_id: str) -> Job:
+        return Job(id=job_id, name="demo", run="r", hosts=("n1", "n2"), grace_s=1, start_s=1, created_at_s=1.0)
+    store = Store.open(state_dir)
+    try:
+        job = store.add_job(key="demo", make_job=make, spec={}, hosts=[{"name": "n1"}, {"name": "n2"}], trees=[],
+                            file=None, now_s=time.time())
+        job = replace(job, state=State.FAILED, cause=Cause.REFUSED, attempt=1, reason=reason, ended_at_s=time.time())
+        store.save(job, [("state", f"FAILED: {reason}")], now_s=time.time())
+    finally:
+        store.close()
+    return job.id
+
+
+def test_a_reason_of_many_lines_is_told_once_in_full_and_elsewhere_by_its_first(tmp_path: Path, say: Say) -> None:
+    job = refuse(tmp_path, "nothing was started: 2 checks fail:\n  n1: no \x1b[31mNPU\n  n2: the disk is full")
+    code, out, _ = say("explain", job)
+    rows = out.splitlines()
+    assert code == 0 and "  n1: no NPU" in rows and "  n2: the disk is full  [certain]" in rows, out
+    assert "  FAILED: nothing was started: 2 checks fail: …" in rows and out.count("the disk is full") == 1
+    assert "\\n" not in out and "\x1b" not in out
+
+
+def test_after_a_failure_it_says_that_nothing_starts_again_by_itself(tmp_path: Path, say: Say) -> None:
+    job = refuse(tmp_path, "nothing was started: n1: no NPU")
+    rows = say("explain", job)[1].splitlines()
+    assert rows[rows.index("then") + 2].startswith("  not started again: ")
+    told = json.loads(say("explain", job, "--lang", "zh", "-o", "json")[1])["diagnosis"]["decided"]
+    assert told[-1].startswith("没有重新启动")

@@ -39,6 +39,9 @@ __all__ = ["ChainLink", "Clock", "Confidence", "DeviceFact", "Diagnosis", "Evide
            "Line", "LIVE", "Proof", "RankEvidence", "Role", "StoryEvent", "diagnose", "tell"]
 
 
+NOT_AGAIN = "not-again"
+
+
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Pure; never raises for odd evidence: what is missing lowers the confidence. Words come with `tell`."""
     ending = explain_ending(evidence)
@@ -49,10 +52,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _decided(evidence: Evidence) -> Tuple[str, ...]:
-    """The story's lines from the moment on when the attempt was being stopped: what ascendrun did about it."""
-    stopping = [index for index, event in enumerate(evidence.story)
-                if event.kind == "state" and event.text.startswith("STOPPING")]
-    if not stopping:
+    """The story's lines from the moment on when the attempt was being stopped: what ascendrun did about it; of an
+    attempt that failed and that none followed, a label of texts/ says so."""
+    ways = [index for index, event in enumerate(evidence.story)
+            if event.kind == "state" and event.text.startswith(("STOPPING", "FAILED"))]
+    if not ways:
         return ()
-    return tuple(event.text for event in evidence.story[stopping[-1] + 1:] if event.kind != "note" or
-                 "exclud" in event.text)[:4]
+    stopping = [index for index in ways if evidence.story[index].text.startswith("STOPPING")]
+    begins = stopping[-1] + 1 if stopping else ways[0]
+    told = tuple(event.text for event in evidence.story[begins:] if event.kind != "note" or "exclud" in event.text)[:4]
+    return (*told, NOT_AGAIN) if told and told[-1].startswith("FAILED") else told

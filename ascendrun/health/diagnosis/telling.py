@@ -40,6 +40,7 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
         chain=tuple(replace(link, says=_link(link, lang)) for link in diagnosis.chain),
         doubts=tuple(words["doubts"].get(doubt, doubt) for doubt in diagnosis.doubts),
         odd=tuple(_odd(text, words) for text in diagnosis.odd),
+        decided=tuple(words["labels"].get(text, text) for text in diagnosis.decided),
         rivals=tuple(replace(rival, says=_short(rival.code, rival.values, lang)) for rival in diagnosis.rivals),
         proofs=tuple(replace(proof, text=_proof(proof, lang)) for proof in diagnosis.proofs),
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from story_cluster import Desk, make_job
 
 from ascendrun.cli.output import Column, format_one, format_table, width_of
-from ascendrun.cli.sanitise import HOSTILE, sanitise, sanitise_line
+from ascendrun.cli.sanitise import HOSTILE, headline, sanitise, sanitise_line
 from ascendrun.cli.screen import Screen
 
 HOSTILE_TEXTS = [
@@ -104,3 +104,8 @@ def test_the_bottom_line_shows_no_control(capsys: pytest.CaptureFixture[str]) ->
 
     Screen(sys.stdout, sys.stderr, color=False, is_live=True).progress("\x1b]0;x\x07step\n1")
     assert capsys.readouterr().err == "step\\n1"
+
+
+def test_of_several_lines_a_headline_is_the_first_with_a_mark() -> None:
+    assert headline("one\ttwo\n  three\n") == "one two …"
+    assert headline("one\n") == "one" and headline("") == ""
