@@ -38,6 +38,7 @@ def reckon(**how):
 
 
 def test_the_fastest_way_that_fits_is_chosen_and_said_with_the_numbers():
+    """S3-B6: a frozen base that fits on the card was sharded and offloaded all the same."""
     report = reckon(world_size=4, card="910B3", ways=("ddp", "fsdp2"))
     assert report.chosen.how == "ddp" and not report.problems
     assert "of 64.0 GB a card" in report.lines[1]

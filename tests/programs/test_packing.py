@@ -36,6 +36,7 @@ def gradients(model, loss):
 
 
 def test_the_loss_and_gradients_of_packed_rows_are_those_of_the_samples_one_by_one(model):
+    """S3-B7: nothing was packed, for want of a way that learns the same."""
     alone = sum(loss_of(model, torch.tensor([ids]), torch.tensor([labels])) for ids, labels in zip(IDS, LABELS)
                 if len(ids) > 1)
     wanted = gradients(model, alone)

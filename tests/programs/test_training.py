@@ -106,6 +106,7 @@ def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baselin
 
 
 def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start):
+    """S1-B5: a loss divided by the batches of one rank is none of all ranks."""
     options = ("--dropout=0", "--batch_size=9", "--epochs=3")
     alone = start(*options, name="alone").succeed()
     shared = start(*options, ranks=2, name="shared").succeed()
@@ -183,6 +184,7 @@ def test_training_ends_early_when_the_score_no_longer_improves(start):
 
 
 def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_says_the_same(start, tmp_path):
+    """S1-B6: a sampler that pads counted samples twice. S0-B7: what finetuning saved could not be loaded to predict."""
     trained = start(ranks=3, name="trained").succeed()
     lines = [json.loads(line) for line in (trained.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     assert len({line["track"] for line in lines}) == len(lines) == trained.report()["data"]["tracks"]["test"]

@@ -52,6 +52,7 @@ def test_each_layout_is_told_from_the_others():
 
 
 def test_a_dropped_card_leaves_a_gap_and_the_others_keep_their_rows():
+    """S0-B8, S1-B7: cards were counted as lines with the word NPU, headings among them."""
     info = recorded("npu_smi_info", "L1-910B3-one-alarm-one-dropped")
     assert npu_smi.npu_ids(info) == (0, 1, 2, 4, 5, 7)
     assert [chip.npu_id for chip in info.chips if chip.health == "Alarm"] == [4]

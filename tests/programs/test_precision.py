@@ -1,0 +1,59 @@
+"""In what numbers a training is computed, on chips that have bfloat16 and on those that have not."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from ascendrun.programs.trainer.accelerator import Accelerator, choose_precision
+from ascendrun.programs.trainer.parallel import cast
+
+SAYS_YES = types.SimpleNamespace(is_bf16_supported=lambda: True)
+NEW, OLD = ("Ascend910B3", "NVIDIA H200"), ("Ascend910A", "Ascend310P3", "Ascend910ProB")
+
+
+def card(name: str) -> Accelerator:
+    """A device whose torch claims bfloat16 whatever the chip has, as torch does by emulating it."""
+    return Accelerator("cuda" if "NVIDIA" in name else "npu", torch.device("cpu"), name, SAYS_YES)
+
+
+@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("wanted", ["auto", "float16"])
+def test_float16_never_comes_without_loss_scaling_and_float32_weights(name, wanted):
+    """S1-B3: weights in pure float16, AdamW, and a loss scale that nobody read."""
+    chosen = choose_precision(wanted, card(name))
+    assert (chosen.weights, chosen.compute, chosen.scales) == (torch.float32, torch.float16, True)
+    assert "loss scaling" in chosen.reason
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_chip_with_bfloat16_needs_no_scaling(name):
+    chosen = choose_precision("auto", card(name))
+    assert (chosen.weights, chosen.compute, chosen.scales) == (torch.float32, torch.bfloat16, False)
+    assert name in chosen.reason
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_bfloat16_is_refused_with_the_way_out_where_it_would_be_emulated(name):
+    with pytest.raises(ValueError, match="has no bfloat16; use float16 or auto"):
+        choose_precision("bfloat16", card(name))
+
+
+@pytest.mark.parametrize("name", [*NEW, *OLD, "cpu"])
+def test_only_numbers_with_a_fraction_change_their_precision(name):
+    """S1-B2: ids and masks were halved before the embedding was looked up."""
+    accelerator = Accelerator("cpu", torch.device("cpu"), "cpu", None) if name == "cpu" else card(name)
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4))
+    module[1].weight.requires_grad_(False)
+    module.register_buffer("positions", torch.arange(5))
+    module.register_parameter("table", nn.Parameter(torch.arange(5), requires_grad=False))
+    chosen = choose_precision("auto", accelerator)
+    cast(module, chosen)
+    assert module.positions.dtype == module.table.dtype == torch.int64
+    assert (module[0].weight.dtype, module[1].weight.dtype) == (chosen.weights, chosen.compute)
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=chosen.compute == torch.bfloat16):
+        assert module[0](ids).dtype == chosen.weights
