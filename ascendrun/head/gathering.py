@@ -284,6 +284,9 @@ class _Receiving:
 
     def finish(self, reply: Mapping[str, Any]) -> Optional[str]:
         """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
+        for one in reply.get("files", ()):
+            if one.get("bytes") == 0:  # an empty file came without a frame
+                self.write(str(one["name"]), str(one["file"]), 0, b"")
         if self._problem is not None:
             self.drop()
             return self._problem

@@ -91,6 +91,13 @@ def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n2",)
 
 
+def test_a_file_that_is_empty_is_there_too(world: World) -> None:
+    world.gatherer.gather("j-0001", 1)
+    world.end(world.come_up("n1"), {"name": "dmesg", "file": "excerpt.txt", "bytes": 0, "of_bytes": 0})
+    (file,) = read_gathered(world.attempt_dir, "n1").of("dmesg")
+    assert file.path.read_bytes() == b""
+
+
 def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -> None:
     world.gatherer.gather("j-0001", 1)
     world.gatherer = world.start()
