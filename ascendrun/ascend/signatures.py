@@ -31,8 +31,9 @@ _STEMS = ("rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", 
 
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
-_RETURN_FORMS = ("error code is {code:=%s}", "rror code={code:=%s}", "rrCode={code:=%s}", "retCode={code:=%s}",
-                 "rtCode={code:=%s}", "return[{code:=%s}]")
+_RETURN_FORMS = ("error code is {code:=%s}", "error code={code:=%s}", "Error code={code:=%s}", "error code:{code:=%s}",
+                 "error code: {code:=%s}", "errCode={code:=%s}", "ErrCode={code:=%s}", "errorCode={code:=%s}",
+                 "retCode={code:=%s}", "rtCode={code:=%s}", "return[{code:=%s}]", "runtime result = {code:=%s}")
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,6 @@ def _spool_rank(folder: Path, rank: RankEvidence) -> None:
             (folder / f"rank-{rank.rank}.{stream}.times.0").write_bytes(times)
     if rank.error:
         stack = "\n".join(line.text for line in rank.error)
-        extra = {"py_callstack": stack, "timestamp": "1790000100"}
+        extra = {"py_callstack": stack, "timestamp": str(int(rank.error[0].at_s or 1790000100))}
         whole = {"message": {"message": rank.error[-1].text, "extraInfo": extra}}
         (folder / f"rank-{rank.rank}.error.0").write_text(json.dumps(whole))

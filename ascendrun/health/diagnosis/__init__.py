@@ -7,6 +7,7 @@
     peers       words about other ranks               exits       codes, signals, the kernel's out-of-memory killer
     launchers   torchrun's and deepspeed's own ranks  reading     one rank's lines with what is known of each
     elastic, devices   texts of others made evidence  stories     one rank's end by its own traces
+    unfolding   tracebacks within one line
     candidates  who may have been first               waiting     whom to blame when all only waited, by the rules of
                                                                   accusations, silence, waitchain
     judge       the choice, its doubts, the chain     endings     attempts without a failure

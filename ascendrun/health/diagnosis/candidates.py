@@ -50,7 +50,18 @@ def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Can
     found.extend(_of_symptoms(stories))
     found.extend(_of_sufferers(stories))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
-    return (*found, *hosts, *_of_devices(evidence, stories, found), *_of_kernels(evidence, stories, found))
+    devices = _of_devices(evidence, stories, found)
+    kernels = [_with_device(one, devices) for one in _of_kernels(evidence, stories, found)]
+    return (*found, *hosts, *devices, *kernels)
+
+
+def _with_device(kernel: Candidate, devices: Sequence[Candidate]) -> Candidate:
+    """What the kernel says of a host's hardware and the one device there that is not well are one reason."""
+    there = [one for one in devices if one.hosts == kernel.hosts and one.ranks]
+    if kernel.ranks or len(there) != 1:
+        return kernel
+    return replace(kernel, ranks=there[0].ranks, at=kernel.at or there[0].at,
+                   proofs=(*kernel.proofs, *there[0].proofs)[:PROOFS_LIMIT])
 
 
 def _together(causes: Sequence[Clue]) -> List[List[Clue]]:

@@ -32,6 +32,12 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
         if waiting is not None and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
+    elif "only-kernel" in winner.doubts and not winner.ranks:
+        waiting = blame_waiting(evidence, stories)
+        if waiting is not None and waiting.ranks and waiting.is_credible:
+            joined = _joined(winner, waiting)
+            candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
+            winner = joined
     if winner is None:
         winner = _symptom(stories)
     if winner is None:
@@ -63,6 +69,13 @@ def choose(candidates: Sequence[Candidate]) -> Optional[Candidate]:
     first = [one for one in credible
              if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))]
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
+
+
+def _joined(kernel: Candidate, waiting: Candidate) -> Candidate:
+    """What a kernel said, and whom the others waited for: one reason on one host; elsewhere the ranks' words count."""
+    if set(waiting.hosts) <= set(kernel.hosts):
+        return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
+    return waiting
 
 
 def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bool:

@@ -40,20 +40,24 @@ def expand(evidence: Evidence) -> Evidence:
     """Evidence by the real ranks where their launchers tell of them; unchanged where none does."""
     if evidence.launcher not in LAUNCHERS:
         return evidence
-    parts = [_expand_process(one) for one in evidence.ranks]
+    parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
     if not any(inner for inner, _ in parts):
         return evidence
-    ranks: List[RankEvidence] = [rank for inner, rest in parts for rank in (inner or rest)]
     unique: Dict[int, RankEvidence] = {}
-    for rank in ranks:
+    for rank in [one for inner, _ in parts for one in inner]:
         unique.setdefault(rank.rank, rank)
+    for process in [one for inner, rest in parts if not inner for one in rest]:
+        free = process.rank if process.rank not in unique else max(unique) + 1  # its own number is a node's
+        unique[free] = replace(process, rank=free)
     return replace(evidence, ranks=tuple(unique[number] for number in sorted(unique)),
                    world_size=max(evidence.world_size, len(unique)))
 
 
-def _expand_process(process: RankEvidence) -> Tuple[Tuple[RankEvidence, ...], Tuple[RankEvidence, ...]]:
+def _expand_process(process: RankEvidence, *, is_alone: bool
+                    ) -> Tuple[Tuple[RankEvidence, ...], Tuple[RankEvidence, ...]]:
     """(its ranks, or () when it tells of none; the process itself)."""
-    ends = {end.rank: end for end in (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines))}
+    told = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
+    ends = {end.rank: end for end in told}
     by_rank: Dict[int, List[Line]] = {}
     for line in process.lines:
         rank = rank_of_prefix(split_prefix(line.text)[0])
@@ -121,17 +125,19 @@ def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> Op
     return InnerEnd(int(rank[1]), int(code[2]), int(code[1]), stamp_of(fields.get("time", "")), line, is_root)
 
 
-def find_deepspeed_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
-    """From what deepspeed's launcher says of the processes that it starts and loses."""
+def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> Tuple[InnerEnd, ...]:
+    """From what deepspeed's launcher says of the processes that it starts and loses. `is_alone`: on the only node, so
+    that a local rank is the rank where no table of them is left."""
     pids: Dict[int, int] = {}
-    here: Tuple[int, ...] = ()
+    nodes: List[Tuple[int, ...]] = []
     node_rank = 0
     found: List[InnerEnd] = []
     for line in lines:
         text = line.text
         if "global_rank_mapping" in text:
-            rows = [tuple(int(one) for one in ranks.split(",") if one.strip()) for _, ranks in _MAPPING.findall(text)]
-            here = rows[node_rank] if node_rank < len(rows) else ()
+            nodes = [_numbers(ranks) for _, ranks in _MAPPING.findall(text)]
+        elif "WORLD INFO DICT" in text and not nodes:
+            nodes = _counted([len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)])
         if "node_rank=" in text:
             match = re.search(r"node_rank=(\d+)", text)
             node_rank = int(match[1]) if match else node_rank
@@ -145,6 +151,17 @@ def find_deepspeed_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
             local = _LOCAL_RANK.search(returned[1])
             if local is not None:
                 number = int(local[1])
-                rank = here[number] if number < len(here) else number
-                found.append(InnerEnd(rank, pids.get(number), int(returned[2]), None, line, is_root=not found))
+                here = nodes[node_rank] if node_rank < len(nodes) else ()
+                if number < len(here) or (not nodes and node_rank == 0 and is_alone):
+                    rank = here[number] if here else number
+                    found.append(InnerEnd(rank, pids.get(number), int(returned[2]), None, line, is_root=not found))
     return tuple(found)
+
+
+def _numbers(text: str) -> Tuple[int, ...]:
+    return tuple(int(one) for one in text.split(",") if one.strip())
+
+
+def _counted(sizes: Sequence[int]) -> List[Tuple[int, ...]]:
+    """The global ranks of nodes of these sizes, in their order."""
+    return [tuple(range(sum(sizes[:place]), sum(sizes[:place + 1]))) for place in range(len(sizes))]

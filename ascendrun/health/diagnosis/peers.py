@@ -175,7 +175,7 @@ def _remote(found: Match[str], line: Line) -> Word:
     return Word("remote", line, ranks=(int(found["r"]),))
 
 
-@_word(["from remote rank ["], r"from remote rank \[(?P<r>\d+)\]")
+@_word(["from remote rank"], r"from remote rank:? ?\[(?P<r>\d+)\]")
 def _remote_wait(found: Match[str], line: Line) -> Word:
     return Word("remote", line, wait=EXEC, ranks=(int(found["r"]),))
 

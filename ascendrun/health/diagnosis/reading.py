@@ -23,7 +23,7 @@ from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
-from ascendrun.health.diagnosis.tracebacks import Chain, Raised, find_chains
+from ascendrun.health.diagnosis.tracebacks import TRACEBACK_HEAD, Chain, Raised, find_chains
 from ascendrun.health.diagnosis.verdict import Proof
 
 AFTERWARDS_LINES = 12
@@ -164,10 +164,8 @@ class Reading:
     def _is_last_word(self, chain: Chain) -> bool:
         """Nothing else ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self._chains if other.last > chain.last and other.kind in ("main", "torn")]
-        if any(self._chain_role(other) != TEARDOWN for other in later) or signal_of(self._rank) in _FROM_OUTSIDE and \
-                not self._rank.stopped:
-            return False
-        if self._rank.stopped:
+        was_ended = self._rank.stopped or signal_of(self._rank) in _FROM_OUTSIDE
+        if was_ended or self._has_torn_head(chain) or any(self._chain_role(other) != TEARDOWN for other in later):
             return False
         line, after = self._lines[chain.last], self._after[chain.last]
         end_s = self._rank.exited_at_s
@@ -175,6 +173,12 @@ class Reading:
         if line.stream == "error" or after <= LAST_WORDS_LINES:
             return lived_s is None or lived_s <= NEAR_THE_END_S
         return lived_s is not None and lived_s <= LAST_WORDS_S
+
+    def _has_torn_head(self, chain: Chain) -> bool:
+        """A traceback began after it of which the exception is not here: that one may have ended the rank."""
+        known = {index for other in self._chains for one in other.raised for index in range(one.first, one.last + 1)}
+        return any(TRACEBACK_HEAD in line.text and index not in known and line.stream == self._lines[chain.last].stream
+                   for index, line in enumerate(self._lines[chain.last + 1:], chain.last + 1))
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""

@@ -39,11 +39,12 @@ def blame_unreachable(table: Table) -> Optional[Candidate]:
     for host in table.evidence.hosts:
         ranks = [table.by_rank[rank.rank] for rank in table.evidence.ranks_of(host.host)]
         quiet = [story for story in ranks if not story.rank.has_ended and story.waited is None]
-        if host.reachable is False and ranks and len(quiet) == len(ranks):
+        if host.reachable is False and not host.has_ended and len(quiet) == len(ranks):
             hosts.append(host.host)
-    if not hosts or len(hosts) >= len(table.evidence.hosts):
+    if not hosts or len(hosts) >= len(table.evidence.hosts) or not (table.waiting or table.losing):
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
+    ranks_there = ranks_there or sorted(set(range(table.evidence.world_size)) - set(table.by_rank))
     made = table.make("node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same",
                       blames="node")
     return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))

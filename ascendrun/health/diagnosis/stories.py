@@ -18,6 +18,7 @@ from ascendrun.health.diagnosis.peers import Word
 from ascendrun.health.diagnosis.reading import Reading, without_colours
 from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 from ascendrun.health.diagnosis.tracebacks import Chain
+from ascendrun.health.diagnosis.unfolding import unfold
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class RankStory:
 def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     """Pure; of a rank without any trace the story says so."""
     host = evidence.host(rank.host)
-    rank = replace(rank, lines=without_colours(rank.lines), error=without_colours(rank.error))
+    rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
     reading = Reading(evidence, rank, (*rank.error, *rank.lines), plog)
     clues = [*reading.chain_clues(), *reading.hit_clues()]

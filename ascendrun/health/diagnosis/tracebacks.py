@@ -11,9 +11,9 @@ from ascendrun.health.diagnosis.evidence import Line
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
 _RANK = re.compile(r"\[rank(\d+)\]:")
 _TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*(?::\s*$|[─-])")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_FRAME = re.compile(r'^\s*(?:> )?File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
 _BOXED_FRAME = re.compile(r"^│\s*(?P<file>/?\S+\.py):(?P<line>\d+)(?: in (?P<name>\S+))?")
-_HEAD = "Traceback (most recent call last)"
+TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _SURE = re.compile(
@@ -116,12 +116,14 @@ class _Parser:
         self._open: List[Raised] = []
         self._kind = "main"
         self._linked = False
+        self._unended: List[Tuple[str, int]] = []
+        self._heads = 0  # tracebacks into which another thread wrote its own: their exceptions are still to come
 
     def chains(self) -> List[Chain]:
         at = 0
         while at < len(self._group):
             text = self._group[at][1]
-            found = _TRACEBACK.match(text) if _HEAD in text else None
+            found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             if found is None:
                 if not self._take_torn(at):
                     self._hear(text)
@@ -139,12 +141,16 @@ class _Parser:
         found = _SURE.match(self._group[at][1])
         if found is None or not found.group("message") or self._linked:
             return False
-        before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES):at]]
-        frames = [frame for frame in before if frame is not None]
-        rest = self._group[at + 1:at + 1 + TORN_LINES]
-        if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
-            return False
-        places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
+        if self._heads and self._was_taken(at):
+            self._heads -= 1
+            places = self._unended
+        else:
+            before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES):at]]
+            frames = [frame for frame in before if frame is not None]
+            rest = self._group[at + 1:at + 1 + TORN_LINES]
+            if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
+                return False
+            places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
         self._close()
         self._chains.append(Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),),
                                   kind="torn"))
@@ -201,20 +207,23 @@ class _Parser:
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 pass
             elif _TRACEBACK.match(text):
+                self._heads += 1
                 break
             else:
                 found = _exception_line(body, after_frame=after_frame)
                 if found is not None:
+                    self._unended = frames
                     return self._raised(start, at, found, frames), at + 1
                 noise += 1
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
     def _raised(self, start: int, end: int, found: Tuple[str, str], frames: Sequence[Tuple[str, int]]) -> Raised:
-        own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-        last = (own or frames)[-1] if frames else None
+        own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
+        last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
-        collective = bool(frames) and any(_COLLECTIVE.search(frame[0]) for frame in frames[-2:])
+        deeper = frames[own[-1] + 1:] if own else frames  # a decorator above the program's own line called nothing
+        collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:])
         return Raised(found[0], found[1].strip(), where, collective, self._group[start][0], self._group[end][0],
                       last or ("", 0))
 

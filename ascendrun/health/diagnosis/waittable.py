@@ -72,7 +72,7 @@ class Table:
     def last_words(self, ranks: Iterable[int], *, limit: int = 2) -> Tuple[Proof, ...]:
         """What ranks that fell silent had said last."""
         found = []
-        for rank in sorted(ranks)[:limit]:
+        for rank in [rank for rank in sorted(ranks) if rank in self.by_rank][:limit]:
             one = self.by_rank[rank].rank
             said = [line for line in one.lines if line.text.strip() and line.at_s is not None]
             if said:

@@ -205,6 +205,12 @@ def test_a_code_is_described_in_both_languages_whatever_its_case():
     assert describe("EI4711") is None
 
 
+@pytest.mark.parametrize("text", ["error code is 507018", "Error code=507018, desc=", "ACL failed, error code:507018",
+                                  "ErrCode=507018, desc:", "retCode=507018", "runtime result = 507018[FUNC:x]"])
+def test_every_way_of_writing_a_return_code_is_known(text):
+    assert strongest(scan([(1, text)])).signature.code == "ACL-507018"
+
+
 # ---------------------------------------------------------------- what real programs say
 
 PROGRAMS = {

@@ -38,6 +38,7 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
 @pytest.mark.parametrize("text, kind, wait", [
     ("|  10.0.0.9(7)   |  16666  |   10.0.0.8(1)   |  3234  |  client  | time out |   ENABLE  | x", "link", "connect"),
     ("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4102", "lost", "lost"),
+    ("The Notify register has not received the Notify record from remote rank: [7].", "remote", "exec"),
     ("fault_info[\"Failed to connect agent[1,3,]\"]", "missing", "connect"),
     ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "timeout", "connect"),
 ])

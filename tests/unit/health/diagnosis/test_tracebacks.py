@@ -58,6 +58,25 @@ def test_an_exception_without_its_head_is_found_and_marked_as_torn() -> None:
     assert only("    main()\n  File \"/job/a.py\", line 3, in f\n    g()\nKeyError: 'lr'").kind == "torn"
 
 
+def test_of_two_tracebacks_written_into_each_other_both_exceptions_are_found() -> None:
+    head, frame = "Traceback (most recent call last):\n", '  File "/job/a.py", line 3, in f\n'
+    text = f"{head}{head}{frame}{frame}OSError: first\nKeyError: 'second'\nstep 7\nKeyError: 'said'"
+    mixed = find_chains(lines(text))
+    assert [(chain.root.type, chain.kind) for chain in mixed] == [("OSError", "main"), ("KeyError", "torn")]
+
+
+def test_a_decorator_of_torch_distributed_above_the_program_makes_no_collective() -> None:
+    library = '  File "/opt/lib/python3.10/site-packages/torch/distributed/elastic/errors.py", line 3, in call\n'
+    job, end = '  File "/job/a.py", line 9, in main\n', "ValueError: x"
+    assert not only(f"Traceback (most recent call last):\n{library}{job}{end}").root.collective
+    assert only(f"Traceback (most recent call last):\n{job}{library}{end}").root.collective
+
+
+def test_loguru_points_at_the_frame_with_an_arrow() -> None:
+    frames = '  File "/job/a.py", line 9, in f\n> File "/job/b.py", line 4, in g\n'
+    assert only(f"Traceback (most recent call last):\n{frames}KeyError: 1").root.where == "b.py:4"
+
+
 @pytest.mark.parametrize("text", ["ValueError: skipping sample 3\nstep 4 loss 1\nstep 5 loss 1", "INFO: ok", ""])
 def test_a_line_that_only_looks_like_an_exception_is_none(text: str) -> None:
     assert find_chains(lines(text)) == ()
