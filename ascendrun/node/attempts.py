@@ -22,6 +22,7 @@ from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
 from ascendrun.node.records import Records, free_reserve, read_events, write_end
 from ascendrun.node.refusal import Refusal, refusal_of
 from ascendrun.node.stopping import UNKILLABLE_S
+from ascendrun.node.treelinks import link_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -360,27 +361,6 @@ def exit_codes(folder: str) -> Dict[str, Optional[int]]:
         elif event.get("event") == "rank_exited":
             codes[str(event["rank"])] = event["code"] if event["signal"] is None else -event["signal"]
     return codes
-
-
-def link_tree(tree: str, work: str, *, trees: str) -> List[str]:
-    """Makes the tree's top-level entries visible in the working folder; returns the names that stay the user's own.
-
-    Links of ours into another tree are replaced or removed; nothing else is touched.
-    """
-    prefix = os.fsencode(trees) + b"/"
-    base = os.fsencode(work)
-    wanted = set(os.listdir(os.fsencode(tree)))
-    kept = []
-    for name in os.listdir(base):
-        path = os.path.join(base, name)
-        if os.path.islink(path) and os.readlink(path).startswith(prefix):
-            os.unlink(path)
-    for name in sorted(wanted):
-        try:
-            os.symlink(os.path.join(os.fsencode(tree), name), os.path.join(base, name))
-        except FileExistsError:
-            kept.append(name.decode("utf-8", "surrogateescape"))
-    return kept
 
 
 def fold_numbers(numbers: List[int]) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ascendrun.node import treehash, trees
 from ascendrun.node.treehash import BadTree, Entry
+from ascendrun.node.treelinks import link_tree
 
 
 def archive(*members):
@@ -190,3 +191,27 @@ def test_limits_are_told(monkeypatch):
     big = [Entry(b"a", "f", b"", treehash.MAX_BYTES), Entry(b"b", "f", b"", 1)]
     with pytest.raises(BadTree, match="limit"):
         treehash.check_entries(big)
+
+
+def test_links_that_are_right_are_left_alone_while_others_may_be_using_them(tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    for tree, names in (("one", ["train.py", "gone.py"]), ("two", ["train.py", "new.py"])):
+        (tmp_path / "trees" / tree).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "trees" / tree / name).write_text(tree)
+    (work / "new.py").write_text("the user's own")
+
+    def link(tree):
+        return link_tree(str(tmp_path / "trees" / tree), str(work), trees=str(tmp_path / "trees"))
+
+    assert link("one") == []
+    before = {name: os.lstat(str(work / name)) for name in os.listdir(str(work))}
+    assert link("one") == []
+    now = {name: os.lstat(str(work / name)) for name in os.listdir(str(work))}
+    assert {name: (facts.st_ino, facts.st_ctime_ns) for name, facts in before.items()} == {
+        name: (facts.st_ino, facts.st_ctime_ns) for name, facts in now.items()}
+
+    assert link("two") == ["new.py"]
+    assert (work / "train.py").read_text() == "two" and (work / "new.py").read_text() == "the user's own"
+    assert sorted(os.listdir(str(work))) == ["new.py", "train.py"]
