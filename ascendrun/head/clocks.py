@@ -174,6 +174,40 @@ def keep_reading(folder: Path, reading: Reading) -> None:
         os.close(fd)
 
 
+MOVED_S = 0.002
+"""A clock that is off by so much more than before has moved; less is not worth a line."""
+REPEAT_S = 3600.0
+
+
+def says_more(reading: Reading, kept: Reading) -> bool:
+    """Whether a reading is worth a line after the one that has it: the clock has moved, is known much better now, or
+    an hour has gone. A line for every minute of a month would cost a thousand hosts' readers minutes."""
+    return (abs(reading.offset_s - kept.offset_s) > reading.error_s + kept.error_s + MOVED_S
+            or reading.error_s < kept.error_s / 2 or reading.at_s - kept.at_s >= REPEAT_S)
+
+
+class ClockFiles:
+    """Keeps the readings of one attempt's hosts, those that say something, each with the one just before it: so it is
+    known how long the clock was as it had been."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, Reading] = {}
+        self._passed_over: dict[Path, Reading] = {}
+
+    def keep(self, folder: Path, reading: Reading) -> None:
+        """`folder`: the host's of the spool. Raises OSError; then the next reading is kept."""
+        kept = self._kept.get(folder)
+        if kept is not None and not says_more(reading, kept):
+            self._passed_over[folder] = reading
+            return
+        self._kept.pop(folder, None)
+        before = self._passed_over.pop(folder, None)
+        if before is not None:
+            keep_reading(folder, before)
+        keep_reading(folder, reading)
+        self._kept[folder] = reading
+
+
 # ---------------------------------------------------------------- measured
 
 Ping = Callable[[str, Callable[[Optional[int]], None]], None]

@@ -16,7 +16,7 @@ from ascendrun.core.lifecycle import stop_grace_s
 from ascendrun.core.plan import Folders, LaunchPlan, Tree
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.asking import Asking, describe_error, describe_reply
-from ascendrun.head.clocks import PING_DEADLINE_S, ClockKeeper, Reading, keep_reading, node_time_of
+from ascendrun.head.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
 from ascendrun.head.collector import NodeSpool, SpoolGap
 from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
@@ -72,7 +72,7 @@ class JobRunner:
         self._asked_sizes: Set[str] = set()
         self._follow_due: Dict[str, float] = {}
         self._stop_due: Dict[str, float] = {}
-        self._clocks = ClockKeeper(self._ping, self._keep_clock)
+        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
         self._releaser = Releaser(partial(self._release, self.job.tag))
         self._ahead_s: Dict[str, float] = {}
 
@@ -306,7 +306,7 @@ class JobRunner:
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
         try:
-            keep_reading(self.spool(host).folder, reading)
+            self._clock_files.keep(self.spool(host).folder, reading)
         except OSError:  # the head's disk is full: the next reading may find room
             return
 
@@ -378,7 +378,7 @@ class JobRunner:
         """The record has moved to a new attempt: forget what belonged to the old one."""
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
-        self._clocks = ClockKeeper(self._ping, self._keep_clock)
+        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
         self._releaser = Releaser(partial(self._release, self.job.tag))
 
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.head.clocks import ClockKeeper, HostClock, Reading, keep_reading, make_reading, read_clocks
+from ascendrun.head.clocks import (
+    CLOCK_FILE,
+    ClockFiles,
+    ClockKeeper,
+    HostClock,
+    Reading,
+    keep_reading,
+    make_reading,
+    read_clocks,
+)
 
 
 def test_a_host_90_s_ahead_says_its_times_in_the_heads() -> None:
@@ -81,6 +90,30 @@ def test_what_is_kept_is_read_back_and_torn_lines_are_passed_over(tmp_path: Path
     assert clocks["n1"].readings == (Reading(10.0, -90.5, 0.002), Reading(70.0, -90.5, 0.001))
     assert clocks["n2"].error_s is None
     assert read_clocks(tmp_path / "missing") == {}
+
+
+def test_a_month_of_readings_that_say_the_same_stays_small_and_a_clock_that_is_set_is_still_found(tmp_path: Path
+                                                                                                   ) -> None:
+    files, minutes, set_at = ClockFiles(), 30 * 24 * 60, 10_030
+    for minute in range(minutes):
+        offset_s = 0.5 if minute < set_at else 0.9
+        files.keep(tmp_path / "n1", Reading(60.0 * minute, offset_s + 1e-4 * (minute % 7), 0.0005))
+    assert len((tmp_path / "n1" / CLOCK_FILE).read_bytes().splitlines()) < 1500
+    clock = read_clocks(tmp_path)["n1"]
+    assert clock.was_set
+    for minute in (5, set_at - 2, set_at + 2, minutes - 1):
+        offset_s = 0.5 if minute < set_at else 0.9
+        assert clock.to_head_s(60.0 * minute + offset_s) == pytest.approx(60.0 * minute, abs=0.003)
+
+
+def test_a_drift_is_kept_closely_enough_to_be_taken_off(tmp_path: Path) -> None:
+    files = ClockFiles()
+    for minute in range(600):
+        files.keep(tmp_path / "n1", Reading(60.0 * minute, 60.0 * minute * 2e-5, 0.0003))
+    clock = read_clocks(tmp_path)["n1"]
+    assert not clock.was_set
+    for minute in (0, 61, 301, 595):
+        assert clock.to_head_s(60.0 * minute * (1 + 2e-5)) == pytest.approx(60.0 * minute, abs=0.005)
 
 
 class FakeHosts:
