@@ -22,6 +22,7 @@ PROGRAMS = {
     "meshtest": ("ascendrun.programs.meshtest.__main__",),
     "tiny": ("tinyprogram",),
     "memory": ("benchmarks.memory.rank",),
+    "qwen_lora": ("ascendrun.programs.qwen_lora.__main__", "ascendrun.programs.qwen_lora.jobs", "peft", "deepspeed"),
 }
 """By name: the module with `main`, and what it would import in every rank. Imported when first asked for."""
 

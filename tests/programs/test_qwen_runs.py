@@ -1,0 +1,128 @@
+"""Whole runs of the LoRA program, tiny, on one or two ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TINY = ("--rows=120", "--batch_size=8", "--max_steps=9", "--lr=0.01", "--warmup=2", "--cutoff_len=128", "--lora_r=4",
+        "--log_every=1", "--eval_every=5", "--samples=1", "--sample_tokens=4", "--checkpoint_every=2",
+        "--keep_checkpoints=9")
+WAYS = ("ddp", "fsdp2", "zero3")
+
+
+@pytest.fixture
+def train(launch):
+    """train(*options, ranks=2, name=…): a tiny training."""
+    def begin(*options, **more):
+        return launch("qwen_lora", [*TINY, *options], **{"ranks": 2, **more})
+
+    return begin
+
+
+def adapter_of(run):
+    return load_file(run.folder / "out" / "adapter" / "adapter_model.safetensors")
+
+
+def numbers_of(run):
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in run.metrics() if "loss" in line}
+
+
+def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
+    """The base is read from its files in three ways, and the adapter gathered in three; S3-B5."""
+    runs = {how: train(f"--how={how}", name=how).succeed() for how in WAYS}
+    first = runs["ddp"]
+    counts = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
+              for line in first.metrics() if "loss" in line]
+    assert [sum(each) for each in counts] == [8] * 9 and counts[0][2] == 0 < counts[8][2]
+    for how in ("fsdp2", "zero3"):
+        other = runs[how]
+        assert other.losses() == pytest.approx(first.losses(), rel=1e-4)
+        lines = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
+                 for line in other.metrics() if "loss" in line]
+        assert lines == counts
+        pairs = adapter_of(first), adapter_of(other)
+        assert set(pairs[0]) == set(pairs[1])
+        for name, tensor in pairs[0].items():
+            torch.testing.assert_close(tensor, pairs[1][name], rtol=1e-2, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
+    """S3-B9: resume worked for the first epoch only."""
+    straight = train(f"--how={how}", name="straight").succeed()
+    broken = train(f"--how={how}", name="broken")
+    broken.until_step(5)
+    broken.signal(1, signal.SIGKILL)
+    assert broken.wait()[1] == -signal.SIGKILL
+    again = train(f"--how={how}", name="broken").succeed()
+    assert "resumed at step" in again.out[0].read_text()
+    assert numbers_of(again) == numbers_of(straight)
+    one, other = adapter_of(straight), adapter_of(again)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_stopped_run_says_so_and_goes_on(train):
+    first = train(name="stopped", ranks=1)
+    first.until_step(2)
+    first.signal(0)
+    first.succeed()
+    assert "stopped after step" in first.text() and not (first.folder / "out" / "adapter").exists()
+    again = train(name="stopped", ranks=1).succeed()
+    report = json.loads((again.folder / "out" / "report.json").read_text())
+    assert report["training"]["steps"] == 9 and sum(report["curriculum"]["samples"].values()) == 72
+    assert (again.folder / "out" / "samples.jsonl").read_text().count("\n") == 1
+
+
+def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(train):
+    """S3-B2: the schedule began anew with every epoch. S3-B3: nobody else has a schedule of its own."""
+    lines = train("--max_steps=0", "--epochs=3", "--batch_size=24", "--warmup=3", ranks=1).succeed().metrics()
+    rates = [line["lr"] for line in lines if "loss" in line]
+    assert len(rates) == 15 and rates[2] == max(rates) == 0.01
+    assert rates[:3] == sorted(rates[:3]) and rates[3:] == sorted(rates[3:], reverse=True) and rates[-1] < 0.001
+
+
+def test_the_loss_falls(train):
+    losses = list(train("--max_steps=40", "--lr=0.02", "--lora_r=16", "--curriculum=off", "--eval_every=0",
+                        ranks=1).succeed().losses().values())
+    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+
+
+def test_data_without_difficulty_is_trained_on_with_the_warning(train, tmp_path):
+    rows = [{"instruction": f"Say {i}", "input": "", "output": str(i)} for i in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train(f"--data={tmp_path / 'rows.jsonl'}", "--max_steps=1", ranks=1).succeed()
+    assert "Warning: 'difficulty' field not found" in run.out[0].read_text()
+
+
+def test_ranks_that_read_different_rows_refuse_to_train(train, tmp_path):
+    for rank in range(2):
+        folder = tmp_path / f"node{rank}"
+        folder.mkdir()
+        (folder / "rows.json").write_text(json.dumps([{"instruction": "x", "output": f"y{rank}"}] * 40))
+    run = train("--data=rows.json", folders=[tmp_path / "node0", tmp_path / "node1"])
+    assert run.wait() == [1, 1] and "read other data than the rest" in run.text()
+
+
+def test_a_plan_takes_no_card_and_names_the_way_out(train):
+    """The arithmetic of two nodes of eight, on a machine without any."""
+    plan = ("--mode=plan", "--max_steps=0", "--cutoff_len=2048", "--lora_r=64", "--checkpointing=true")
+    large = train(*plan, "--shape=qwen2.5-7b", "--ranks=16", "--card=910B4", ranks=1, name="fits").succeed().text()
+    assert "GB of 32.0 GB a card" in large and "chosen: " in large
+    run = train(*plan, "--shape=qwen2.5-72b", "--ranks=2", "--card=910B4", "--micro_batch=4", ranks=1, name="not")
+    assert run.wait() == [1]
+    assert "error: " in run.text() and "GB of 32.0 GB a card" in run.text() and "; try " in run.text()
+
+
+def test_two_runs_of_one_budget_are_compared(train):
+    for curriculum in ("on", "off"):
+        train(f"--curriculum={curriculum}", f"--output=../{curriculum}", "--samples=0", name="run-" + curriculum,
+              ranks=1).succeed()
+    run = train("--mode=compare", "--compare=../on,../off", ranks=1, name="compare").succeed()
+    found = json.loads((run.folder / "out" / "comparison.json").read_text())["final"]
+    assert {"loss", "loss_explain", "loss_reasoning", "loss_topology"} <= set(found)
+    assert "difference" in run.out[0].read_text()
