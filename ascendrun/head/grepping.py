@@ -67,9 +67,10 @@ def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clo
 
 
 def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_complete: bool) -> HostHits:
-    """The hits in a node's answer; frames that were cut off are missing, and said to be."""
+    """The hits in a node's answer; frames that were cut off are missing, and said to be. Only the last frame says that
+    all was looked at: who searched may have been killed, by the kernel too."""
     lines: dict[tuple[int, str], list[LogLine]] = {}
-    problem: Optional[str] = "did not get to the end in time" if not is_complete else None
+    problem: Optional[str] = "did not get to the end" + ("" if is_complete else " in time")
     try:
         for header, text in wire.FrameReader().feed(body):
             if header.get("end"):

@@ -145,4 +145,6 @@ def test_hits_come_back_in_the_heads_clock_and_torn_answers_are_said_to_be(node:
     assert found.lines == {(0, "out"): [(10.0, "n1", 0, "out", "hit", 2)]} and found.problem is None
     torn = read_hits("n1", body, attempt=2, clock=clock, is_complete=False)
     assert torn.lines and torn.problem == "did not get to the end in time"
+    killed = read_hits("n1", b"", attempt=2, clock=clock, is_complete=True)
+    assert killed.problem == "did not get to the end" and not killed.lines
     assert "nonsense" in str(read_hits("n1", b"\xff" * 8 + b"x" * 99, attempt=1, clock=clock, is_complete=True).problem)
