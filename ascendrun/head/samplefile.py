@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Iterator, Tuple
 
 from ascendrun.head.statedir import StoreUnusable
+from ascendrun.node.sample import GENERATIONS
 
 FILE_NAME = "samples.db"
 BUSY_S = 5.0
+KNOWN_GENERATIONS = 2 * GENERATIONS
+"""Of a node's file the progress in so many is remembered: the node has no older ones, and a job may run for months."""
 WAY_OUT = "move the file aside"
 
 

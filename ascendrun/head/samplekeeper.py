@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.samples import Newest, RawText, Sample
-from ascendrun.head.samplefile import FILE_NAME
+from ascendrun.head.samplefile import FILE_NAME, KNOWN_GENERATIONS
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class SampleKeeper:
             new = data[place - offset:]
             if new:
                 places[generation] = place + len(new)
+                places.pop(generation - KNOWN_GENERATIONS, None)
                 self._waiting.append(_Piece(source, generation, new, place + len(new), ahead_s))
                 self._waiting_bytes += len(new)
                 self._changed.notify()
@@ -213,6 +214,7 @@ class SampleKeeper:
         if len(tail) > LINE_BYTES:
             tail = b""
         self._tails[key] = tail
+        self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
         progress[key] = piece.end - len(tail)
         for line in whole.split(b"\n") if separator else ():
             read = self._reader(piece.source).read(_values(line), ahead_s=piece.ahead_s)

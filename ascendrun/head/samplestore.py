@@ -19,6 +19,7 @@ from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_
 from ascendrun.head.samplefile import (
     BUSY_S,
     FILE_NAME,
+    KNOWN_GENERATIONS,
     LEVELS,
     MIGRATIONS,
     MINUTE,
@@ -129,6 +130,8 @@ class SampleStore:
             db.executemany("INSERT OR IGNORE INTO unsummed VALUES (?, ?, ?)", unsummed)
             db.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?)",
                            [(*key, offset) for key, offset in progress.items()])
+            db.executemany("DELETE FROM progress WHERE source = ? AND generation <= ?",
+                           [(source, generation - KNOWN_GENERATIONS) for source, generation in progress])
             self._add_raw(db, raw)
 
     def progress(self, source: str) -> Mapping[int, int]:

@@ -17,6 +17,7 @@ from ascendrun.core.samples import Newest
 from ascendrun.head import samplekeeper
 from ascendrun.head.samplekeeper import SampleKeeper, Source
 from ascendrun.head.samplestore import SampleStore
+from ascendrun.node.sample import GENERATIONS
 
 T = 1_700_000_000
 SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)
@@ -72,6 +73,17 @@ def test_pieces_cut_anywhere_and_sent_twice_give_every_line_once(keepers: Any, t
     assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0), "all of it once more"
     assert keeper.offsets(SOURCE) == {"0": len(data)}
     wait_for(lambda: seconds_in(tmp_path) == list(range(50)))
+
+
+def test_what_is_remembered_of_a_file_does_not_grow_with_its_generations(keepers: Any, tmp_path: Path) -> None:
+    keeper = keepers()
+    for generation in range(200):
+        assert keeper.take(SOURCE, generation, 0, line(generation), ahead_s=0.0)
+    wait_for(lambda: seconds_in(tmp_path) == list(range(200)))
+    with sqlite3.connect(tmp_path / "samples.db") as db:
+        in_store = [row[0] for row in db.execute("SELECT generation FROM progress ORDER BY generation")]
+    assert sorted(map(int, keeper.offsets(SOURCE))) == in_store == list(range(200 - 2 * GENERATIONS, 200))
+    assert not keeper.lacks(SOURCE, {"199": len(line(199)), "198": len(line(198))})
 
 
 def test_a_hole_is_refused_and_nothing_behind_it_is_taken(keepers: Any, tmp_path: Path) -> None:
