@@ -77,6 +77,8 @@ def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float 
 ASK_EVERY_S = 10.0
 """How often hosts that nobody samples are asked while somebody looks."""
 ANSWER_S = 20.0
+LATE_S = 12.0
+"""So much later than ANSWER_S comes the last word of a head that is short of CPU: by then every host has its answer."""
 
 
 class TopSource:
@@ -95,6 +97,7 @@ class TopSource:
         self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
         self._asking: Optional[threading.Thread] = None
         self._asked_at_s = float("-inf")
+        self._asked: Tuple["Host", ...] = ()
         self._answer: Tuple[Newest, Mapping[str, str]] = (Newest(), {})
 
     def must_ask(self, *, now_s: float) -> bool:
@@ -115,6 +118,9 @@ class TopSource:
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
         asked = self._ask_hosts(self._unsampled(seen.newest, now_s), now_s, answer_s)
         fresh, refused = self._answer
+        if answer_s > 0 and self._asking is not None and self._asking.is_alive():
+            late = {host.name: f"no answer within {answer_s:g} s" for host in self._asked}
+            refused = {**refused, **late}
         both = _newer(seen.newest, fresh)
         view = make_view(now_s=now_s, devices=both.devices, hosts=both.hosts, ranks=both.ranks, jobs=seen.jobs,
                          names=[host.name for host in self.hosts], refused=refused, was_asked=asked)
@@ -141,7 +147,7 @@ class TopSource:
             return self._answer[1] != {}
         is_asking = self._asking is not None and self._asking.is_alive()
         if not is_asking and now_s - self._asked_at_s >= ASK_EVERY_S:
-            self._asked_at_s = now_s
+            self._asked_at_s, self._asked = now_s, tuple(hosts)
             self._asking = threading.Thread(target=self._hear, args=(hosts,), daemon=True, name="ask hosts")
             self._asking.start()
         if answer_s > 0 and self._asking is not None:

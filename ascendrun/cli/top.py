@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SORT_NAMES = ("host", "util", "mem", "power", "temp", "step", "job", "age")
 EVERY_S = 2.0
-ANSWER_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,13 @@ def print_once(
 ) -> int:
     from ascendrun.cli.output import terminal_width
     from ascendrun.cli.toptext import top_lines
+    from ascendrun.insight import ANSWER_S, LATE_S
 
     screen = face.screen()
     if source.must_ask(now_s=time.time()):
         screen.progress("asking hosts without a job")
     try:
-        view = arrange(source.look(now_s=time.time(), answer_s=ANSWER_S), choice, order)
+        view = arrange(source.look(now_s=time.time(), answer_s=ANSWER_S + LATE_S), choice, order)
     finally:
         screen.close()
     if output in (None, "table", "wide"):

@@ -247,6 +247,23 @@ def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(
     assert [row.utilisation for row in view.rows if row.host == "far1"] == [1.0]
 
 
+def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(world: TopWorld) -> None:
+    import threading
+
+    may_answer = threading.Event()
+
+    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
+        may_answer.wait(60)
+        return Newest(), {}
+
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), (Host("far1"),), ask=ask)
+    try:
+        (host,) = (host for host in source.look(now_s=time.time(), answer_s=0.05).hosts if host.host == "far1")
+        assert (host.why, host.detail) == ("no-answer", "no answer within 0.05 s")
+    finally:
+        may_answer.set()
+
+
 def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> None:
     import threading
 
