@@ -17,7 +17,8 @@ NAMES = [skeleton.name for skeleton in list_skeletons()]
 
 
 def test_the_skeletons_are_there_and_say_what_they_are() -> None:
-    assert {"quickstart", "script", "trajectory"} <= set(NAMES)
+    assert {"quickstart", "script", "trajectory", "qwen32b"} <= set(NAMES)
+    assert len(set(NAMES)) == len(NAMES), "a name leads to one skeleton"
     assert all(skeleton.says.endswith(".") for skeleton in list_skeletons())
 
 
