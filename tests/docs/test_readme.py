@@ -63,9 +63,18 @@ def links(path: Path) -> Iterator[Tuple[str, Path]]:
             yield target, path.parent / target
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/how-it-works.md"])
+DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (CHECKOUT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_that_a_document_links_to_are_there(name: str) -> None:
     assert [target for target, path in links(CHECKOUT / name) if not path.exists()] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_that_a_document_names_are_there(name: str) -> None:
+    text = (CHECKOUT / name).read_text(encoding="utf-8")
+    assert [path for path in re.findall(r"\bdocs/[a-z-]+\.md\b", text) if not (CHECKOUT / path).exists()] == []
 
 
 def test_files_that_the_walk_names_are_there() -> None:

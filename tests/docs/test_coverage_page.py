@@ -1,0 +1,58 @@
+"""docs/coverage.md has a line for every row of the guides, and names only what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGE = (CHECKOUT / "docs" / "coverage.md").read_text(encoding="utf-8")
+ROWS = {"S0": (58, range(1, 10)), "S1": (38, (1, 2, 3, 5, 6, 7)), "S3": (51, range(1, 11))}
+"""By guide: how many rows it has, and the numbers of its bugs."""
+FOLDERS = ("tests", "docs", "jobs", "bin", "benchmarks", "templates", "hostfiles",
+           *(path.name for path in (CHECKOUT / "ascendrun").iterdir() if path.is_dir()))
+
+
+def wanted() -> List[str]:
+    ids = [[f"{guide}-{number:02d}" for number in range(1, last + 1)] + [f"{guide}-B{bug}" for bug in bugs]
+           for guide, (last, bugs) in ROWS.items()]
+    return [one for many in ids for one in many]
+
+
+def rows() -> List[Tuple[str, str, str]]:
+    found = re.findall(r"^\| (S\d-\w+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+    return [(row, asks, where) for row, asks, where in found]
+
+
+def paths_in(text: str) -> List[str]:
+    return re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text)
+
+
+def exists(path: str) -> bool:
+    return (CHECKOUT / path).exists() or (CHECKOUT / "ascendrun" / path).exists()
+
+
+def test_every_row_of_the_guides_stands_there_once_in_order() -> None:
+    assert [row for row, _, _ in rows()] == wanted()
+
+
+def test_every_file_and_folder_that_is_named_is_there() -> None:
+    named = sorted(set(paths_in(PAGE)))
+    assert len(named) > 40
+    assert [path for path in named if not exists(path)] == []
+
+
+def test_every_bug_has_a_test_that_says_its_name() -> None:
+    homes: Dict[str, List[str]] = {row: [path for path in paths_in(where) if path.startswith("tests/")]
+                                   for row, _, where in rows() if "-B" in row}
+    silent = [(row, paths) for row, paths in homes.items()
+              if not any(re.search(rf"{row}\b", (CHECKOUT / path).read_text(encoding="utf-8")) for path in paths)]
+    assert silent == []
+
+
+def test_every_verb_that_is_named_exists() -> None:
+    from ascendrun.cli.app import VERBS
+
+    named = set(re.findall(r"`ascendrun ([a-z]+)", PAGE))
+    assert named and named <= {verb.name for verb in VERBS}
