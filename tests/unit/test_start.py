@@ -49,6 +49,7 @@ def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
     assert {name.split(".")[0] for name in imported(run.stderr)} & HEAVY == set()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_head_imports_what_paramiko_wants_and_we_never_use(tmp_path: Path) -> None:
     (tmp_path / "invoke.py").write_text("raise SystemExit('invoke was imported')\n")
     names = [f"ascendrun.{folder}.{path.stem}" for folder in ("head", "backends")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ascendrun.ascend.tool_errors import ToolError
 
-COUNT = int(os.environ.get("MUTATIONS", "100"))  # of each recording; 10000 is the long run
+COUNT = int(os.environ.get("MUTATIONS", "50"))  # of each recording; 10000 is the long run
 LETTERS = "0123456789|:.,-+= \t%()[]/aAxXNUP\r\x00\x1b\u0663\uff15\u2028"
 WORD = re.compile(r"(?<![0-9])-?[0-9]+(?:\.[0-9]+)?")
 HEX = re.compile(r"0[xX][0-9a-fA-F]+")

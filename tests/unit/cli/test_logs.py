@@ -111,6 +111,7 @@ def test_a_giant_line_is_cut_on_screen(desk: Desk) -> None:
     assert lines[1] == "[0] end"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
     import subprocess
 

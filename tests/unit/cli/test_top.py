@@ -305,6 +305,7 @@ def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> Non
     assert (before, source.look(now_s=time.time()).jobs[0].step) == (1040, 1060)
 
 
+@pytest.mark.slow
 def test_64_hosts_of_8_cost_little_more_than_starting(tmp_path: Path, say: Say) -> None:
     """Both halves in one process and on one machine: 512 devices against what one device costs."""
     few, many = make_world(tmp_path / "few"), make_world(tmp_path / "many")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,58 +14,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 pytest.importorskip("textual")
 
-from textual.pilot import Pilot
-from textual.widgets import Input, Static
-from top_world import TopWorld, controller_lock, make_usual_world, make_world
+from textual.widgets import Input
+from top_stage import DEADLINE_S, Stage, play
+from top_world import TopWorld, controller_lock, make_usual_world
 
-from ascendrun.cli.output import width_of
-from ascendrun.cli.spark import in_buckets, sparkline
 from ascendrun.cli.top import Order
-from ascendrun.cli.topapp import TopApp
 from ascendrun.cli.topdetail import DetailScreen
 from ascendrun.cli.topscreens import LogScreen, StoryScreen, TextScreen
-from ascendrun.cli.toptable import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.settings import Settings, spool_dir
 from ascendrun.health.toprows import Choice
 from ascendrun.insight import TopSource
 
-DEADLINE_S = 60.0
-Play = Callable[["Stage"], Awaitable[None]]
-
-
-class Stage:
-    """The app while a test plays on it."""
-
-    def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
-        self.app, self.pilot = app, pilot
-
-    @property
-    def table(self) -> RowsTable:
-        return self.app.query_one(RowsTable)
-
-    @property
-    def hosts(self) -> list[str]:
-        return [getattr(line, "host", "folded") for line in self.table.lines]
-
-    def text(self, name: str) -> str:
-        return str(self.app.query_one(name, Static).content)
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-
-    async def until(self, is_so: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_so():
-            assert time.monotonic() < deadline, self.screen_text()
-            await self.pilot.pause(0.02)
-
-    def screen_text(self) -> str:
-        """What a person sees, line by line."""
-        return "\n".join("".join(segment.text for segment in strip) for strip in
-                         self.app.screen._compositor.render_strips())
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -75,61 +35,6 @@ def world(tmp_path: Path) -> Iterator[TopWorld]:
     made = make_usual_world(tmp_path / "state", busy=3 + 1, idle=5)
     with controller_lock(made.state_dir):
         yield made
-
-
-def play(world: TopWorld, steps: Play, *, lang: str = "en", size: tuple[int, int] = (120, 40),
-         source: Optional[Any] = None, every_s: float = 3600.0) -> TopApp:
-    """`every_s`: by default it looks once, so that what is seen is what the first look saw."""
-    made = source or TopSource(Cluster(Settings(state_dir=world.state_dir)))
-    app = TopApp(made, Choice(), Order(), lang=lang, every_s=every_s)
-
-    async def run() -> None:
-        async with app.run_test(size=size, notifications=True) as pilot:
-            stage = Stage(app, pilot)
-            await stage.until(lambda: app.view is not None or app.failure is not None)
-            await pilot.pause()
-            await steps(stage)
-
-    asyncio.run(run())
-    return app
-
-
-# ---------------------------------------------------------------- seeing
-
-
-@pytest.mark.parametrize(("lang", "size"), [
-    ("en", (80, 24)), ("zh", (200, 50)), *(
-        pytest.param(*both, marks=pytest.mark.thorough) for both in (("zh", (80, 24)), ("en", (200, 50))))])
-def test_the_main_things_are_in_sight(world: TopWorld, lang: str, size: tuple[int, int]) -> None:
-    async def steps(stage: Stage) -> None:
-        seen = stage.screen_text()
-        assert "qwen32b-lora" in seen and "npu01" in seen and "1040/5000" in seen
-        assert ("利用率" if lang == "zh" else "UTIL") in seen
-        assert ("帮助" if lang == "zh" else "Help") in seen and ("主机" if lang == "zh" else "Hosts") in seen
-        assert all(width_of(line.rstrip()) <= size[0] for line in seen.splitlines())
-
-    play(world, steps, lang=lang, size=size)
-
-
-def test_a_tiny_terminal_shows_what_fits_and_does_not_fall(world: TopWorld) -> None:
-    async def steps(stage: Stage) -> None:
-        await stage.press("j", "enter", "escape", "h", "slash", "x", "escape")
-        await stage.pilot.resize_terminal(200, 60)
-        await stage.pilot.pause()
-        assert "npu01" in stage.screen_text()
-
-    play(world, steps, size=(20, 6))
-
-
-def test_nothing_anywhere_is_said(tmp_path: Path) -> None:
-    empty = make_world(tmp_path / "none")
-    with controller_lock(empty.state_dir):
-        async def steps(stage: Stage) -> None:
-            assert "nothing to show" in stage.screen_text()
-            await stage.press("j", "k", "enter", "l", "e", "g", "G")  # keys without a row do no harm
-            assert len(stage.app.screen_stack) == 1
-
-        play(empty, steps)
 
 
 # ---------------------------------------------------------------- moving
@@ -381,18 +286,3 @@ def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld) ->
         await stage.until(lambda: "the disk is gone" not in stage.text("#state"))
 
     play(world, steps, source=source)
-
-
-# ---------------------------------------------------------------- sparklines
-
-
-def test_a_sparkline_goes_from_low_to_high_with_gaps_for_what_is_not_known() -> None:
-    assert sparkline([0.0, None, 50.0, 100.0], low=0, high=100) == "▁ ▅█"
-    assert sparkline([None, None]) == "  "
-    assert set(sparkline([7.0, 7.0])) <= set("▄▅") and sparkline([0.0, 0.0]) == "▁▁"
-    assert sparkline([500.0, -5.0], low=0, high=100) == "█▁"
-
-
-def test_points_are_put_into_equal_stretches_of_time() -> None:
-    points = [(0.0, 1.0), (0.5, 3.0), (5.0, None), (9.9, 8.0), (10.0, 99.0), (-1.0, 99.0)]
-    assert in_buckets(points, since_s=0.0, until_s=10.0, count=5) == [2.0, None, None, None, 8.0]

@@ -245,6 +245,7 @@ def test_a_controller_killed_around_a_sending_costs_at_most_one_duplicate(
     assert len({asked.headers["Idempotency-Key"] for asked in service.asked}) == 1
 
 
+@pytest.mark.slow
 def test_who_is_killed_again_and_again_does_not_send_for_ever(serve: Any, tmp_path: Path) -> None:
     service = serve()
     (tmp_path / "config.yaml").write_text(settings_text([target(service)]))

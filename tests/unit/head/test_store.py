@@ -52,6 +52,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_no_acknowledged_job_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     root = str(Path(__file__).resolve().parents[3])
     acknowledged = []

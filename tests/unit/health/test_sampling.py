@@ -145,6 +145,7 @@ def run_items(root: Path, reader: DeviceReader, at_s: float, *, last: str = "npu
     return samples
 
 
+@pytest.mark.slow
 def test_a_simulated_node_is_read_completely(tmp_path: Path) -> None:
     install_tree(tmp_path, Scenario(cards=2, processes=(ShownProcess(1, 4711, "python", 30000, 88),)))
     reader = DeviceReader("n1")

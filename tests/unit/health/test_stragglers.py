@@ -41,7 +41,7 @@ def test_a_healthy_run_has_no_straggler_whatever_its_pauses(seed: int) -> None:
     assert look(healthy(seed).run(), Newest()) == ()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_of_very_many_healthy_runs_none_has_a_straggler() -> None:
     assert [seed for seed in range(20, 60) if look(healthy(seed).run(), Newest())] == []
 
