@@ -70,7 +70,9 @@ def parse(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:
 
 def make_parser(table: Mapping[str, Option]) -> argparse.ArgumentParser:
     """All values stay text here, so that `parse` can judge them together."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    package = getattr(sys.modules["__main__"], "__package__", None)
+    parser = argparse.ArgumentParser(prog=f"python -m {package}" if package else None, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for option in table.values():
         shown = option.default if option.default not in (None, "") else "none"
         choices = f" [{', '.join(map(str, option.choices))}]" if option.choices else ""
