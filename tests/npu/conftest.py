@@ -1,0 +1,84 @@
+"""The real torch_npu on the simulated CANN, built once for all tests; ranks are forked from one process that has it.
+
+Nothing here says anything of speed. Run by .venv-npu's Python: bin/test does it, or
+bin/setup-env --venv .venv-npu --over .venv npu-sim && .venv-npu/bin/python -m pytest tests/npu
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Sequence
+
+import pytest
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.sim.npu.build import build, environment
+from ascendrun.sim.npu.target import find_target
+from tests.programs.conftest import REPO, Run, Server
+
+PROGRAM_TESTS = REPO / "tests" / "programs"
+
+
+class NpuServer(Server):
+    """As the programs' own, with torch_npu imported and no device touched."""
+
+    def __init__(self, environ: Dict[str, str]) -> None:
+        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("npuserver.py"))], env=environ,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+
+@pytest.fixture(scope="session")
+def toolkit() -> Path:
+    """The simulated CANN; a machine that cannot have it skips with the reason, and in CI fails."""
+    try:
+        return build(find_target(sys.executable))
+    except AscendrunError as error:
+        reason = f"{error.message}; {error.hint}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def npu_environ(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}{os.pathsep}{PROGRAM_TESTS}", "PYTHONWARNINGS": "ignore",
+           "TORCH_CPP_LOG_LEVEL": "ERROR", "ASCENDRUN_SIM_NPU_DEVICES": "4", "DS_ACCELERATOR": "npu"}
+    return environment(toolkit, {**os.environ, **own})
+
+
+@pytest.fixture(scope="session")
+def npu_server(npu_environ: Dict[str, str]) -> Iterator[Server]:
+    server = NpuServer(npu_environ)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def launch(npu_server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """launch(program, options, name=…, ranks=1, family="npu", env={…})."""
+    runs = []
+
+    def begin(program: str, options: Sequence[str], *, name: str = "run", ranks: int = 1, family: str = "npu",
+              env: Dict[str, str] = {}) -> Run:  # noqa: B006  # read only
+        folder = tmp_path / name
+        common: Dict[str, Any] = {"ASCENDRUN_FAMILY": family, "ASCEND_PROCESS_LOG_PATH": str(folder / "log"), **env}
+        rank_env = {rank: {"RANK": str(rank), **common} for rank in range(ranks)}
+        if ranks == 1:
+            rank_env[0].update(WORLD_SIZE="1", LOCAL_RANK="0")
+        runs.append(Run(npu_server, folder, options, ranks, rank_env, (), program))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        for pid in run.pids:
+            if npu_server.ask({"poll": pid}) is None:
+                os.kill(pid, 9)
+        run.wait()
+
+
+def plogs(run: Run) -> str:
+    return "".join(path.read_text() for path in sorted(run.folder.glob("log/*/plog/*.log")))
