@@ -3,8 +3,9 @@ like length, this program's loop on one rank, and on two.
 
     python -m benchmarks.trajectory.throughput --out benchmarks/trajectory/results/throughput.json
 
-Every way runs in a process of its own with one thread, in turns, `--repeats` times; medians are compared. CPU seconds
-are those of the training alone, so that a busy machine changes them little; wall seconds are told too.
+Every way runs in a process of its own with one thread, in turns, `--repeats` times; medians are compared. Each first
+trains a few steps that do not count, for imports and buffers. CPU seconds are those of the training alone, so that a
+busy machine changes them little; wall seconds are told too.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def padded(arguments: argparse.Namespace) -> Dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     rows = samples.encoded["train"]
 
-    def work() -> None:
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    def work(most: int = len(rows)) -> None:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:most]
         for start in range(0, len(order), BATCH):
             batch = [rows[i] for i in order[start:start + BATCH]]
             ids, lengths = pad([row.ids() for row in batch], multiple=WINDOW)
@@ -83,10 +84,11 @@ def padded(arguments: argparse.Namespace) -> Dict[str, float]:
             states = model.backbone(inputs_embeds=model.backbone.embed_tokens(ids), attention_mask=mask)[0]
             pooled = (states * mask[..., None]).sum(1) / lengths[:, None]
             loss = functional.cross_entropy(model.head(pooled), torch.tensor([row.label for row in batch]))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+    work(BATCH)
     return timed(work, sum(map(len, rows)))
 
 
@@ -121,7 +123,9 @@ def hf_trainer(arguments: argparse.Namespace) -> Dict[str, float]:
         settings = TrainingArguments(output_dir=folder, num_train_epochs=1, per_device_train_batch_size=BATCH,
                                      learning_rate=1e-4, save_strategy="no", report_to=[], disable_tqdm=True,
                                      use_cpu=True, remove_unused_columns=False, logging_strategy="no", **grouped)
-        trainer = Trainer(model=Model(), args=settings, train_dataset=rows, data_collator=collate)
+        model = Model()
+        Trainer(model=model, args=settings, train_dataset=rows[:2 * BATCH], data_collator=collate).train()
+        trainer = Trainer(model=model, args=settings, train_dataset=rows, data_collator=collate)
         return timed(lambda: trainer.train() and None, sum(len(row["input_ids"]) for row in rows))
 
 
@@ -138,6 +142,8 @@ def ours(arguments: argparse.Namespace) -> Dict[str, float]:
                "checkpoint_every": 0, "log_every": 10**6, "lr": 1e-4, "label_smoothing": 0.0}
     here = start.start(family="cpu")
     with tempfile.TemporaryDirectory() as folder:
+        make_loop({**options, "max_steps": 2}, samples, make_model(make_sizes(arguments), seed=0), here,
+                  Path(folder) / "warm").run()
         loop = make_loop(options, samples, make_model(make_sizes(arguments), seed=0), here, Path(folder))
         answer = timed(lambda: loop.run() and None, sum(map(len, samples.encoded["train"])))
         answer["cpu_s"] = here.sum([answer["cpu_s"]])[0]
@@ -192,7 +198,7 @@ def main() -> None:
     runs: Dict[str, List[Dict[str, float]]] = {arm: [] for arm in ARMS}
     load = os.getloadavg()
     for repeat in range(arguments.repeats):
-        for place, arm in enumerate(ARMS):
+        for place, arm in enumerate(reversed(ARMS)):
             runs[arm].append(run_arm(arm, arguments, 29700 + 10 * repeat + place))
             print(arm, {name: round(value, 2) for name, value in runs[arm][-1].items()}, file=sys.stderr, flush=True)
     import torch
