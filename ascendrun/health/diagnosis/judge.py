@@ -29,7 +29,9 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     winner = choose(candidates)
     if winner is None or not winner.is_credible:
         waiting = blame_waiting(evidence, stories)
-        if waiting is not None and (winner is None or waiting.strength > winner.strength):
+        if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
+            candidates[candidates.index(winner)] = winner = replace(winner, strength=waiting.strength)
+        elif waiting is not None and (winner is None or waiting.strength > winner.strength):
             candidates.append(waiting)
             winner = waiting
     elif "only-kernel" in winner.doubts and not winner.ranks:

@@ -210,6 +210,11 @@ def _watchdog(found: Match[str], line: Line) -> Word:
     return Word("sequence" if "seq" in values else "timeout", line, wait=EXEC, values=values)
 
 
+@_word(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
+def _watchdog_stuck(found: Match[str], line: Line) -> Word:
+    return Word("timeout", line, wait=EXEC)
+
+
 @_word(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
 def _barrier(found: Match[str], line: Line) -> Word:
     return Word("missing", line, wait=EXEC, ranks=_numbers(found["ranks"]))

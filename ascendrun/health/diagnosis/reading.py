@@ -138,7 +138,8 @@ class Reading:
         if hit is not None:
             return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
         unsure = unsure or any(word.wait is not None or word.kind in _OF_SEVERAL for word in self.words)
-        strength = STRENGTH["suffered" if unsure else "exception"]
+        was_printed = last.stream == "out" and self._rank.stopped  # it may be what the program is about, such as text
+        strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
         return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when or self._end(), proofs, values,
                      blames="self", retry="unknown", sure=not unsure and chain.kind == "main",
                      key=f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}")]

@@ -213,10 +213,17 @@ class _Parser:
                 found = _exception_line(body, after_frame=after_frame)
                 if found is not None:
                     self._unended = frames
-                    return self._raised(start, at, found, frames), at + 1
+                    return self._raised(start, at, self._with_next(at, found), frames), at + 1
                 noise += 1
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
+
+    def _with_next(self, at: int, found: Tuple[str, str]) -> Tuple[str, str]:
+        """A message that announces another one, with that one: "backend='inductor' raised:" says nothing alone."""
+        after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
+        if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
+            return found
+        return found[0], f"{found[1].rstrip()} {after.strip()}"
 
     def _raised(self, start: int, end: int, found: Tuple[str, str], frames: Sequence[Tuple[str, int]]) -> Raised:
         own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
