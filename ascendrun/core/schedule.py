@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ascendrun.core.job import HOLDING, Cause, HeldBy, Job, NeedFailed, NodesFree, State
 
@@ -22,6 +22,21 @@ class Claim:
 
 
 Verdict = Union[NodesFree, HeldBy]
+
+
+def judge_all(jobs: Sequence[Tuple[Job, Sequence[Claim]]], find: Callable[[str], Optional[Job]]
+              ) -> Mapping[str, Union[Verdict, NeedFailed]]:
+    """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs holds no place
+    in the queue for nodes. `find`: a job by its id, None: there is none."""
+    verdicts: Dict[str, Union[Verdict, NeedFailed]] = {}
+    ready = []
+    for job, claims in jobs:
+        waits = judge_need(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
+        if waits is None:
+            ready.append((job, claims))
+        else:
+            verdicts[job.id] = waits
+    return {**verdicts, **judge_queue(ready)}
 
 
 def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:

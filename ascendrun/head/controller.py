@@ -228,17 +228,9 @@ class Controller:
             for runner in self._runners.values())
 
     def _schedule(self) -> None:
-        from ascendrun.core.job import State
-        from ascendrun.core.schedule import judge_need, judge_queue
-        jobs = []
-        for job_id, runner in self._runners.items():
-            job = runner.job
-            waits = judge_need(job, self._job(job.needs)) if job.needs and job.state is State.QUEUED else None
-            if waits is None:
-                jobs.append((job, self._claims[job_id]))
-            else:
-                self.feed(job_id, waits)
-        for job_id, verdict in judge_queue(jobs).items():
+        from ascendrun.core.schedule import judge_all
+        jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
+        for job_id, verdict in judge_all(jobs, self._job).items():
             self.feed(job_id, verdict)
 
     def _job(self, job_id: str) -> "Optional[Job]":

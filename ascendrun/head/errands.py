@@ -102,7 +102,7 @@ class Errands:
         """The plan that a submission would get, as `render_plan` shows it."""
         from ascendrun.core.plan import render_plan
         from ascendrun.head.asking import Asking
-        from ascendrun.head.jobrunner import build_plan
+        from ascendrun.head.planning import build_plan
         from ascendrun.head.submission import Submission, make_job
         submission = Submission.from_json(header["submission"])
         job = make_job(submission, "j-new", "dry-run", time.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Set, Tuple
@@ -13,7 +13,7 @@ from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.job import Action, Event, Job, Phase, State
 from ascendrun.core.lifecycle import stop_grace_s
-from ascendrun.core.plan import Folders, LaunchPlan, Tree
+from ascendrun.core.plan import LaunchPlan, Tree
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.asking import Asking, describe_error, describe_reply
 from ascendrun.head.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
@@ -21,13 +21,13 @@ from ascendrun.head.collector import NodeSpool, SpoolGap
 from ascendrun.head.doctor import Answers, Examination
 from ascendrun.head.gate import gate_question, judge_answers
 from ascendrun.head.links import Links, dialled
+from ascendrun.head.planning import build_plan
 from ascendrun.head.releasing import KEEP_BYTES, Releaser
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.samplekeeper import SampleKeeper, Source
 from ascendrun.head.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
 from ascendrun.head.staging import TreePush, read_secret_env
 from ascendrun.head.translate import make_event
-from ascendrun.node import layout
 
 if TYPE_CHECKING:
     from ascendrun.core.spec import JobSpec
@@ -380,21 +380,6 @@ class JobRunner:
         self._follow_due, self._stop_due = {}, {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
         self._releaser = Releaser(partial(self._release, self.job.tag))
-
-
-def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
-               trees: Tuple[Tree, ...]) -> LaunchPlan:
-    """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
-    from ascendrun.core.plan import make_plan
-    from ascendrun.health.sampling import sampling_wish
-    folders = {host: Folders(work=layout.work_dir(report.root, job.home or job.run),
-                             checkpoints=layout.checkpoints_dir(report.root, job.run),
-                             attempt=layout.attempt_dir(report.root, job.tag),
-                             trees=f"{report.root}/trees") for host, report in reports.items()}
-    plan = make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees,
-                     home=job.home)
-    return replace(plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s,
-                                                hosts=len(plan.nodes)))
 
 
 def _ignore(reply: Reply) -> None:

@@ -35,7 +35,7 @@ def read_world(answers: Sequence[Mapping[str, Any]], submission: Optional[Submis
 
 
 def _plan(submission: Optional[Submission], reports: Mapping[str, NodeReport], now_s: float) -> Any:
-    from ascendrun.head.jobrunner import build_plan
+    from ascendrun.head.planning import build_plan
     if submission is None or len(reports) < len(submission.hosts):
         return None
     job = make_job(submission, "j-new", "dry-run", now_s)

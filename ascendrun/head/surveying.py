@@ -73,7 +73,7 @@ class SurveyErrand:
 
     def _plan(self) -> Optional["LaunchPlan"]:
         """None when these hosts cannot carry the job: the findings say why, or whoever asked plans again and sees."""
-        from ascendrun.head.jobrunner import build_plan
+        from ascendrun.head.planning import build_plan
         if self._submission is None or self._refused:
             return None
         job = make_job(self._submission, "j-new", "dry-run", time.time())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional, Tuple
 
-from ascendrun.core.job import HeldBy, Job, NodesFree, State
-from ascendrun.core.schedule import Claim, judge_queue
+from ascendrun.core.job import HeldBy, Job, NeedFailed, NodesFree, State
+from ascendrun.core.schedule import Claim, judge_all, judge_queue
 
 
 def job(number: int, state: State, **changes: object) -> Job:
@@ -66,3 +66,17 @@ def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
                            (job(3, State.QUEUED), whole("a"))])
     assert verdict["j-0002"] == HeldBy("waits for b: not confirmed that j-0001 is gone there")
     assert verdict["j-0003"] == NodesFree()
+
+
+def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gone_stops_nobody() -> None:
+    jobs = [(job(1, State.RUNNING, stage="a"), whole("a")), (job(2, State.QUEUED, needs="j-0001"), whole("b")),
+            (job(3, State.QUEUED, needs="j-0009"), whole("b")), (job(4, State.QUEUED), whole("b")),
+            (job(5, State.QUEUED, needs="j-0008"), whole("c")), (job(6, State.QUEUED, needs="j-0008"), whole("c"))]
+    known = {**{one.id: one for one, _ in jobs}, "j-0008": job(8, State.SUCCEEDED)}
+    verdicts = judge_all(jobs, known.get)
+    assert verdicts["j-0002"] == HeldBy("waits for stage a (j-0001), which is RUNNING")
+    assert isinstance(verdicts["j-0003"], NeedFailed)
+    assert verdicts["j-0004"] == NodesFree()
+    # Two that need the same one start together where there is room, one after the other where there is not.
+    assert verdicts["j-0005"] == NodesFree()
+    assert verdicts["j-0006"] == HeldBy("waits behind j-0005 (job5), which wants c too")
