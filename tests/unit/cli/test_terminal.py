@@ -6,18 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pexpect
-import pyte
 import pytest
+from terminal import DEADLINE_S, PseudoTerminal
 
 pytestmark = pytest.mark.slow
 STORY = Path(__file__).with_name("story_cluster.py")
 CHECKOUT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 90.0
 
 
 @pytest.fixture
@@ -36,43 +33,14 @@ def world(tmp_path: Path) -> dict[str, str]:
     }
 
 
-class Terminal:
-    """A child on a pseudo terminal, and what a person sees there."""
-
+class Terminal(PseudoTerminal):
     def __init__(self, environ: dict[str, str], *argv: str, columns: int = 100) -> None:
-        self.child = pexpect.spawn(sys.executable, [*argv], env=environ, dimensions=(24, columns), timeout=DEADLINE_S)
-        self._screen = pyte.Screen(100, 24)
-        self._stream = pyte.ByteStream(self._screen)
-        self.raw = b""
+        super().__init__(argv, environ, columns=columns)
 
     def wait_for(self, fact: Callable[[list[str]], bool]) -> list[str]:
         """The lines on the screen once `fact` holds for them."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline_s:
-            if fact(self.lines()):
-                return self.lines()
-            self._read()
-        raise AssertionError("\n".join(self.lines()))
-
-    def end(self) -> int:
-        while self._read():
-            pass
-        self.child.wait()
-        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
-
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self._screen.display if line.strip()]
-
-    def _read(self) -> bool:
-        try:
-            data = self.child.read_nonblocking(65536, timeout=1)
-        except pexpect.TIMEOUT:
-            return True
-        except pexpect.EOF:
-            return False
-        self.raw += data
-        self._stream.feed(data)
-        return True
+        self.wait_until(lambda: fact(self.lines()))
+        return self.lines()
 
 
 @pytest.fixture

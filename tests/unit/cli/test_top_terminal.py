@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pexpect
-import pyte
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from terminal import PseudoTerminal
 from top_world import TopWorld, controller_lock, make_usual_world
 
 pytestmark = pytest.mark.slow
-DEADLINE_S = 90.0
 WITH = "import sys; from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT = "import sys; sys.modules['textual'] = None; " + WITH[len("import sys; "):]
 
@@ -30,52 +27,17 @@ def world(tmp_path: Path) -> Iterator[TopWorld]:
         yield made
 
 
-class Terminal:
-    """A child on a terminal of 24 x 80, and what a person sees there."""
-
+class Terminal(PseudoTerminal):
     def __init__(self, world: TopWorld, code: str, *argv: str, **environ: str) -> None:
         left_out = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "LC_ALL", "LANGUAGE")
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
-        environ = {**kept, "ASCENDRUN_STATE_DIR": str(world.state_dir), "TERM": "xterm-256color", "LANG": "C.UTF-8",
-                   "XDG_CONFIG_HOME": str(world.state_dir / "config"), **environ}
-        self.child = pexpect.spawn(sys.executable, ["-c", code, *argv], env=environ, dimensions=(24, 80),
-                                   timeout=DEADLINE_S)
-        self._screen = pyte.Screen(80, 24)
-        self._stream = pyte.ByteStream(self._screen)
-        self.raw = b""
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.child.close(force=True)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self._screen.display)
+        super().__init__(["-c", code, *argv], {
+            **kept, "ASCENDRUN_STATE_DIR": str(world.state_dir), "TERM": "xterm-256color", "LANG": "C.UTF-8",
+            "XDG_CONFIG_HOME": str(world.state_dir / "config"), **environ}, columns=80)
 
     def wait_for(self, *words: str) -> str:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not all(word in self.text for word in words):
-            assert time.monotonic() < deadline_s and self.read(), self.text
+        self.wait_until(lambda: all(word in self.text for word in words))
         return self.text
-
-    def read(self) -> bool:
-        try:
-            data = self.child.read_nonblocking(65536, timeout=1)
-        except pexpect.TIMEOUT:
-            return True
-        except pexpect.EOF:
-            return False
-        self.raw += data
-        self._stream.feed(re.sub(rb"\x1b\[[>=?<][0-9;]*[a-zA-Z]", b"", data))  # questions that pyte cannot read
-        return True
-
-    def end(self) -> int:
-        while self.read():
-            pass
-        self.child.wait()
-        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
 
 
 def test_on_a_terminal_it_has_keys_and_q_ends_it(world: TopWorld) -> None:
