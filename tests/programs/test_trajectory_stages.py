@@ -26,7 +26,7 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     given = f"--prepared={prepared}"
     first = start("--mode=pretrain", given, "--output=out", ranks=2, name="pretrain").succeed()
     asked = [line["eval_asked_share"] for line in first.metrics() if "eval_asked_share" in line]
-    assert asked and all(0.12 < share < 0.16 for share in asked), "S0-B4"
+    assert asked and all(0.1 < share < 0.16 for share in asked), "S0-B4"
     second = start("--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2,
                    name="finetune").succeed()
     assert "begins with" in second.text() and "validation split" in second.text()

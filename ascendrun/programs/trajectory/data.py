@@ -82,8 +82,7 @@ def prepare(options: Options) -> Prepared:
     parts = split_records(known, val=options["val_fraction"], test=options["test_fraction"], seed=options["seed"],
                           use_column=options["split_column"])
     parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}
-    for part in parts.values():
-        check_leak([record.words for record in part], [str(record.label) for record in part])
+    check_leak([record.words for record in known], [str(record.label) for record in known])
     check_same_segments({name: [(record.id, record.mark) for record in part] for name, part in parts.items()})
     elsewhere = {record.ship for name in ("val", "test") for record in parts[name]}
     parts["unlabelled"] = sorted((record for record in records if record.label is None
