@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
@@ -48,8 +49,7 @@ class NoticeQueue:
                 if job is not None:
                     add_lines(db, job, [("notice", f"{target}: {lost}")], now_s)
             db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
-            db.execute("DELETE FROM notices WHERE state NOT IN ('waiting', 'sending') AND made_at_s < ?",
-                       (now_s - KEPT_S,))
+            _forget_old(db, now_s)
 
     def targets(self) -> Tuple[str, ...]:
         """Names of targets for which something waits."""
@@ -86,6 +86,7 @@ class NoticeQueue:
         """`state`: delivered, or a failure, which stands in the job's story as well."""
         with self._store.writing() as db:
             db.execute("UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, answer, one.number))
+            _forget_old(db, now_s)
             if state != "delivered" and one.job is not None:
                 add_lines(db, one.job, [("notice", f"{target}: {one.body['kind']}: not delivered: {answer}")], now_s)
 
@@ -103,3 +104,8 @@ class NoticeQueue:
                 if newest_job is not None:
                     add_lines(db, newest_job, [("notice", f"{target}: {len(rows)} oldest {text}")], now_s)
         return len(rows)
+
+
+def _forget_old(db: sqlite3.Connection, now_s: float) -> None:
+    """Not only at a start: a controller may run for months."""
+    db.execute("DELETE FROM notices WHERE state NOT IN ('waiting', 'sending') AND made_at_s < ?", (now_s - KEPT_S,))

@@ -283,6 +283,18 @@ def test_a_queue_that_grows_too_long_drops_its_oldest_and_says_so(heads: Any, tm
     assert given_up == {"0", "1", "2"} and any("3 oldest given up" in line for line in head.story(job))
 
 
+def test_what_was_delivered_long_ago_is_forgotten_while_the_controller_runs(heads: Any, serve: Any) -> None:
+    service = serve()
+    head = heads(settings_text([target(service)]))
+    old, new = head.submit("old"), head.submit("new")
+    head.move(old, "FAILED")
+    head.await_state("generic", "delivered")
+    with head.store.writing() as db:
+        db.execute("UPDATE notices SET made_at_s = made_at_s - 31 * 86400.0")
+    head.move(new, "FAILED")
+    await_that(lambda: [row["job"] for row in head.store.notices()] == [new.id])
+
+
 def test_a_url_file_is_read_at_every_sending(heads: Any, serve: Any, tmp_path: Path) -> None:
     service = serve()
     head = heads(settings_text([{"kind": "generic", "url_file": "url"}]))
