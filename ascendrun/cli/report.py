@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Where the page goes; - for stdout.  [default: JOB-report.html here]")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a picture as well.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write a picture; a page as well only with --out.")
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of page and picture.  [default: the locale's]")
 @output_option
 @click.pass_obj

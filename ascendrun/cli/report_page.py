@@ -196,7 +196,8 @@ def chart_title(chart: Chart, words: Words) -> str:
 
 def _chart_data(report: Report, words: Words) -> str:
     """JSON that cannot end its script element."""
-    charts = [{"x": chart.x, "x_label": words(f"x-{chart.x}"), "is_band": chart.is_band, "xs": chart.xs,
+    charts = [{"x": chart.x, "x_label": words(f"x-{chart.x}"), "is_band": chart.is_band, "is_load": chart.is_load,
+               "xs": chart.xs,
                "labels": [words(f"line-{line.name}") for line in chart.lines],
                "lines": [[_finite(value) for value in line.ys] for line in chart.lines]} for chart in report.charts]
     offset = datetime.fromtimestamp(report.made_at_s).astimezone().utcoffset()

@@ -103,6 +103,8 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
         axes.fill_between(xs, columns[1], columns[2], color=LINE, alpha=0.18, linewidth=0)
     axes.set_title(_plain(chart_title(chart, words), 60), loc="left", fontsize=10)
     axes.grid(True, color="#e6eaef")
+    if chart.is_load:
+        axes.set_ylim(0, max(100.0, axes.get_ylim()[1]))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if len(xs) == 1:  # one point has no stretch to be drawn in

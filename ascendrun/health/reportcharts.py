@@ -32,6 +32,11 @@ class Chart:
     lines: Tuple[Line, ...]
     is_band: bool = False
 
+    @property
+    def is_load(self) -> bool:
+        """A share of something that can be full: drawn from 0 to 100, so that 99.9 % is no valley beside 100 %."""
+        return self.name in ("utilisation", "host_cpu")
+
 
 def thin(points: Sequence[Point], *, most: int = POINTS) -> List[Point]:
     """At most about `most` of the points, which are in order of x: of each stretch the first, the least, the greatest.

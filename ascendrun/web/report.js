@@ -52,7 +52,7 @@
     const plot = new uPlot({
       width: place.clientWidth, height: 200, padding: [8, 10, 0, 0],
       tzDate: (at) => uPlot.tzDate(new Date((at + offset_s) * 1000), "Etc/UTC"),
-      scales: { x: { time: isTime } },
+      scales: { x: { time: isTime }, y: chart.is_load ? { range: (u, least, most) => [0, Math.max(100, most)] } : {} },
       axes: [xs, { ...axis, size: 56, values: (u, splits) => splits.map(shorten) }],
       series: [
         { label: chart.x_label, value: (u, at) => (at == null ? "–" : isTime ? stamp(at, 2 * 86400) : String(at)) },

@@ -53,3 +53,10 @@ def test_several_devices_are_mean_least_and_greatest_and_a_gap_stays_one() -> No
 def test_one_device_is_one_line() -> None:
     found = make_band("power_w", "W", [series([(0.0, 1.0), (5.0, 2.0)])], since_s=0.0, until_s=10.0)
     assert found is not None and not found.is_band and len(found.lines) == 1
+
+
+def test_what_can_be_full_is_drawn_from_nothing_to_full_and_other_shares_are_not() -> None:
+    points = [(float(x), 99.9) for x in range(5)]
+    drawn = {name: make_chart(name, "time", "%", points) for name in ("utilisation", "host_cpu", "mfu")}
+    assert {name: chart is not None and chart.is_load for name, chart in drawn.items()} == {
+        "utilisation": True, "host_cpu": True, "mfu": False}
