@@ -200,7 +200,8 @@ class Environment:
         if packages is None:
             raise SetupFailed(f"{below.folder} has no Python that runs",
                               f"  make it first: bin/setup-env --venv '{below.folder}' train")
-        write_atomically(site / "_ascendrun_below.pth", os.path.relpath(os.path.realpath(packages), os.path.realpath(site)))
+        path = os.path.relpath(os.path.realpath(packages), os.path.realpath(site))
+        write_atomically(site / "_ascendrun_below.pth", path)
 
 
 def own_interpreter() -> str:

@@ -46,12 +46,14 @@ def command(
 
     target = find_target(python or python_of(argv[0]))
     environ = environment(build(target), dict(os.environ))
-    environ["PATH"] = os.pathsep.join((os.path.dirname(os.path.abspath(target.python)), environ.get("PATH", os.defpath)))
+    beside = os.path.dirname(os.path.abspath(target.python))
+    environ["PATH"] = os.pathsep.join((beside, environ.get("PATH", os.defpath)))
     wishes = {"DEVICES": devices, "CHIP": chip, "MEMORY_MB": memory, "FAULTS": " ".join(faults) or None}
     environ.update({f"ASCENDRUN_SIM_NPU_{name}": str(wish) for name, wish in wishes.items() if wish is not None})
     program = shutil.which(argv[0], path=environ["PATH"])
     if program is None:
-        raise NotFit(f"{argv[0]}: no such program", hint="give the command after --: ascendrun sim npu -- python train.py")
+        raise NotFit(f"{argv[0]}: no such program",
+                     hint="give the command after --: ascendrun sim npu -- python train.py")
     print(f"ascendrun: {TELLS}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.execve(program, list(argv), environ)

@@ -37,7 +37,8 @@ def fused() -> Dict[str, float]:
     row = (2, 4, 9, 8)
     cases: Dict[str, Any] = {
         "attention": (lambda q, k, v: kernels.npu_attention(q, k, v, hidden.to(q.device), scale=0.3),
-                      lambda q, k, v: kernels.attention_formula(q, k, v, hidden, scale=0.3), row, (2, 2, 9, 8), (2, 2, 9, 8)),
+                      lambda q, k, v: kernels.attention_formula(q, k, v, hidden, scale=0.3),
+                      row, (2, 2, 9, 8), (2, 2, 9, 8)),
         "rms_norm": (lambda x, w: kernels.npu_rms_norm(x, w, 1e-6),
                      lambda x, w: kernels.rms_norm_formula(x, w, 1e-6), (2, 5, 8), (8,)),
         "rotary": (kernels.npu_rotary, kernels.rotary_formula, row, (1, 1, 9, 8), (1, 1, 9, 8)),
@@ -141,12 +142,13 @@ def collectives() -> Dict[str, Any]:
 
     parts = [torch.full((2,), float(i)).to(at) for i in range(world)] if rank == 0 else None
     found["gather"] = made(10 * world, lambda out: dist.all_gather_into_tensor(out, mine))
-    found["reduce scatter"] = made(5, lambda out: dist.reduce_scatter_tensor(out, torch.arange(5.0 * world).to(at) * (rank + 1)))
+    ramp = torch.arange(20.0 * world).to(at) * (rank + 1)
+    found["reduce scatter"] = made(5, lambda out: dist.reduce_scatter_tensor(out, ramp[:5 * world]))
     found["broadcast"] = made(3, lambda out: dist.broadcast(out.fill_(rank), 1))
-    found["reduce"] = made(3, lambda out: dist.reduce(out.fill_(rank + 1), 0)) if rank == 0 else \
-        [0.0 * len(made(3, lambda out: dist.reduce(out.fill_(rank + 1), 0)))]
+    total = made(3, lambda out: dist.reduce(out.fill_(rank + 1), 0))
+    found["reduce"] = total if rank == 0 else None
     found["scatter"] = made(2, lambda out: dist.scatter(out, parts, 0))
-    found["all to all"] = made(4 * world, lambda out: dist.all_to_all_single(out, torch.arange(4.0 * world).to(at) + 100 * rank))
+    found["all to all"] = made(4 * world, lambda out: dist.all_to_all_single(out, ramp[:4 * world]))
     shares = [1 + i for i in range(world)]
     uneven = torch.arange(float(sum(shares))).to(at) + 10 * rank
     found["all to all v"] = made((1 + rank) * world,

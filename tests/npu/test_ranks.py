@@ -10,7 +10,7 @@ import pytest
 from ascendrun.ascend.signatures import scan
 from tests.npu.conftest import plogs
 
-HURRY = {"ASCENDRUN_SIM_NPU_HURRY": "60"}
+HURRY = {"ASCENDRUN_SIM_NPU_HURRY": "60", "HCCL_EXEC_TIMEOUT": "68", "HCCL_CONNECT_TIMEOUT": "120"}
 """HCCL's 120 seconds pass in two."""
 
 
@@ -57,7 +57,7 @@ def test_a_lost_device_ends_its_rank_with_the_runtimes_code(launch):
 
 
 def test_a_multi_bit_ecc_error_names_itself_and_the_peer_only_waits(launch):
-    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "hbm-ecc:1@4", "HCCL_EXEC_TIMEOUT": "68", **HURRY})
+    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "hbm-ecc:1@4", **HURRY})
     assert run.wait() == [1, 1]
     assert "error code is 507054" in run.out[1].read_text()
     assert "507054" not in run.out[0].read_text()
@@ -65,7 +65,7 @@ def test_a_multi_bit_ecc_error_names_itself_and_the_peer_only_waits(launch):
 
 
 def test_a_silent_rank_is_named_by_its_peer_after_hccls_timeout(launch):
-    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "silent:1@4", "HCCL_EXEC_TIMEOUT": "68", **HURRY})
+    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "silent:1@4", **HURRY})
     until_rank_0_ended(run)
     text = run.out[0].read_text()
     assert "EI0002" in text and "from remote rank [1]" in text and "error code is 507048" in text
@@ -73,7 +73,7 @@ def test_a_silent_rank_is_named_by_its_peer_after_hccls_timeout(launch):
 
 
 def test_a_rank_that_never_joins_is_named_after_the_connect_timeout(launch):
-    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "absent:1", "HCCL_CONNECT_TIMEOUT": "120", **HURRY})
+    run = launch("tiny", ["{}"], ranks=2, env={"ASCENDRUN_SIM_NPU_FAULTS": "absent:1", **HURRY})
     until_rank_0_ended(run)
     assert "Failed to connect agent[1,]" in run.text() + plogs(run)
     assert "EI0015" in codes(run)

@@ -1,4 +1,4 @@
-"""Compiles the simulated CANN for one Python environment into a toolkit folder, once for the same sources and wheels."""
+"""Compiles the simulated CANN for one Python environment into a folder, once for the same sources and wheels."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def compile_all(target: Target, home: Path, scratch: Path) -> None:
     (scratch / "names.c").write_text(table_of(wanted_names(target.torch_npu)))
     npu_headers = target.torch_npu / "include"
     plain = ["-std=c++17", f"-I{npu_headers}", f"-I{npu_headers}/third_party/hccl/inc"]
-    with_torch = ["-std=c++20", f"-isystem{target.torch}/include", f"-isystem{target.torch}/include/torch/csrc/api/include"]
+    torch_headers = target.torch / "include"
+    with_torch = ["-std=c++20", f"-isystem{torch_headers}", f"-isystem{torch_headers}/torch/csrc/api/include"]
     jobs: List[Tuple[str, Sequence[str]]] = [(name, with_torch) for name in OPERATORS]
     jobs += [(name, plain) for name in (*RUNTIME, *HCCL)]
     commands = [[COMPILER, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(scratch / f"{name}.o")]
@@ -107,7 +108,7 @@ def run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NotFit(f"the simulated CANN does not compile: {' '.join(command[-3:])}: {lines[0] if lines else 'no message'}",
+        raise NotFit(f"the simulated CANN does not compile: {command[-1]}: {lines[0] if lines else 'no message'}",
                      hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md")
 
 
@@ -115,7 +116,8 @@ def write_tree(made: Path, home: Path) -> None:
     """What torch_npu and `doctor` look for beside the libraries; `home`: where it will lie."""
     for name in ("runtime", "compiler", "opp", "tools"):
         (made / name).mkdir()
-    (made / "version.cfg").write_text("# simulated\nruntime_running_version=[8.5.0]\ncompiler_running_version=[8.5.0]\n")
+    versions = "".join(f"{name}_running_version=[8.5.0]\n" for name in ("runtime", "compiler"))
+    (made / "version.cfg").write_text(f"# simulated\n{versions}")
     (made / "set_env.sh").write_text(SET_ENV.format(home=home))
 
 

@@ -14,7 +14,8 @@ _QUESTION = """
 import importlib.metadata, importlib.util, json, sys
 def find(name):
     spec = importlib.util.find_spec(name)
-    return spec and spec.submodule_search_locations and [spec.submodule_search_locations[0], importlib.metadata.version(name)]
+    places = spec and spec.submodule_search_locations
+    return places and [places[0], importlib.metadata.version(name)]
 print(json.dumps({"prefix": sys.prefix, "version": "%d.%d" % sys.version_info[:2], "torch": find("torch"),
                   "torch_npu": find("torch_npu")}))
 """
