@@ -67,8 +67,8 @@ def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
 def test_ranks_that_read_different_data_refuse_to_train(start, tmp_path):
     header = "ship,time,lat,lon,sog,cog,class\n"
     for rank in range(2):
-        rows = [f"{ship},2022-01-01T00:{minute:02d}:00,{30 + ship},0.{minute:02d},{ship + rank},10,{'AB'[ship % 2] * 3}\n"
-                for ship in range(40) for minute in range(12)]
+        rows = [f"{ship},2022-01-01T00:{minute:02d}:00,{30 + ship},0.{minute:02d},{ship + rank},10,"
+                f"{'AB'[ship % 2] * 3}\n" for ship in range(40) for minute in range(12)]
         (tmp_path / f"node{rank}").mkdir()
         (tmp_path / f"node{rank}" / "data.csv").write_text(header + "".join(rows))
     run = start("--data=data.csv", ranks=2, folders=[tmp_path / "node0", tmp_path / "node1"])
