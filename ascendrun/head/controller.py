@@ -327,6 +327,11 @@ class Controller:
         self._add_runner(stored.job, submission)
         runner = self._runners[stored.job.id]
         self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
+        if stored.job.is_over:
+            from ascendrun.head.gathering import left_unasked
+            attempt = left_unasked(stored.job, now_s=time.time())
+            if attempt is not None:
+                self._guard(partial(self._gathering().gather_missing, stored.job.id, attempt))
         if runner.job.told_at_s is not None:
             for host in runner.job.hosts:
                 runner.take_events(host)

@@ -22,7 +22,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.job import Cause, Job, State
 from ascendrun.core.lifecycle import Move
 from ascendrun.head.control import Answer
-from ascendrun.head.gathered import FOLDER, INDEX, read_wish, wishes_dir
+from ascendrun.head.gathered import FOLDER, INDEX, hosts_gathered, read_wish, wishes_dir
 from ascendrun.head.links import Links, dialled
 from ascendrun.head.remote import Link, Reply
 from ascendrun.head.settings import make_spool_dir, spool_dir
@@ -105,6 +105,14 @@ def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> Optional[i
     return None
 
 
+def left_unasked(job: Job, *, now_s: float) -> Optional[int]:
+    """The attempt with which a job has failed a while ago: a head that was killed just then has not asked its hosts.
+    None: it did not fail, or too long ago."""
+    if job.state is not State.FAILED or job.told_at_s is None or job.cause is Cause.USER:
+        return None
+    return job.attempt if now_s - (job.ended_at_s or 0.0) < GIVE_UP_S else None
+
+
 @dataclass(frozen=True)
 class Subject:
     """What must be known of a job to ask its hosts."""
@@ -157,6 +165,14 @@ class Gatherer:
         subject = self._find(job_id)
         for host in subject.hosts:
             self._want(subject, attempt, host)
+
+    def gather_missing(self, job_id: str, attempt: int) -> None:
+        """The same of those hosts of which nothing is here."""
+        subject = self._find(job_id)
+        there = hosts_gathered(spool_dir(self._state_dir, job_id, attempt))
+        for host in subject.hosts:
+            if host.name not in there:
+                self._want(subject, attempt, host)
 
     def serve(self, header: Mapping[str, Any], answer: Answer) -> None:
         """The wish of somebody who waits: {job, attempt | null}; one answer a host, {host, problem | null}.
@@ -237,7 +253,7 @@ class Gatherer:
 
     def _end(self, wish: _Wish, problem: Optional[str]) -> None:
         del self._wishes[(wish.subject.job_id, wish.attempt, wish.host.name)]
-        self._wish_file(wish).unlink()
+        self._wish_file(wish).unlink(missing_ok=True)  # somebody may have cleared the folder
         for told in wish.told:
             told(problem)
 

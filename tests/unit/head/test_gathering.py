@@ -13,7 +13,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.job import Cause, Job, State
 from ascendrun.core.lifecycle import Move
 from ascendrun.head.gathered import hosts_awaited, hosts_gathered, read_gathered
-from ascendrun.head.gathering import Gatherer, Subject, failed_attempt, items_for
+from ascendrun.head.gathering import Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.remote import Reply
 from ascendrun.head.settings import spool_dir
 
@@ -105,6 +105,29 @@ def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -
     world.end(world.come_up("n2"))
     assert hosts_gathered(world.attempt_dir) == ("n2",)
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1",)
+
+
+def test_a_head_that_was_killed_before_it_asked_asks_later_those_of_whom_nothing_is_here(world: World) -> None:
+    failed = replace(JOB, state=State.FAILED, told_at_s=5.0, ended_at_s=9.0)
+    assert left_unasked(failed, now_s=60.0) == 1 and left_unasked(failed, now_s=10 * 86400.0) is None
+    assert left_unasked(replace(failed, cause=Cause.USER), now_s=60.0) is None
+    assert left_unasked(replace(failed, state=State.RUNNING), now_s=60.0) is None
+    world.gatherer.gather("j-0001", 1)
+    world.end(world.come_up("n2"))
+    for path in (world.state_dir / "gathering").iterdir():
+        path.unlink()
+    world.gatherer = world.start()
+    world.gatherer.gather_missing("j-0001", 1)
+    assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1",)
+
+
+def test_who_waits_is_told_though_somebody_cleared_the_wishes(world: World) -> None:
+    answers: list[Mapping[str, Any]] = []
+    world.gatherer.serve({"job": "j-0001", "attempt": 1}, lambda header, body, is_last: answers.append(header))
+    for path in (world.state_dir / "gathering").iterdir():
+        path.unlink()
+    world.end(world.come_up("n1"))
+    assert answers == [{"ok": True, "host": "n1", "problem": None}]
 
 
 def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world: World) -> None:
