@@ -34,7 +34,7 @@ def numbers_of(run):
 
 def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
     """The base is read from its files in three ways, and the adapter gathered in three; S3-B5."""
-    runs = {how: train(f"--how={how}", name=how).succeed() for how in WAYS}
+    runs = {how: train(f"--how={how}", "--lr=0.001", name=how).succeed() for how in WAYS}
     first = runs["ddp"]
     counts = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
               for line in first.metrics() if "loss" in line]
@@ -45,10 +45,11 @@ def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
         lines = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
                  for line in other.metrics() if "loss" in line]
         assert lines == counts
+        assert other.metrics()[-1]["final_loss"] == pytest.approx(first.metrics()[-1]["final_loss"], rel=1e-4)
         pairs = adapter_of(first), adapter_of(other)
         assert set(pairs[0]) == set(pairs[1])
         for name, tensor in pairs[0].items():
-            torch.testing.assert_close(tensor, pairs[1][name], rtol=1e-2, atol=1e-4, msg=name)
+            torch.testing.assert_close(tensor, pairs[1][name], rtol=1e-2, atol=2e-3, msg=name)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -87,9 +88,9 @@ def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(tr
 
 
 def test_the_loss_falls(train):
-    losses = list(train("--max_steps=40", "--lr=0.02", "--lora_r=16", "--curriculum=off", "--eval_every=0",
+    losses = list(train("--max_steps=30", "--lr=0.01", "--lora_r=16", "--curriculum=off", "--eval_every=0",
                         ranks=1).succeed().losses().values())
-    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
 def test_data_without_difficulty_is_trained_on_with_the_warning(train, tmp_path):

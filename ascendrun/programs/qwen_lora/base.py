@@ -49,13 +49,23 @@ def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Run
         fresh = folder.with_name(f".{folder.name}-{here.rank}-{os.getpid()}")
         shutil.rmtree(fresh, ignore_errors=True)
         torch.manual_seed(seed)
-        build(config, attention="sdpa").save_pretrained(str(fresh), safe_serialization=True)
+        write_model(fresh, build(config, attention="sdpa"))
         tokenizer.save_pretrained(str(fresh))
         try:
             fresh.rename(folder)
         except OSError:  # another node's rank sees the same disk and was faster
             shutil.rmtree(fresh)
     here.barrier()
+
+
+def write_model(folder: Path, model: Any) -> None:
+    """As the model's own save_pretrained, which on newer transformers writes on rank 0 alone: other nodes had nothing."""
+    from safetensors.torch import save_file
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(str(folder))
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()
+               if not (model.config.tie_word_embeddings and name == HEAD)}
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def build(config: Any, *, attention: str) -> Any:

@@ -1,0 +1,1 @@
+"""Qwen2 of 0.5 billion weights by LoRA: tokens a second and memory, beside transformers' Trainer on the same rows."""

@@ -1,0 +1,253 @@
+"""`python3 benchmarks/qwen_lora/beside_trainer.py [--out FILE]`: ours and transformers' Trainer, in one run.
+
+The same model from its configuration, the same LoRA, the same made-up rows of mixed lengths up to 2048 tokens, in
+bfloat16 on one card. Trainer runs twice: padded to the longest row of a batch, as most people do, and on rows grouped by
+length. Prints JSON: real tokens (no padding) a second, MFU, peak memory; for ours the estimate beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+
+from ascendrun.programs.qwen_lora import base, lora, sizing
+from ascendrun.programs.qwen_lora.chat import Encoded
+from ascendrun.programs.qwen_lora.curriculum import Course, Table
+from ascendrun.programs.qwen_lora.learning import Instructions, Rows, heaviest
+from ascendrun.programs.qwen_lora.quotas import parse_stages
+from ascendrun.programs.trainer import metrics, parallel
+from ascendrun.programs.trainer.accelerator import choose_precision, open_accelerator
+from ascendrun.programs.trainer.fsdp2 import materialise
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import Settings
+
+SETTINGS: Dict[str, Any] = {
+    "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "dora": False, "rslora": False, "packing": True,
+    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "checkpointing": False}
+LR, SEED = 2e-4, 3
+
+
+class Timed:
+    """Tokens and seconds of the steps after the first few, which warm everything up."""
+
+    def __init__(self, skipped: int) -> None:
+        self.skipped, self.steps, self.began_s, self.tokens = skipped, 0, 0.0, 0
+
+    def step(self, tokens: int) -> None:
+        self.steps += 1
+        if self.steps > self.skipped:
+            self.tokens += tokens
+        elif self.steps == self.skipped:
+            wait()
+            self.began_s = time.perf_counter()
+
+    def per_second(self) -> float:
+        wait()
+        return self.tokens / (time.perf_counter() - self.began_s)
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def make_samples(count: int, longest: int, words: int) -> List[Encoded]:
+    """Lengths lognormal with a mean near a fifth of the longest; the last 40 % of each sample is learned."""
+    chance = np.random.default_rng(SEED)
+    found = []
+    for _ in range(count):
+        length = int(np.clip(chance.lognormal(math.log(longest * 0.16), 0.7), 24, longest))
+        ids = tuple(int(each) for each in chance.integers(0, words, length))
+        asked = int(length * 0.6)
+        found.append(Encoded(ids, (IGNORED,) * asked + ids[asked:], 0))
+    return found
+
+
+def alone(family: str) -> Runtime:
+    return Runtime(0, 0, 1, None, open_accelerator(family, 0))
+
+
+def reset(family: str) -> None:
+    gc.collect()
+    if family == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb(family: str) -> Optional[float]:
+    return round(torch.cuda.max_memory_allocated() / 2**30, 3) if family == "cuda" else None
+
+
+def filled(config: Any, here: Runtime, precision: Any) -> Any:
+    """peft's model with values of some kind, the base in the precision of the arithmetic, on the device."""
+    model = lora.add_lora(base.empty_model(config, attention="sdpa"), SETTINGS)
+    parallel.cast(model, precision)
+    materialise(model, here.device)
+    model.base_model.model.tie_weights()
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.fill_(1.0) if "norm" in name else weight.normal_(0, 0.02)
+            if "lora_B" in name:
+                weight.zero_()
+    return model
+
+
+def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> Dict[str, Any]:
+    here = alone(asked.family)
+    precision = choose_precision(asked.dtype, here.accelerator)
+    rows = Rows(samples, ("all",), 0, 64)
+    course = Course(Table(("all",), tuple(parse_stages(["1=1"], 1))), [list(range(len(samples)))],
+                    [len(each.ids) for each in samples], steps=asked.steps, batch_size=asked.batch_size, seed=SEED,
+                    row_tokens=asked.length)
+    piece = heaviest(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
+    report = sizing.reckon(config, SETTINGS, piece, precision=precision, world_size=1, family=asked.family,
+                           card=here.accelerator.name, card_bytes=None, ways=("ddp",))
+    reset(asked.family)
+    model = filled(config, here, precision)
+    engine = parallel.wrap(model, here, how="ddp", adam=parallel.Adam(lr=LR), precision=precision)
+    timed = Timed(asked.warmup)
+    task = Instructions(rows, dtype=precision.compute, evaluate=lambda step: {})
+    settings = Settings(steps=asked.steps, lr=LR, micro_batch=asked.rows, log_every=10**6)
+    loop = Loop(here, engine, course, task, settings, folder=folder / "ours")
+    original = loop._count
+
+    def count(told: List[float], share: Any, norm: float) -> None:
+        original(told, share, norm)
+        timed.step(share.tokens)
+
+    loop._count = count  # type: ignore[method-assign]
+    loop.run()
+    rate = timed.per_second()
+    flops = flops_of(model, config, samples)
+    assert report.chosen is not None
+    return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), "piece": piece,
+            "estimated_gb": round(report.chosen.tensors / 2**30, 3), **used(rate, flops, here)}
+
+
+def flops_of(model: Any, config: Any, samples: Sequence[Encoded]) -> float:
+    every = list(model.parameters())
+    trained = [each for each in every if each.requires_grad]
+    return metrics.flops_per_token(
+        parameters=sum(each.numel() for each in every), trainable=sum(each.numel() for each in trained),
+        layers=config.num_hidden_layers, hidden=config.hidden_size,
+        mean_length=sum(len(each.ids) ** 2 for each in samples) / sum(len(each.ids) for each in samples))
+
+
+def used(rate: float, flops: float, here: Runtime) -> Dict[str, Any]:
+    share = metrics.mfu(rate, flops, metrics.peak_flops(here.accelerator), 1)
+    return {} if share is None else {"mfu": round(share, 4)}
+
+
+def theirs(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path, *, grouped: bool
+           ) -> Dict[str, Any]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    here = alone(asked.family)
+    precision = choose_precision(asked.dtype, here.accelerator)
+    reset(asked.family)
+    model = filled(config, here, precision)
+    lengths = [len(each.ids) for each in samples]
+
+    class Listed(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(samples)
+
+        def __getitem__(self, number: int) -> Dict[str, Any]:
+            return {"input_ids": samples[number].ids, "labels": samples[number].labels, "length": lengths[number]}
+
+    def collate(rows: List[Dict[str, Any]]) -> Dict[str, torch.Tensor]:
+        width = -(-max(len(row["input_ids"]) for row in rows) // 8) * 8
+        ids = torch.zeros(len(rows), width, dtype=torch.int64)
+        labels = torch.full_like(ids, IGNORED)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            size = len(row["input_ids"])
+            ids[i, :size], labels[i, :size] = torch.tensor(row["input_ids"]), torch.tensor(row["labels"])
+            mask[i, :size] = 1
+        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+    timed = Timed(asked.warmup)
+    per_piece = max(1, asked.rows * asked.length // (4 * max(1, sum(lengths) // len(lengths))))
+    pieces = max(1, asked.batch_size // per_piece)
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *given: Any, **more: Any) -> None:
+            timed.step(0)
+
+    order: Dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if grouped else {}
+    if "train_sampling_strategy" not in TrainingArguments.__dataclass_fields__ and grouped:
+        order = {"group_by_length": True}
+    make: Any = TrainingArguments
+    arguments = make(
+        output_dir=str(folder / "theirs"), per_device_train_batch_size=per_piece, gradient_accumulation_steps=pieces,
+        max_steps=asked.steps, learning_rate=LR, bf16=precision.compute == torch.bfloat16, report_to=[],
+        save_strategy="no", logging_steps=10**6, remove_unused_columns=False, dataloader_num_workers=2,
+        use_cpu=asked.family == "cpu", optim="adamw_torch", disable_tqdm=True, length_column_name="length", **order)
+    Trainer(model=model, args=arguments, train_dataset=Listed(), data_collator=collate, callbacks=[Clock()]).train()
+    wait()
+    rows = (asked.steps - asked.warmup) * per_piece * pieces  # of the mean length: more than all rows are seen
+    rate = rows * sum(lengths) / len(lengths) / (time.perf_counter() - timed.began_s)
+    return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), "rows_at_once": per_piece, "pieces": pieces,
+            **used(rate, flops_of(model, config, samples), here)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--rows", type=int, default=8, help="packed rows at once")
+    parser.add_argument("--batch_size", type=int, default=96, help="samples a step")
+    parser.add_argument("--samples", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--warmup", type=int, default=6)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    config = base.shape_config(asked.shape)
+    samples = make_samples(asked.samples, asked.length, config.vocab_size)
+    found: Dict[str, Any] = {
+        "device": open_accelerator(asked.family, 0).name, "torch": torch.__version__, "shape": asked.shape,
+        "length": asked.length, "mean_length": round(sum(len(each.ids) for each in samples) / len(samples), 1)}
+    with tempfile.TemporaryDirectory() as folder:
+        found["ours"] = ours(config, samples, asked, Path(folder))
+        found["trainer_grouped"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=True))
+        found["trainer"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=False))
+    for name in ("trainer", "trainer_grouped"):
+        if "tokens_per_s" in found[name]:
+            found[f"ours_to_{name}"] = round(found["ours"]["tokens_per_s"] / found[name]["tokens_per_s"], 2)
+    if found["ours"]["peak_gb"]:
+        found["estimate_off"] = round(found["ours"]["estimated_gb"] / found["ours"]["peak_gb"] - 1, 3)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(text + "\n", encoding="utf-8")
+
+
+def attempt(body: Any) -> Dict[str, Any]:
+    """What the peer cannot do is a result too."""
+    try:
+        return dict(body())
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()
