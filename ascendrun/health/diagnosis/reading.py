@@ -106,14 +106,23 @@ class Reading:
         return (own or ordered)[-1] if ordered else None
 
     def suffered_words(self) -> Tuple[Word, ...]:
-        """An exception in words of its own that sounds like waiting for others, as a word about nobody by name."""
+        """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
         chain = self.fatal
-        if self.words or chain is None or self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
+        if self.words:
+            return ()
+        if chain is None or self._chain_role(chain) == CONSEQUENCE:
+            return self._known_waits()
+        if self._chain_role(chain) != SYMPTOM or self.is_late(self._lines[chain.last]):
             return ()
         others = self._accused(chain.root)
         wait = looks_suffered(chain.root.text) or (EXEC if chain.root.collective or others else None)
         line = self._lines[chain.root.last]
         return () if wait is None else (Word("suffered", line, wait=wait, ranks=others, values={}),)
+
+    def _known_waits(self) -> Tuple[Word, ...]:
+        lines = [self._lines[hit.line] for hit in self._hits if hit.signature.role == CONSEQUENCE
+                 and hit.signature.blames == "peer" and self._is_terminal(hit.line)]
+        return tuple(Word("suffered", line, wait=EXEC, values={}) for line in lines[:1] if not self.is_late(line))
 
     def _accused(self, raised: Raised) -> Tuple[int, ...]:
         return accuses(raised.text, rank=self._rank.rank, world_size=self._evidence.world_size)
