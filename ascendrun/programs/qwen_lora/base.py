@@ -59,10 +59,11 @@ def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Run
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """As the model's own save_pretrained, which on newer transformers writes on rank 0 alone: other nodes had nothing."""
+    """As transformers' save_pretrained, which since 5 writes on rank 0 alone: other nodes had nothing."""
     from safetensors.torch import save_file
     model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(str(folder))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
     weights = {name: value.contiguous() for name, value in model.state_dict().items()
                if not (model.config.tie_word_embeddings and name == HEAD)}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
