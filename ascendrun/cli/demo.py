@@ -175,6 +175,8 @@ class Story:
         self._type(["sh", "-c", f"kill -9 {pid}"], shown=f"kill -9 {pid}")
         self._say("Its peers lose it and fail too. ascendrun ends them all, and names the one that was first.")
         self._ascendrun("logs", "-f", "demo", expected=1)
+        self._say("explain has the evidence for it, what followed, and what to do.")
+        self._ascendrun("explain", "demo")
 
     def _await_checkpoint(self, step: int) -> None:
         """Returns when the job is known to run and has saved so far. Raises AscendrunError when it ends before."""

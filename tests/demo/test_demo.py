@@ -92,6 +92,8 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
     assert pid and re.search(rf"^\| 3 +0 +\| {pid[1]} +\| python", after, re.M), "the table does not show rank 3"
     assert "first failure: rank 3 on npu2 was killed by signal 9" in after, said
     assert "ConnectionError: rank 3 has gone away" in after, said
+    assert re.search(r"^evidence$", after, re.M), said
+    assert re.search(r"^  (consequence|teardown) +ranks? [0-2]", after, re.M), said
     resumed = re.search(r"resumes after step (\d+)", after)
     assert resumed and int(resumed[1]) >= 30, said
     assert re.search(r"^j-0002 SUCCEEDED .*step 140/140 · loss 0\.0", after, re.M), said
@@ -99,7 +101,7 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
     assert losses[0] > 10 * losses[-1], losses
 
     verbs = re.findall(r"^\$ ascendrun (\S+)", said, re.M)
-    assert {"doctor", "submit", "exec", "ps", "logs"} <= set(verbs) <= {*BY_NAME, *ALIASES}
+    assert {"doctor", "submit", "exec", "ps", "logs", "explain"} <= set(verbs) <= {*BY_NAME, *ALIASES}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM])
