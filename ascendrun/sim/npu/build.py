@@ -31,7 +31,6 @@ export ASCEND_HOME_PATH={home}
 export ASCEND_OPP_PATH={home}/opp
 export LD_LIBRARY_PATH={home}/lib64${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}
 export TASK_QUEUE_ENABLE=0
-export ASCENDRUN_SIM_NPU="${{ASCENDRUN_SIM_NPU:-auto}}"  # on a simulated node npu-smi then shows the process
 """
 
 
