@@ -1,7 +1,7 @@
 """`python3 benchmarks/qwen_lora/beside_trainer.py [--out FILE]`: ours and transformers' Trainer, in one run.
 
 The same model from its configuration, the same LoRA, the same made-up rows of mixed lengths up to 2048 tokens, in
-bfloat16 on one card. Trainer runs twice: padded to the longest row of a batch, as most people do, and on rows grouped by
+bfloat16 on one card. Trainer runs twice: padded to the longest row of a batch, as most people do, and grouped by
 length. Prints JSON: real tokens (no padding) a second, MFU, peak memory; for ours the estimate beside it.
 """
 

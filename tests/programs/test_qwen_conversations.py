@@ -27,7 +27,8 @@ def read(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", [
-    json.dumps([ROW], indent=1), json.dumps(ROW), json.dumps(ROW) + "\n\n", json.dumps({"data": [ROW]}), json.dumps([ROW])])
+    json.dumps([ROW], indent=1), json.dumps(ROW), json.dumps(ROW) + "\n\n", json.dumps({"data": [ROW]}),
+    json.dumps([ROW])])
 def test_a_list_lines_and_a_table_are_read_alike(tmp_path, text):
     turns = (("system", "Be kind."), ("user", "Say it\ntwice"), ("assistant", "it it"))
     assert read(tmp_path, text) == [Conversation(turns, "explain")]

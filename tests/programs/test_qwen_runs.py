@@ -67,6 +67,16 @@ def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_nodes_that_share_no_disk_make_the_same_base_each(train, tmp_path):
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    for node in nodes:
+        node.mkdir()
+    train("--how=fsdp2", "--max_steps=1", folders=nodes, rank_env={1: {"LOCAL_RANK": "0"}}).succeed()
+    made = [load_file(node / "out" / "base" / "model.safetensors") for node in nodes]
+    assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items())
+    assert (nodes[0] / "out" / "adapter").exists() and not (nodes[1] / "out" / "adapter").exists()
+
+
 def test_a_stopped_run_says_so_and_goes_on(train):
     first = train(name="stopped", ranks=1)
     first.until_step(2)

@@ -64,9 +64,9 @@ def write_model(folder: Path, model: Any) -> None:
     model.config.architectures = [type(model).__name__]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
-    weights = {name: value.contiguous() for name, value in model.state_dict().items()
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items()
                if not (model.config.tie_word_embeddings and name == HEAD)}
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def build(config: Any, *, attention: str) -> Any:
