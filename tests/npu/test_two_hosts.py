@@ -62,4 +62,4 @@ def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submi
     assert done.returncode == 1, done.stdout + done.stderr
     told = ascendrun("explain", "meshtest", "-o", "json")
     found = json.loads(told.stdout)["diagnosis"]
-    assert (found["code"], found["ranks"], found["hosts"]) == ("ACL-507054", [1], ["node2"]), found
+    assert (found["code"], found["ranks"], found["hosts"]) == ("ACL-507054", [1], ["node2"]), done.stderr
