@@ -119,7 +119,8 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
 @pytest.mark.parametrize("texts, says", [
     (["0.3=80/20"], "has 2 parts, but there are 3 levels"), (["x=1/1/1"], "is no stage"),
     (["1=0/0/0"], "not all 0"),
-    (["0.7=1/1/1", "0.3=1/1/1", "1=1/1/1"], "ends before"), (["0.7=1/1/1"], "must end at 1"), (["1=2/-1/1"], "0 or more")])
+    (["0.7=1/1/1", "0.3=1/1/1", "1=1/1/1"], "ends before"), (["0.7=1/1/1"], "must end at 1"),
+    (["1=2/-1/1"], "0 or more")])
 def test_a_table_that_is_none_is_refused(texts, says):
     with pytest.raises(BadTable, match=says):
         parse_stages(texts, 3)
