@@ -58,10 +58,11 @@ class Run:
         self.pids: List[int] = []
         for rank in range(ranks):
             env = {"ASCENDRUN_METRICS": str(self.metrics_files[rank]), "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt"),
-                   "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank]), **rank_env.get(rank, {})}
+                   "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank])}
             if ranks > 1:
                 env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                            MASTER_PORT=port)
+            env.update(rank_env.get(rank, {}))
             at = folders[rank] if folders else folder
             self.pids.append(server.ask({"program": program, "argv": list(options), "env": env, "folder": str(at),
                                          "out": str(self.out[rank])}))
