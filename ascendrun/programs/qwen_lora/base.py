@@ -43,19 +43,25 @@ def folder_config(folder: Path) -> Any:
 
 
 def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Runtime) -> None:
-    """A model with random weights in `folder`, as if it had been downloaded. One rank of every node writes it; a
-    folder that is there already stays, for it was made from the same seed. All ranks call it together."""
-    if here.local_rank == 0 and not (folder / "config.json").is_file():
-        fresh = folder.with_name(f".{folder.name}-{here.rank}-{os.getpid()}")
-        shutil.rmtree(fresh, ignore_errors=True)
-        torch.manual_seed(seed)
-        write_model(fresh, build(config, attention="sdpa"))
-        tokenizer.save_pretrained(str(fresh))
-        try:
-            fresh.rename(folder)
-        except OSError:  # another node's rank sees the same disk and was faster
-            shutil.rmtree(fresh)
-    here.barrier()
+    """A model with random weights in `folder`, as if it had been downloaded. The first rank of every node writes it,
+    then each that does not see it; one that is there already stays, for it was made from the same seed. All ranks
+    call it together."""
+    for writes in (here.local_rank == 0, True):
+        if writes and not (folder / "config.json").is_file():
+            write_base(folder, config, tokenizer, seed=seed, mark=here.rank)
+        here.barrier()
+
+
+def write_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, mark: int) -> None:
+    fresh = folder.with_name(f".{folder.name}-{mark}-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    torch.manual_seed(seed)
+    write_model(fresh, build(config, attention="sdpa"))
+    tokenizer.save_pretrained(str(fresh))
+    try:
+        fresh.rename(folder)
+    except OSError:  # another rank sees the same disk and was faster
+        shutil.rmtree(fresh)
 
 
 def write_model(folder: Path, model: Any) -> None:
