@@ -35,7 +35,8 @@ def measure(case: Case, here: start.Runtime, out: Path) -> None:
     peaks = here.gather(measured)
     if here.is_first:
         need = estimate(case, here.world_size)
-        out.write_text(json.dumps({"measured": max(peaks), "estimated": need.allocated(here.family), "need": asdict(need)}))
+        estimated = need.allocated(here.family)
+        out.write_text(json.dumps({"measured": max(peaks), "estimated": estimated, "need": asdict(need)}))
 
 
 def estimate(case: Case, world_size: int) -> memory.Need:
