@@ -175,7 +175,7 @@ def _limits(item: Item, deadline: float) -> Raw:
 def _bind(item: Item, deadline: float) -> Raw:
     taken = []
     for number in item["ports"]:
-        held = ports.hold_port(int(number))
+        held = ports.hold_port(int(number), after_others=True)
         if held is None:
             taken.append(int(number))
         else:

@@ -22,8 +22,12 @@ class HeldPort:
         self._sockets = []
 
 
-def hold_port(number: int) -> Optional[HeldPort]:
-    """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it."""
+def hold_port(number: int, *, after_others: bool = False) -> Optional[HeldPort]:
+    """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it.
+
+    `after_others`: connections that have ended, and that the kernel remembers for a minute, are no hindrance, as they
+    are none to a server that sets SO_REUSEADDR.
+    """
     sockets: List[socket.socket] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
@@ -34,6 +38,7 @@ def hold_port(number: int) -> Optional[HeldPort]:
         try:
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(after_others))
             bound.bind((address, number))
         except (OSError, OverflowError) as error:
             if family == socket.AF_INET6 and getattr(error, "errno", 0) in (97, 99):

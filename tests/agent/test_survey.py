@@ -177,6 +177,16 @@ def test_a_taken_port_is_told_with_its_holder_and_a_free_one_is_free_afterwards(
     socket.create_server(("", free)).close()
 
 
+def test_a_port_whose_last_connections_have_just_ended_is_free_for_the_next_job(agent):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # the server's side ends first: the kernel keeps its port in mind for a minute
+            assert client.recv(1) == b""
+    assert survey(agent, {"name": "p", "kind": "bind", "ports": [port]})["p"]["taken"] == {}
+
+
 def test_who_holds_a_file_open_is_named(agent, tmp_path):
     path = tmp_path / "davinci0"
     path.write_text("")
