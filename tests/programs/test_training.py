@@ -123,7 +123,7 @@ def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
     assert whole.losses() == pytest.approx(pieces.losses(), rel=2e-4)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
     options = ("--epochs=30", "--eval_every=45", "--dropout=0.2", "--checkpoint_every=0")
     straight = start(*options, ranks=ranks, name="straight").succeed()
