@@ -60,6 +60,7 @@ def test_exec_runs_on_every_host_with_every_tool_and_names_no_place_of_this_mach
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_jobs_sees_our_ranks_come_and_everything_go(needs_cluster: None, tmp_path: Path) -> None:
     rows = [row for row in run("jobs", "--patience", "5", results=tmp_path) if row["what"].startswith("ascendrun")]
     assert {row["event"] for row in rows} == {"stop", "rank killed", "head killed"}
