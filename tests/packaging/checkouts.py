@@ -18,8 +18,10 @@ install_requires =
 [options.extras_require]
 train =
     torch
+    accelerate
     h3
     numpy
+    peft
     pyarrow
     safetensors
     scikit-learn

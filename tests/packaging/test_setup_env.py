@@ -16,8 +16,9 @@ import pytest
 from ascendrun import __version__
 from tests.packaging.checkouts import make_checkout, make_wheel, pip_only_from, run
 
-TRAINING = {"torch": "torch", "h3": "h3", "numpy": "numpy", "pyarrow": "pyarrow", "safetensors": "safetensors",
-            "scikit-learn": "sklearn", "tokenizers": "tokenizers", "transformers": "transformers"}
+TRAINING = {"torch": "torch", "accelerate": "accelerate", "h3": "h3", "numpy": "numpy", "peft": "peft",
+            "pyarrow": "pyarrow", "safetensors": "safetensors", "scikit-learn": "sklearn", "tokenizers": "tokenizers",
+            "transformers": "transformers"}
 VERSION = f"ascendrun {__version__}\n"
 
 
@@ -217,11 +218,10 @@ def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
     assert added.stdout.splitlines()[0] == (
-        "the bundled programs need torch, h3, numpy, pyarrow, safetensors, scikit-learn, tokenizers, transformers "
-        "here; installing them once, which takes minutes")
+        f"the bundled programs need {', '.join(TRAINING)} here; installing them once, which takes minutes")
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
     assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == [
-        "torch", "h3, numpy, pyarrow, safetensors, scikit-learn, tokenizers, transformers"]
+        "torch", ", ".join(list(TRAINING)[1:])]
     again = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
