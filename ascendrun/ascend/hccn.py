@@ -1,6 +1,6 @@
 """Short answers of `hccn_tool -i N -<item> -g`: the network port of one NPU.
 
-    parse_link, parse_link_history, parse_ip, parse_net_health, parse_tls, parse_ping, parse_speed, parse_mtu,
+    parse_link, parse_ip, parse_net_health, parse_tls, parse_ping, parse_speed, parse_mtu,
     parse_gateway, parse_fec, parse_netdetect, parse_vnic, parse_lldp
 
 Each gives its own frozen dataclass with `errors` and `unparsed`. The answer does not say which NPU was asked, except
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ascendrun.ascend.reading import (
@@ -33,11 +32,6 @@ NET_HEALTH_WORDS = (
 )  # fmt: skip
 FEC_WORDS = ("rs FEC mode", "no FEC mode", "auto FEC mode")
 
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_ASCTIME = re.compile(
-    r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})"
-)
-_DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
 _PLAIN_IP = re.compile(r"ipaddr:([0-9.]{7,15})\nnetmask:([0-9.]{7,15})\n+")
 _TLS = re.compile(r"dev_id:([0-9]{1,5}), ?tls switch\[([01])\]")
 _ALARM = re.compile(r"tls alarm time threshold\[([0-9]{1,5})\]days")
@@ -51,30 +45,6 @@ _PING_ONE = re.compile(
 @dataclass(frozen=True)
 class Link:
     is_up: Optional[bool]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LinkChange:
-    """When the link went up or down, by the device's own clock, in its own time zone."""
-
-    at: datetime
-    is_up: bool
-
-
-@dataclass(frozen=True)
-class LinkHistory:
-    """`-link_stat`: `changes` newest first; () when the tool says NA, None when it does not say.
-
-    `down_count` is printed by newer drivers only.
-    """
-
-    device_id: Optional[int]
-    now: Optional[datetime]
-    up_count: Optional[int]
-    down_count: Optional[int]
-    changes: Optional[Tuple[LinkChange, ...]]
     errors: Tuple[ToolError, ...]
     unparsed: Tuple[str, ...]
 
@@ -191,56 +161,6 @@ def parse_link(text: str) -> Link:
     errors, odd, field = _sole_field(text, "link status")
     word = read_choice(field.value, ("UP", "DOWN")) if field else None
     return Link(None if word is None else word == "UP", errors, _report(odd, field, word))
-
-
-def parse_link_history(text: str) -> LinkHistory:
-    errors, rest = split_errors(lines_of(text))
-    odd: List[str] = []
-    devices, values = set(), {}
-    changes: Optional[List[LinkChange]] = None
-    for line in rest:
-        found = _DEVICE.fullmatch(line)
-        if not found:
-            odd.append(line)
-            continue
-        devices.add(int(found[1]))
-        field, change = field_of(found[2]), _link_change(found[2])
-        if change and changes is not None:
-            changes.append(change)
-        elif field and field.name == "link change records":
-            changes = []
-            odd.extend([line] if field.value not in ("", "NA") else [])
-        elif field and field.name in _HISTORY_NAMES and field.name not in values:
-            values[field.name] = field.value
-        else:
-            odd.append(line)
-    counts = [read_int(values.get(name, ""), 0, 2**40) for name in _HISTORY_NAMES[1:]]
-    if len(devices) != 1 or (changes and any(a.at < b.at for a, b in zip(changes, changes[1:]))):
-        return LinkHistory(None, None, None, None, None, errors, unparsed_of(rest))
-    now = _asctime(values.get("current time", ""))
-    odd.extend(line for name, line in values.items() if _lost(name, line, now, counts))
-    records = None if changes is None else tuple(changes)
-    return LinkHistory(devices.pop(), now, counts[0], counts[1], records, errors, unparsed_of(odd))
-
-
-_HISTORY_NAMES = ("current time", "link up count", "link down count")
-
-
-def _lost(name: str, value: str, now: Optional[datetime], counts: Sequence[Optional[int]]) -> bool:
-    read = (now, *counts)[_HISTORY_NAMES.index(name)]
-    return read is None and value != "NA"
-
-
-def longest_down_s(history: LinkHistory) -> Optional[float]:
-    """The longest time in seconds that the link was down within its records; None without records or a clock."""
-    if history.changes is None or history.now is None:
-        return None
-    longest, until = 0.0, history.now
-    for change in history.changes:
-        if not change.is_up:
-            longest = max(longest, (until - change.at).total_seconds())
-        until = change.at
-    return longest
 
 
 def parse_ip(text: str) -> Address:
@@ -388,21 +308,3 @@ def _fields(lines: Sequence[str], names: Sequence[str]) -> Tuple[Dict[str, str],
     once = {name: many[0] for name, many in said.items() if len(many) == 1}
     known = {line for line, _ in once.values()}
     return {name: value for name, (_, value) in once.items()}, [line for line in lines if line not in known]
-
-
-def _link_change(text: str) -> Optional[LinkChange]:
-    stamp, _, word = text.strip().partition("    ")
-    at, state = _asctime(stamp), read_choice(word, ("LINK UP", "LINK DOWN"))
-    return LinkChange(at, state == "LINK UP") if at and state else None
-
-
-def _asctime(text: str) -> Optional[datetime]:
-    """C's asctime without its weekday, which the devices often have wrong; None when it is no date."""
-    found = _ASCTIME.fullmatch(text.strip())
-    if not found or found[1] not in _MONTHS:
-        return None
-    day, hour, minute, second, year = (int(found[n]) for n in range(2, 7))
-    try:
-        return datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second)
-    except ValueError:
-        return None

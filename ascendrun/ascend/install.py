@@ -14,7 +14,6 @@ from ascendrun.ascend.reading import field_of, read_word, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 from ascendrun.ascend.versions import is_within
 
-ETC_INSTALL = "/etc/ascend_install.info"
 DEFAULT_ROOT = "/usr/local/Ascend"
 
 # What to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
@@ -28,7 +27,6 @@ VERSION_FILES: Mapping[str, Tuple[str, ...]] = {
     "nnae": ("nnae/latest/ascend_nnae_install.info", "nnae/latest/{arch}-linux/ascend_nnae_install.info"),
     "components": ("ascend-toolkit/latest/version.cfg",),
 }
-SET_ENV_FILES = ("cann/set_env.sh", "ascend-toolkit/set_env.sh", "nnae/set_env.sh")
 
 _PAIR = re.compile(r"\[([^\[\],]{1,60}),([^\[\],]{1,60})\]")
 

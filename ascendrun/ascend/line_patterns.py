@@ -25,10 +25,11 @@ KINDS: Mapping[str, str] = {
     "name": r"[A-Za-z_][A-Za-z0-9_.]{0,120}",
     "hccl": r"HCCL_[A-Z_]{2,60}",
     "bracketed": r"\[[0-9\[\], ;]{1,4000}",
+    "rest": r"\S[^\n]{0,199}",
     "inside": r"[^\]\)'\"]{1,200}?",
 }
 """Regular expressions by kind. A word or path does not end in a full stop; `inside` is whatever stands between brackets
-or quotes, `bracketed` a list like [1],[2];"""
+or quotes, `rest` the line's end, `bracketed` a list like [1],[2];"""
 
 _PLACE = re.compile(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}")
 _BLANKS = re.compile(r" {2,}")
@@ -73,7 +74,7 @@ def parse_pattern(text: str) -> LinePattern:
     if max(map(len, literals), default=0) < 3:
         raise ValueError(f"{text!r} has no fixed text of three characters or more")
     regex = _edge(text, r"^(?:\{[a-z_]*:=)?[0-9A-Za-z]", r"(?<![0-9A-Za-z])") + "".join(pieces)
-    regex += _edge(text, r"(?:[0-9A-Za-z]|:=[^{}]*[0-9A-Za-z]\})$", r"(?![0-9A-Za-z])")
+    regex += _edge(text, r"(?:[0-9A-Za-z]|:(?:=|[^{}]*\|)[^{}]*[0-9A-Za-z]\})$", r"(?![0-9A-Za-z])")
     return LinePattern(text, regex, tuple(literals), tuple(names))
 
 

@@ -11,34 +11,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
+from ascendrun.ascend.npu_smi_rows import (
+    ID_HEADERS,
+    LOAD_HEADERS,
+    MAX_MB,
+    POWER_HEADER,
+    POWER_HEADER_950,
+    PROCESS_HEADERS,
+    Cells,
+    Values,
+    all_read,
+    cells_of,
+    load_row,
+    power_row,
+)
 from ascendrun.ascend.reading import (
     lines_of,
-    read_bus_id,
-    read_choice,
-    read_float,
     read_int,
-    read_percent,
     read_word,
     unparsed_of,
 )
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
-HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
-MAX_PROCESSES_SHOWN = 8  # a chip: npu-smi prints no more, and names are cut to 15 characters
-
-_MAX_MB = 4 * 2**20
 _MAX_PID = 2**22
 _TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
 _IDLE = re.compile(r"No running processes found in NPU ([0-9]{1,6})")
-_PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
-_POWER_ROW = re.compile(r"(\S+)\s+(\S+)\s+" + _PAIR)
-_LOAD_ROW = re.compile(r"(\S+)\s+" + _PAIR)
-_LOAD_ROW_HBM = re.compile(r"(\S+)\s+" + _PAIR + r"\s+" + _PAIR)
 _WIDTHS = {98: "L1", 99: "L1b", 116: "L1c"}
-_ABSENT = ("NA", "-")
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,6 @@ def npu_ids(info: NpuSmiInfo) -> Tuple[int, ...]:
     return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
 
 
-def may_hide_processes(info: NpuSmiInfo, npu_id: int, chip_id: Optional[int]) -> bool:
-    """Whether the chip shows as many processes as npu-smi prints at most, so that there may be more."""
-    shown_here = [one for one in info.processes or () if (one.npu_id, one.chip_id) == (npu_id, chip_id)]
-    return len(shown_here) >= MAX_PROCESSES_SHOWN
-
-
-Cells = Tuple[str, ...]
-Values = Mapping[str, Any]
-
-
 class _Table:
     """The table as far as it was read: headers first, then pairs of rows a chip, then the processes."""
 
@@ -182,7 +172,7 @@ class _Table:
             if stripped.strip("+-="):
                 self._reject()
             return
-        cells = _cells_of(line)
+        cells = cells_of(line)
         if not cells:
             self._reject()
             self._close()
@@ -214,16 +204,16 @@ class _Table:
 
     def _header(self, cells: Cells) -> bool:
         if "Health" in cells:
-            self._cells = len(cells) if cells in (_POWER_HEADER, _POWER_HEADER_950) else 0
+            self._cells = len(cells) if cells in (POWER_HEADER, POWER_HEADER_950) else 0
             return self._cells > 0
         if "Bus-Id" in cells:
             load = cells[-1].split(" ")
             self._has_hbm = load[-1] == "HBM-Usage(MB)"
             self._second = tuple(cells[0].split(" "))
-            self._has_load = cells[-1] in _LOAD_HEADERS and len(cells) == self._cells and cells[0] in _ID_HEADERS
+            self._has_load = cells[-1] in LOAD_HEADERS and len(cells) == self._cells and cells[0] in ID_HEADERS
             return self._has_load
         if "Process id" in cells:
-            known = cells[:4] in _PROCESS_HEADERS and cells[4:] in ((), ("Process id in container",))
+            known = cells[:4] in PROCESS_HEADERS and cells[4:] in ((), ("Process id in container",))
             self.process_cells = len(cells) if known else 0
             return known
         return False
@@ -256,7 +246,7 @@ class _Table:
             self._chips.append((NpuChip(**values), (line,)))
 
     def _first_row(self, cells: Cells) -> bool:
-        row = _power_row(cells)
+        row = power_row(cells)
         if row is None:
             return False
         self._first = (self._lines[-1], row.values)
@@ -264,7 +254,7 @@ class _Table:
 
     def _second_row(self, cells: Cells) -> Optional[Values]:
         """What a second row says of its chip; None when this is none."""
-        row = _load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
+        row = load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
         if row is not None and not row.is_whole:
             self._reject()
         return None if row is None else row.values
@@ -278,7 +268,7 @@ class _Table:
         pid = read_int(cells[1], 1, _MAX_PID)
         if not ids or ids[0] is None or pid is None or None in ids or len(ids) > 2:
             return False
-        memory_mb = read_int(cells[3], 0, _MAX_MB)
+        memory_mb = read_int(cells[3], 0, MAX_MB)
         inner = read_int(cells[4], 1, _MAX_PID) if len(cells) == 5 else None
         one = NpuProcess(ids[0], ids[1] if len(ids) == 2 else None, pid, read_word(cells[2]), memory_mb, inner)
         same = [n for n, other in enumerate(self.processes) if _place(other) == _place(one)]
@@ -288,7 +278,7 @@ class _Table:
             self.processes[same[0]] = NpuProcess(one.npu_id, one.chip_id, pid, None, None)
             return False
         read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ((), ("",), ("0",)) else ())
-        return _all_read(read, cells[2:]) or self._note()
+        return all_read(read, cells[2:]) or self._note()
 
     def chips(self) -> Tuple[NpuChip, ...]:
         """The chips in the table's order; of a chip that stands there twice, what both rows agree on."""
@@ -309,103 +299,10 @@ class _Table:
         return doubled
 
 
-_POWER_HEADER = ("NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
-_POWER_HEADER_950 = ("NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
-_ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
-_LOAD_HEADERS = (
-    "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
-    "AICore(%) Memory-Usage(MB)",
-    "NPU Util(%) Memory-Usage(MB) HBM-Usage(MB)",
-)
-_PROCESS_HEADERS = (
-    ("NPU Chip", "Process id", "Process name", "Process memory(MB)"),
-    ("NPU ID", "Process id", "Process name", "Process memory(MB)"),
-)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """What one row says of a chip, by the names of NpuChip; `is_whole`: nothing in it was left unread."""
-
-    values: Values
-    is_whole: bool
-
-
-# Many nodes and many moments print the same rows: what was read once is not read again.
-@lru_cache(maxsize=4096)
-def _cells_of(line: str) -> Cells:
-    """The cells of a row; () where it does not end as a row does."""
-    stripped = line.strip()
-    if len(stripped) < 2 or not stripped.endswith("|"):
-        return ()
-    return tuple(" ".join(cell.split()) for cell in stripped[1:-1].split("|"))
-
-
-@lru_cache(maxsize=4096)
-def _power_row(cells: Cells) -> Optional[_Row]:
-    """The first row of a chip; None when this is none."""
-    ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
-    npu_id = read_int(ids[0], 0, 65535)
-    found = _POWER_ROW.fullmatch(cells[-1])
-    if npu_id is None or len(ids) != 2 or not found:
-        return None
-    used, total = _used_total(found[3], found[4], 2**40)
-    values = {
-        "name": read_word(ids[1]),
-        "health": read_choice(cells[-2], HEALTH_WORDS),
-        "power_w": read_float(found[1], 0, 5000),
-        "temperature_c": read_int(found[2], -60, 200),
-        "hugepages_used": used,
-        "hugepages_total": total,
-    }
-    is_whole = _all_read(tuple(values.values()), (ids[1], cells[-2], *found.groups()))
-    return _Row({"npu_id": npu_id, **values}, is_whole)
-
-
-@lru_cache(maxsize=4096)
-def _load_row(cells: Cells, named: Tuple[str, ...], has_hbm: bool) -> Optional[_Row]:
-    """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
-    found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
-    ids = cells[0].split(" ") if len(cells) == 3 else []
-    numbers = [read_int(word, 0, 65535) for word in ids]
-    bus = cells[-2]
-    if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
-        return None
-    by_name = dict(zip(named, numbers))
-    ddr_used, ddr_total = _used_total(found[2], found[3], _MAX_MB)
-    hbm_used, hbm_total = _used_total(found[4], found[5], _MAX_MB) if has_hbm else (None, None)
-    values = {
-        "chip_id": by_name.get("Chip"),
-        "phy_id": by_name.get("Phy-ID"),
-        "logic_id": by_name.get("Device"),
-        "bus_id": read_bus_id(bus),
-        "load_percent": read_percent(found[1]),
-        "ddr_used_mb": ddr_used,
-        "ddr_total_mb": ddr_total,
-        "hbm_used_mb": hbm_used,
-        "hbm_total_mb": hbm_total,
-    }
-    memory = (ddr_used, ddr_total, hbm_used, hbm_total) if has_hbm else (ddr_used, ddr_total)
-    return _Row(values, _all_read((values["bus_id"], values["load_percent"], *memory), (bus, *found.groups())))
-
-
 def _place(one: NpuProcess) -> Tuple[int, Optional[int], int]:
     return one.npu_id, one.chip_id, one.pid
 
 
-def _used_total(used: str, total: str, high: int) -> Tuple[Optional[int], Optional[int]]:
-    """Both numbers; None for both when more is used than there is, since then one of them is wrong."""
-    numbers = read_int(used, 0, high), read_int(total, 0, high)
-    if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
-        return None, None
-    return numbers
-
-
-def _all_read(values: Sequence[object], words: Sequence[str]) -> bool:
-    """Whether each value was read, or its word says that there is none."""
-    return all(value is not None or word in _ABSENT for value, word in zip(values, words))
-
-
 def _agreed(one: NpuChip, other: NpuChip) -> NpuChip:
-    differ = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
-    return replace(one, **differ)  # type: ignore[arg-type]
+    differ: Dict[str, Any] = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
+    return replace(one, **differ)

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
 
-from ascendrun.ascend.npu_smi import HEALTH_WORDS
+from ascendrun.ascend.npu_smi_rows import HEALTH_WORDS
 from ascendrun.ascend.reading import (
     Field,
     Reader,

@@ -31,9 +31,12 @@ _STEMS = ("rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", 
 
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
-_RETURN_FORMS = ("error code is {code:=%s}", "error code={code:=%s}", "Error code={code:=%s}", "error code:{code:=%s}",
-                 "error code: {code:=%s}", "errCode={code:=%s}", "ErrCode={code:=%s}", "errorCode={code:=%s}",
-                 "retCode={code:=%s}", "rtCode={code:=%s}", "return[{code:=%s}]", "runtime result = {code:=%s}")
+_RETURN_FORMS = ("error code is {code:%s}", "error code={code:%s}", "Error code={code:%s}", "error code:{code:%s}",
+                 "error code: {code:%s}", "errCode={code:%s}", "ErrCode={code:%s}", "errorCode={code:%s}",
+                 "retCode={code:%s}", "rtCode={code:%s}", "return[{code:%s}]", "runtime result = {code:%s}")
+
+# How the runtime writes what a call to the driver returned; several codes may mean one thing.
+_DRIVER_FORMS = ("drvRetCode={code:%s}", "drvRet={code:%s}", "drv_ret_code={code:%s}")
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,8 @@ def _catalogue() -> _Catalogue:
 def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns = list(row.get("patterns", ()))
     patterns += [form % code for code in row.get("error_codes", ()) for form in _CODE_FORMS]
-    patterns += [form % code for code in row.get("return_codes", ()) for form in _RETURN_FORMS]
+    patterns += _any_of(row.get("return_codes", ()), _RETURN_FORMS)
+    patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
     return Signature(
         code=row["code"], family=row["family"], role=row["role"], strength=row["strength"], blames=row["blames"],
         retry=row["retry"], texts={lang: Words(**row[lang]) for lang in LANGUAGES}, patterns=tuple(patterns),
@@ -247,6 +251,12 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
         also=tuple(row.get("also", ())), source=row["source"], is_general=row.get("general", False),
         is_verified=row.get("verified", True),
     )
+
+
+def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> List[str]:
+    """The forms with any one of the codes in their gap."""
+    kind = "|".join(map(str, codes)) if len(codes) > 1 else f"={''.join(map(str, codes))}"
+    return [form % kind for form in forms] if codes else []
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

@@ -24,31 +24,6 @@ class ToolError:
     hint: Optional[str]
 
 
-# DCMI return codes: dcmi_interface_api.h in Huawei's driver repository.
-DCMI_CODES = {
-    -8001: "invalid parameter",
-    -8002: "operation not permitted",
-    -8003: "memory operation failed",
-    -8004: "secure function failed",
-    -8005: "inner error: driver not loaded, device nodes missing, or libraries of another version",
-    -8006: "timed out",
-    -8007: "invalid device id",
-    -8008: "no such device",
-    -8009: "ioctl failed",
-    -8010: "sending a message to the device failed",
-    -8011: "receiving a message from the device failed",
-    -8012: "device not ready",
-    -8013: "not supported in a container",
-    -8014: "file operation failed",
-    -8015: "reset failed",
-    -8016: "aborted",
-    -8017: "an upgrade is running",
-    -8020: "device held by another container or process",
-    -8022: "partition error",
-    -8023: "no such configuration",
-    -8255: "not supported",
-}
-
 # Most specific first: (kind, pattern, what it means, the way out). A group named `code` is the tool's number.
 _TABLE: Tuple[Tuple[str, Pattern[str], str, Optional[str]], ...] = tuple(
     (kind, re.compile(pattern), says, hint)

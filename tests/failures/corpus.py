@@ -268,11 +268,12 @@ def mutate(case: Case, seed: int) -> Case:
     chance = random.Random(f"{case.name}-{seed}")
     names = {host.host: f"{chance.choice(('gpu', 'node', 'ascend-', 'w'))}{number + 11}"
              for number, host in enumerate(case.evidence.hosts)}
-    kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned"), 2)
+    kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned", "start"), 2)
     innocent = [rank.rank for rank in case.evidence.ranks if rank.rank not in (case.expected.first or ())]
     misled = chance.choice(innocent) if innocent and case.expected.first is not None else None
+    began = [_began(rank, chance.choice(STARTS)) if "start" in kinds else rank for rank in case.evidence.ranks]
     ranks = tuple(_mutate_rank(_mislead(rank, kinds, chance) if rank.rank == misled else rank, names, kinds, chance)
-                  for rank in case.evidence.ranks)
+                  for rank in began)
     hosts = tuple(replace(host, host=names[host.host],
                           clock=FixedClock(chance.uniform(-90, 90), None) if "blind" in kinds else host.clock)
                   for host in case.evidence.hosts)
@@ -301,6 +302,21 @@ DECOY = ("Traceback (most recent call last):", '  File "/job/metrics.py", line 5
          '    raise ValueError("dashboard says no")', "ValueError: dashboard says no")
 WARNINGS = ("WARNING: [Errno 28] No space left on device while writing events", "CUDA error: out of memory (retrying)",
             "Warning: [Errno 98] Address already in use, trying the next port", "loss: nan")
+
+STARTS = ("Warning : ASCEND_HOME_PATH environment variable is not set.",
+          "[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to [train-head]:29500 "
+          "(errno: 111 - Connection refused).",
+          "/opt/env/lib/python3.10/site-packages/lib/io.py:15: UserWarning: CUDA error: out of memory is likely",
+          "2026-11-20 18:00:02,114 | WARNING | checkpoint: No space left on device soon: 3 GiB free")
+
+
+def _began(rank: RankEvidence, text: str) -> RankEvidence:
+    """A warning of the start, as its first line."""
+    if not rank.lines:
+        return rank
+    times = [line.at_s for line in rank.lines if line.at_s is not None]
+    return replace(rank, lines=(Line(text, rank.lines[0].file, 0, min(times) - 1.0 if times else None, "err"),
+                                *rank.lines))
 
 
 def _mislead(rank: RankEvidence, kinds: List[str], chance: random.Random) -> RankEvidence:

@@ -7,9 +7,10 @@
     peers       words about other ranks               exits       codes, signals, the kernel's out-of-memory killer
     launchers   torchrun's and deepspeed's own ranks  reading     one rank's lines with what is known of each
     elastic, devices   texts of others made evidence  stories     one rank's end by its own traces
-    unfolding   tracebacks within one line
+    unfolding   tracebacks within one line            places      hosts, addresses, services in a line
+    remarks     warnings, tries, words at the side    afterwards  what a rank did after a line
     candidates  who may have been first               waiting     whom to blame when all only waited, by the rules of
-                                                                  accusations, silence, waitchain
+                                                                  accusations, reaching, silence, waitchain
     judge       the choice, its doubts, the chain     endings     attempts without a failure
     telling     the words, from texts/ and the signature catalogue
 """
@@ -32,7 +33,7 @@ from ascendrun.health.diagnosis.evidence import (
 )
 from ascendrun.health.diagnosis.judge import judge
 from ascendrun.health.diagnosis.launchers import expand
-from ascendrun.health.diagnosis.stories import tell_rank
+from ascendrun.health.diagnosis.stories import tell_rank, without_survived
 from ascendrun.health.diagnosis.telling import tell
 from ascendrun.health.diagnosis.verdict import ChainLink, Confidence, Diagnosis, Proof, Role
 
@@ -49,7 +50,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if ending is not None:
         return replace(ending, decided=_decided(evidence))
     whole = expand(evidence)
-    return replace(judge(whole, [tell_rank(whole, rank) for rank in whole.ranks]), decided=_decided(whole))
+    stories = without_survived([tell_rank(whole, rank) for rank in whole.ranks])
+    return replace(judge(whole, stories), decided=_decided(whole))
 
 
 def _decided(evidence: Evidence) -> Tuple[str, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Dict, Optional, Sequence, Set, Tuple
 
 from ascendrun.health.diagnosis.candidates import Candidate
-from ascendrun.health.diagnosis.waittable import Table, finished_early, has_finished, minority
+from ascendrun.health.diagnosis.launchers import LAUNCHERS
+from ascendrun.health.diagnosis.waittable import Said, Table, finished_early, has_finished, minority
 
 _TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
 _CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", re.IGNORECASE)
@@ -44,7 +46,8 @@ def blame_differs(table: Table) -> Optional[Candidate]:
     said = table.words("differs")
     if not said:
         return None
-    odd = minority(table.tags())
+    odd = minority(table.tags()) or minority(
+        {story.rank.rank: word.values["own"] for story, word in said if word.values["own"]})
     ranks = odd or tuple(story.rank.rank for story, _ in said)
     return table.make("EI0005", 75, ranks, said, retry="never", blames="job",
                       doubts=("by-rule",) if odd else ("who-unknown",))
@@ -52,7 +55,17 @@ def blame_differs(table: Table) -> Optional[Candidate]:
 
 def blame_cqe(table: Table) -> Optional[Candidate]:
     """RoCE gave up sending: the host that takes part in every broken pair, else both ends."""
-    said = table.words("cqe")
+    return _blame_pairs(table, "EI0013", table.words("cqe"))
+
+
+def blame_completion(table: Table) -> Optional[Candidate]:
+    """The same, of NCCL: an address there is a host's, of all its ranks."""
+    found = _blame_pairs(table, "nccl-ib-completion", table.words("completion"))
+    return found and replace(found, ranks=tuple(
+        rank.rank for host in found.hosts for rank in table.evidence.ranks_of(host)))
+
+
+def _blame_pairs(table: Table, code: str, said: Sequence[Said]) -> Optional[Candidate]:
     if not said:
         return None
     pairs = [({story.rank.host}, table.named(word)) for story, word in said]
@@ -66,7 +79,7 @@ def blame_cqe(table: Table) -> Optional[Candidate]:
     local = {story.rank.rank for story, _ in said}
     ranks = [rank for rank in (*remote, *local) if table.by_rank[rank].rank.host in hosts]
     only = [rank for rank in ranks if rank in remote] or ranks
-    return table.make("EI0013", 70, only, said, hosts=hosts, doubts=("network-or-peer",), retry="exclude",
+    return table.make(code, 70, only, said, hosts=hosts, doubts=("network-or-peer",), retry="exclude",
                       blames="network", at=said[0][0].waited_at)
 
 
@@ -98,6 +111,18 @@ def _accused_end(table: Table, ranks: Sequence[int]) -> Optional[Candidate]:
     """An accused rank that had simply finished explains its silence."""
     ended = [rank for rank in ranks if has_finished(table.by_rank[rank].rank)]
     return finished_early(table, ended) if ended and len(ended) == len(ranks) else None
+
+
+def blame_world_size(table: Table) -> Optional[Candidate]:
+    """All ranks that were started came to the meeting, and the program went on waiting for more."""
+    started = max(table.evidence.world_size, len(table.stories))
+    said = [(story, word) for story, word in table.words("clients") if word.values
+            and int(word.values["joined"]) == started < int(word.values["expected"])]
+    if not said or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
+        return None
+    values = {name: said[0][1].values[name] for name in ("joined", "expected")}
+    return table.make("world-size-wrong", 60, (), said, hosts=(), doubts=("by-rule",), retry="never", blames="job",
+                      values=values)
 
 
 def blame_missing(table: Table) -> Optional[Candidate]:

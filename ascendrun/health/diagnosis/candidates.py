@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import Hit, scan, strongest
-from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, proof_of
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, proof_of, same_words
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
 from ascendrun.health.diagnosis.stories import RankStory
 from ascendrun.health.diagnosis.times import Moment, earliest, moment
@@ -65,17 +65,30 @@ def _with_device(kernel: Candidate, devices: Sequence[Candidate]) -> Candidate:
 
 
 def _together(causes: Sequence[Clue]) -> List[List[Clue]]:
-    """Ends that say nothing of their reason are one only where they came at one moment on one host."""
+    """Ends that say nothing of their reason are one where they came at one moment, as far as the clocks tell, or with
+    the same last words."""
     groups: List[List[Clue]] = []
     for clue in sorted((clue for clue in causes if clue.is_vague),
                        key=lambda clue: (clue.sameness, clue.host, clue.at.at_s if clue.at else 0.0)):
-        last = groups[-1][-1] if groups else None
-        if last is not None and last.sameness == clue.sameness and last.host == clue.host and last.at and clue.at \
-                and clue.at.at_s - last.at.at_s <= AT_ONCE_S:
-            groups[-1].append(clue)
+        known = next((group for group in groups if _is_one_end(group[-1], clue)), None)
+        if known is not None:
+            known.append(clue)
         else:
             groups.append([clue])
     return groups
+
+
+def _is_one_end(one: Clue, other: Clue) -> bool:
+    if one.sameness != other.sameness:
+        return False
+    words = [same_words(clue.values.get("last", "-")) for clue in (one, other)]
+    if words[0] == words[1] != "-":
+        return True
+    if one.at is None or other.at is None:
+        return False
+    if one.host == other.host:
+        return abs(other.at.at_s - one.at.at_s) <= AT_ONCE_S
+    return not one.at.is_before(other.at, by_s=AT_ONCE_S) and not other.at.is_before(one.at, by_s=AT_ONCE_S)
 
 
 def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
@@ -94,7 +107,8 @@ def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
 def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
     """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
     odd = [story for story in stories if story.own is not None and story.own.role == SYMPTOM
-           and story.own.code == "exception" and story.rank.has_failed and not _is_collective(story)]
+           and "type" in story.own.values and story.rank.has_failed and not _is_collective(story)
+           and all(word.kind == "suffered" for word in story.words if word.wait is not None)]
     groups: Dict[str, List[Clue]] = {}
     for story in odd:
         if story.own is not None:
@@ -173,20 +187,23 @@ KERNEL_BEFORE_S, KERNEL_AFTER_S = 1800.0, 10.0
 def _of_kernels(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> List[Candidate]:
     """What the kernel said of the hardware, when no rank gives a credible reason, or for a rank that only was killed
     or crashed there."""
-    if any(one.is_credible and not one.is_vague for one in found):
+    weak = [one for one in found if one.is_vague or "only-symptom" in one.doubts]
+    if any(one.is_credible and one not in weak for one in found):
         return []
-    vague = {host for one in found if one.is_vague for host in one.hosts}
+    hosts = {host for one in weak for host in one.hosts}
     made = []
     for host in evidence.hosts:
-        if vague and host.host not in vague:
+        if hosts and host.host not in hosts:
             continue
         hit = _kernel_hit(evidence, host)
         if hit is None:
             continue
         line = (host.dmesg or ())[hit.line]
-        ranks = tuple(rank for one in found if one.is_vague for rank in one.ranks
-                      if rank in {each.rank for each in evidence.ranks_of(host.host)})
-        made.append(Candidate(hit.signature.code, STRENGTH["kernel"], ranks, (host.host,), sure=False, blames="node",
+        here = evidence.ranks_of(host.host)
+        named = tuple(rank.rank for rank in here if str(rank.pid) == hit.values.get("pid"))
+        joined = tuple(sorted({rank for one in weak for rank in one.ranks} & {each.rank for each in here}))
+        strength = max([STRENGTH["kernel"], *(one.strength + 1 for one in weak if set(one.ranks) & set(joined))])
+        made.append(Candidate(hit.signature.code, strength, named or joined, (host.host,), sure=False, blames="node",
                               at=moment(evidence, host.host, line.at_s), values=hit.values, retry=hit.signature.retry,
                               proofs=(proof_of(evidence, line, rank=None, host=host.host),), doubts=("only-kernel",)))
     return made

@@ -63,3 +63,8 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 def same_words(text: str) -> str:
     """The text without what differs between ranks that say the same: numbers, names in quotes, paths."""
     return _NUMBERS.sub("#", _QUOTED.sub("'…'", text))[:160]
+
+
+def same_line(code: str, text: str) -> str:
+    """Equal for one known line that several ranks wrote."""
+    return f"{code}|{same_words(text.strip()[:TEXT_LIMIT])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 
@@ -154,6 +155,17 @@ class Evidence:
             if one.host == name:
                 return one
         return HostEvidence(name)
+
+    @cached_property
+    def _by_address(self) -> Mapping[str, str]:
+        found: Dict[str, str] = {}
+        for one in reversed(self.hosts):
+            found.update((address, one.host) for address in (*one.addresses, *one.device_addresses))
+        return {**found, **{one.host: one.host for one in self.hosts}}
+
+    def host_at(self, address: str) -> Optional[str]:
+        """The job's host with this name or address, also with a domain behind the name; None: none of the job's."""
+        return self._by_address.get(address) or self._by_address.get(address.partition(".")[0])
 
     def ranks_of(self, host: str) -> Tuple[RankEvidence, ...]:
         return tuple(rank for rank in self.ranks if rank.host == host)

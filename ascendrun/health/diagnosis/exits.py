@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
+from ascendrun.health.diagnosis.remarks import is_warning
 from ascendrun.health.diagnosis.times import Moment, moment
 from ascendrun.health.diagnosis.verdict import Proof
 
@@ -77,17 +78,63 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
     code, role = _kind_of(rank, number)
     last = _last_words(evidence, rank) if code in ("exit-code", "crash") else ()
-    values["last"] = last[-1].text[:200] if last else "-"
+    kernel = _kernel_words(evidence, rank) if code == "crash" else ()
+    values["last"] = _sentence(last)[:200] if last else "-"
     strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
-    return Clue(code, role, strength, rank.rank, rank.host, when, (proof, *last), values,
+    return Clue(code, role, strength, rank.rank, rank.host, when, (proof, *kernel, *last), values,
                 key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
                 sure=code == "killed", is_vague=code in ("exit-code", "killed", "crash", "terminated"))
 
 
+LAST_LINES, LAST_WORDS_S = 25, 30.0
+_ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+_TELLS = re.compile(r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
+                    r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在", re.IGNORECASE)
+_FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with 0\b")
+
+
 def _last_words(evidence: Evidence, rank: RankEvidence) -> Tuple[Proof, ...]:
-    """The last two lines that it wrote to standard error."""
-    said = [line for line in rank.lines if line.stream == "err" and line.text.strip()]
-    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in said[-2:])
+    """Of its last lines the last that tells of something wrong, with the line before it, or with the errors in a row
+    before it; else its very last to standard error. No warning is a last word."""
+    errors = [line for line in rank.lines if line.stream == "err" and _is_word(line)][-LAST_LINES:]
+    prints = [line for line in rank.lines if line.stream == "out" and _is_word(line)][-5:]
+    last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
+    telling = [line for line in (*prints, *errors) if _TELLS.search(line.text) and not _FRAMES.search(line.text)
+               and (line.at_s is None or last_s - line.at_s <= LAST_WORDS_S)]
+    if telling:
+        stream = errors if telling[-1].stream == "err" else prints
+        run = _closing_run(stream, stream.index(telling[-1]))
+        said = list(run) if len(run) > 1 else [*errors[-2:-1], telling[-1]]
+    else:
+        said = errors[-2:]
+    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in said)
+
+
+def _sentence(last: Sequence[Proof]) -> str:
+    """Of errors in a row the first, which tells why; else the last line."""
+    in_a_row = len(last) > 1 and all(_ERROR_LEVEL.search(proof.text) for proof in last)
+    return last[0 if in_a_row else -1].text
+
+
+def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
+    """Lines of the level ERROR in a row up to that one, at most three."""
+    first = last
+    while first > max(0, last - 2) and _ERROR_LEVEL.search(lines[first].text) and _ERROR_LEVEL.search(
+            lines[first - 1].text):
+        first -= 1
+    return lines[first:last + 1]
+
+
+def _is_word(line: Line) -> bool:
+    return bool(line.text.strip()) and not is_warning(line.text)
+
+
+def _kernel_words(evidence: Evidence, rank: RankEvidence) -> Tuple[Proof, ...]:
+    """What the kernel said of the process's own crash: the instruction, the library."""
+    named = re.compile(rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
+                       rf"traps: .*\[{rank.pid}\]")
+    lines = [line for line in evidence.host(rank.host).dmesg or () if rank.pid is not None and named.search(line.text)]
+    return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in lines[-1:])
 
 
 def _kind_of(rank: RankEvidence, number: Optional[int]) -> Tuple[str, str]:

@@ -20,13 +20,15 @@ CLEARLY_S = 1.0
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written so much before it came."""
 
+SEVERAL = frozenset({"rank-silent", "node-silent", "nccl-ib-completion", "EI0013"})
+"""Verdicts that may name more hosts than the one that is not well."""
 RETRIES: Mapping[str, str] = {"crash": "same", "rank-silent": "same"}
 
 
 def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     """For an attempt that failed; pure."""
     candidates = list(candidates_of(evidence, stories))
-    winner = choose(candidates)
+    winner = _odd_one(candidates, stories) or choose(candidates)
     if winner is None or not winner.is_credible:
         waiting = blame_waiting(evidence, stories)
         if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
@@ -37,7 +39,7 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     elif "only-kernel" in winner.doubts and not winner.ranks:
         waiting = blame_waiting(evidence, stories)
         if waiting is not None and waiting.ranks and waiting.is_credible:
-            joined = _joined(winner, waiting)
+            joined = _joined(winner, waiting, stories)
             candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
             winner = joined
     if winner is None:
@@ -73,10 +75,27 @@ def choose(candidates: Sequence[Candidate]) -> Optional[Candidate]:
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
 
 
-def _joined(kernel: Candidate, waiting: Candidate) -> Candidate:
-    """What a kernel said, and whom the others waited for: one reason on one host; elsewhere the ranks' words count."""
+def _odd_one(candidates: Sequence[Candidate], stories: Sequence[RankStory]) -> Optional[Candidate]:
+    """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
+    was alone was first, unless the clocks say otherwise."""
+    mute = [one for one in candidates if one.code == "exit-code"]
+    loud = [one for one in candidates if one.is_credible]
+    if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
+        return None
+    codes = {str(story.rank.code) for story in stories if story.rank.rank in loud[0].ranks}
+    is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(stories)
+    return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
+
+
+def _joined(kernel: Candidate, waiting: Candidate, stories: Sequence[RankStory]) -> Candidate:
+    """What a kernel said, and whom the others waited for: one reason on one host; of several hosts it is
+    the one whose kernel speaks; elsewhere the ranks' words count."""
     if set(waiting.hosts) <= set(kernel.hosts):
         return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
+    if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
+        there = {story.rank.rank for story in stories if story.rank.host in kernel.hosts}
+        return replace(kernel, ranks=tuple(sorted(there & set(waiting.ranks))),
+                       proofs=(*kernel.proofs, *waiting.proofs))
     return waiting
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ascendrun.health.diagnosis.clues import same_words
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.times import stamp_of
-from ascendrun.health.diagnosis.tracebacks import rank_of_prefix, split_prefix
+from ascendrun.health.diagnosis.tracebacks import find_chains, rank_of_prefix, split_prefix
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
 OBSERVED_BEFORE_S = 1.0
@@ -68,9 +70,19 @@ def _expand_process(process: RankEvidence, *, is_alone: bool
     if not numbers:
         return (), (process,)
     roots = [end.rank for end in ends.values() if end.is_root]
-    only = roots[0] if roots and not by_rank else None  # what has no prefix is the first one's, if anybody's
-    return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number == only else ())
+    owners = _owners(ends, loose) if roots and not by_rank else ()
+    return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
                  for number in numbers), (process,)
+
+
+def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> Tuple[int, ...]:
+    """Whose the lines without a prefix are: the first one's, if anybody's; of all that ended with its code where as
+    many equal tracebacks stand there."""
+    root = next(end for end in ends.values() if end.is_root)
+    alike = tuple(end.rank for end in ends.values() if end.code == root.code)
+    chains = find_chains([line for line in loose if not _OWN_WORDS.search(line.text)])
+    counted = Counter((chain.root.type, same_words(chain.root.message), chain.root.origin) for chain in chains)
+    return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
 def _inner(process: RankEvidence, number: int, end: Optional[InnerEnd], lines: Sequence[Line], loose: Sequence[Line]

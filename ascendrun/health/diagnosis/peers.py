@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Tuple
 
 from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.places import IP, places_of
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
 """Of `Word.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
@@ -27,8 +28,6 @@ class Word:
     addresses: Tuple[Tuple[str, Optional[int]], ...] = ()
     values: Mapping[str, str] = None  # type: ignore[assignment]
 
-
-_IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+)"
 
 Maker = Callable[[Match[str], Line], Word]
 _TABLE: List[Tuple[Tuple[str, ...], Pattern[str], Maker]] = []
@@ -105,8 +104,8 @@ def _needed(found: Match[str], line: Line) -> Word:
     return Word("needed", line, values={"count": found["count"]})
 
 
-@_word(["client", "server"], r"\|\s*(?P<dst>" + _IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
-              r"\s*(?P<src>" + _IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
+@_word(["client", "server"], r"\|\s*(?P<dst>" + IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
+              r"\s*(?P<src>" + IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
               r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?")
 def _link_row(found: Match[str], line: Line) -> Word:
     return Word("link", line, wait=CONNECT, ranks=(int(found["drank"]),), addresses=((found["dst"], None),),
@@ -153,10 +152,16 @@ def _cqe_words(found: Match[str], line: Line) -> Word:
     return Word("cqe", line, addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
 
 
+@_word(["Got completion from peer"], r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)")
+def _completion(found: Match[str], line: Line) -> Word:
+    return Word("completion", line, wait=LOST, addresses=((found["ip"], None),), values={"status": found["status"]})
+
+
 @_word(["EI0005", "check fail. local[", "inconsistent between ranks"],
-       r"EI0005|CMD information \w+ check fail|inconsistent between ranks")
+       r"(?:EI0005|CMD information \w+ check fail|inconsistent between ranks)"
+       r"(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?")
 def _differs(found: Match[str], line: Line) -> Word:
-    return Word("differs", line)
+    return Word("differs", line, values={"own": (found["own"] or "").strip()})
 
 
 @_word(["Task run failed, base information", "base information: "],
@@ -199,7 +204,8 @@ def _connect_timeout(found: Match[str], line: Line) -> Word:
 @_word(["EI0015", "topo exchange", "TopoExchangeAgent"],
        r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed")
 def _meeting_timeout(found: Match[str], line: Line) -> Word:
-    return Word("timeout", line, wait=CONNECT)
+    is_server = "exchange server" in found.group()  # it heard of some: its door was open
+    return Word("clients" if is_server else "timeout", line, wait=CONNECT)
 
 
 @_word(["Watchdog caught collective operation timeout"],
@@ -212,7 +218,7 @@ def _watchdog(found: Match[str], line: Line) -> Word:
 
 @_word(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
 def _watchdog_stuck(found: Match[str], line: Line) -> Word:
-    return Word("timeout", line, wait=EXEC)
+    return Word("stuck", line, wait=EXEC)
 
 
 @_word(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
@@ -220,17 +226,43 @@ def _barrier(found: Match[str], line: Line) -> Word:
     return Word("missing", line, wait=EXEC, ranks=_numbers(found["ranks"]))
 
 
-@_word(["joined", "worker_count"], r"\d+/\d+ clients joined|world_size=(?P<size>\d+), worker_count=(?P<count>\d+)")
+@_word(["joined", "worker_count"], r"(?P<joined>\d+)/(?P<all>\d+) clients joined|"
+                                   r"world_size=(?P<size>\d+), worker_count=(?P<count>\d+)")
 def _store_missing(found: Match[str], line: Line) -> Word:
-    return Word("timeout", line, wait=CONNECT)
+    values = {"joined": found["joined"] or found["count"], "expected": found["all"] or found["size"]}
+    return Word("clients", line, wait=CONNECT, values=values)
+
+
+@_word(["o route to host", "Host is down", "etwork is unreachable", "onnection timed out", "(gai error: "],
+       r"(?P<no_route>[Nn]o route to host|Host is down)|(?P<no_network>[Nn]etwork is unreachable)|"
+       r"(?P<no_answer>[Cc]onnection timed out)|\(gai error: -?\d+ - (?P<no_name>[\w ]+)")
+def _unreached(found: Match[str], line: Line) -> Word:
+    why = str(found.lastgroup)
+    return Word("unreached", line, wait=None if why == "no_name" else CONNECT, addresses=_places(line.text),
+                values={"why": why, "reason": found[why], "meeting": _MEETING.search(line.text) and "yes" or ""})
+
+
+@_word(["while trying to connect to (", "TopoExchangeAgent: connect server["],
+       r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed")
+def _unreached_in_time(found: Match[str], line: Line) -> Word:
+    return Word("unreached", line, wait=CONNECT, addresses=_places(line.text),
+                values={"why": "in_vain", "reason": "timed out", "meeting": "yes"})
+
+
+_MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
+"""Such a line speaks of the job's own ranks, by whatever name or address."""
+
+
+def _places(text: str) -> Tuple[Tuple[str, Optional[int]], ...]:
+    return tuple((place, None) for place in places_of(text))
 
 
 @_word(["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "pair closure",
-        "No route to host", "Software caused connection abort", "Connection timed out"],
+        "Software caused connection abort"],
        r"(?:gloo|pair\.cc|TCPStore|SocketImpl|socket\.cpp|\[c10d\]).*?"
        r"(?:Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|pair closure|"
-       r"No route to host|connection abort|Connection timed out)"
-       r"(?:[ :]*\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+")
+       r"connection abort)"
+       r"(?:(?:, remote=|[ :]*)\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+")
 def _lost(found: Match[str], line: Line) -> Word:
     address = found["ip"] or found["ip2"]
     return Word("lost", line, wait=LOST, addresses=((address, None),) if address else ())
@@ -245,14 +277,21 @@ def _lost_named(found: Match[str], line: Line) -> Word:
 @_word(["ncclRemoteError", "remote process exited", "NCCL communicator was aborted", "failed to recv, got 0 bytes",
         "recvValue failed", "sendBytes failed", "recvBytes failed", "Failed to check the \"should dump\"",
         "process group has been aborted", "Timed out waiting", "Socket Timeout", "wait timeout after",
-        "client socket has timed out", "client socket has failed to connect"],
+        "Connection was likely closed", "client socket has timed out", "client socket has failed to connect"],
        r"ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted|"
        r"failed to recv, got 0 bytes|(?:recvValue|sendBytes|recvBytes) failed|Failed to check the .should dump|"
        r"process group has been aborted|Timed out waiting \d+ms for (?:recv|send) operation|Socket Timeout|"
-       r"wait timeout after \d+|client socket has (?:timed out|failed to connect)")
+       r"wait timeout after \d+|Connection was likely closed\. Did the remote server|"
+       r"client socket has (?:timed out|failed to connect)")
 def _lost_quietly(found: Match[str], line: Line) -> Word:
     is_wait = any(word in found.group() for word in ("imed out", "imeout", "failed to connect"))
     return Word("timeout" if is_wait else "lost", line, wait=EXEC if is_wait else LOST)
+
+
+@_word(["terminate called"],
+       r"terminate called after throwing an instance of '(?:gloo::|c10::Dist|c10d::|torch::distributed)")
+def _terminated_by_transport(found: Match[str], line: Line) -> Word:
+    return Word("lost", line, wait=LOST)
 
 
 _LOOKS_LOST = re.compile(r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"

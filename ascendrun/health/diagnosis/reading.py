@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from dataclasses import replace
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.health.diagnosis.afterwards import AFTERWARDS_LIMIT, count_after, spoke_after, survived_lines
 from ascendrun.health.diagnosis.clues import (
     CAUSE,
     CONSEQUENCE,
@@ -17,30 +17,32 @@ from ascendrun.health.diagnosis.clues import (
     TEARDOWN,
     Clue,
     proof_of,
+    same_line,
     same_words,
 )
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.exits import signal_of
+from ascendrun.health.diagnosis.exits import CRASHES, signal_of
 from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
+from ascendrun.health.diagnosis.places import has_bare_service, is_loopback, services_in
+from ascendrun.health.diagnosis.remarks import HANDLED, WENT_ON, is_error_line, is_remark, is_try
 from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
 from ascendrun.health.diagnosis.tracebacks import TRACEBACK_HEAD, Chain, Raised, find_chains
 from ascendrun.health.diagnosis.verdict import Proof
 
 AFTERWARDS_LINES = 12
 """So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
-AFTERWARDS_LIMIT = 200
 NEAR_THE_END_S = 30.0
 LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
 """Surely fatal is what so few lines, or so little time, parted from the rank's end."""
-AT_ONCE_S = 0.5
-"""Lines of two streams that came so near to each other have no order."""
+EARLIER_S = 5.0
+"""What was said so long before the closing words did not end the rank."""
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""
 
 RULED = frozenset({
     "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
-    "hccl-root-unreachable",
+    "hccl-root-unreachable", "nccl-ib-completion",
 })
 """Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
 
@@ -51,6 +53,10 @@ _TOLD_TO_END = re.compile(r"killed by signal: Terminated|got signal: (?:15|2|SIG
 _VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError",
                           "ProcessRaisedException", "ProcessExitedException", "ChildFailedError", "BaseException",
                           "InternalError", "OSError"})
+_OWN_STATEMENTS = frozenset({"KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError",
+                             "AttributeError", "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration"})
+"""With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
+_OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 _REMARK = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[::]")
 _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
@@ -60,13 +66,10 @@ _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 _HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
-_WENT_ON = re.compile(r"\bretry|\bretries\b|\bWARN(?:ING)?\b|[Ww]arning:|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|"
-                      r"fall(?:ing)? back")
-"""Of what a program warns it goes on."""
 _FROM_OUTSIDE = frozenset({9, 15, 2, 1})
+_RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
+"""What torch says in place of the words of the exception that it brings from elsewhere."""
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
-_QUIET = re.compile(r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
-                    r"resource_tracker|^W\d{4} |^E\d{4} ")
 
 
 class Reading:
@@ -78,10 +81,49 @@ class Reading:
         self._lines, self._plog = lines, plog
         self._hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines)) if _is_telling(hit)]
         self._chains = find_chains(lines)
-        self._after = _count_after(lines, self._chains, {hit.line for hit in self._hits})
+        self._stated = {one.last for chain in self._chains for one in chain.raised if one.short_type in _OWN_STATEMENTS}
+        self._hits = [hit for hit in self._hits
+                      if (hit.line not in self._stated or hit.signature.family not in _OF_THE_SYSTEM)
+                      and (hit.signature.role != CAUSE or not is_remark(hit.text))]
+        self._after = count_after(lines, self._chains, {hit.line for hit in self._hits})
+        self._hits = [hit for hit in self._hits if not (is_try(hit.text) and self._came_through(hit.line))]
         self.fatal: Optional[Chain] = self._fatal_chain()
-        self.words = tuple(word for word in find_words((*lines, *plog)) if not self.is_late(word.line))
+        self.words = tuple(word for word in (*self._words_at_the_end(), *find_words(plog))
+                           if not self.is_late(word.line) and not self._is_of_strangers(word))
         self._has_waited = any(word.wait is not None for word in self.words)
+
+    def _words_at_the_end(self) -> Iterable[Word]:
+        """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
+        places = {id(line): index for index, line in enumerate(self._lines)}
+        return (word for word in find_words(self._lines)
+                if self._is_terminal(places[id(word.line)]) and places[id(word.line)] not in self._stated
+                and not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
+
+    def _came_through(self, index: int) -> bool:
+        """It said something else after a try, or ended in a way in which no try ends."""
+        return (self._rank.has_failed and signal_of(self._rank) in CRASHES) or spoke_after(self._lines, index)
+
+    def survived(self) -> Mapping[str, bool]:
+        """Known lines, by `clues.same_line`, and exceptions after which the rank went on, and did not fail by itself;
+        False: without times it may have."""
+        end_s = self._host.stopped_at_s or self._rank.exited_at_s
+        hits = () if self._rank.has_failed else self._hits
+        chains = () if self._rank.has_failed else self._chains
+        said = [(same_line(hit.signature.code, hit.text), hit.line) for hit in hits]
+        said += [(f"exception|{same_exception(chain)}", chain.last) for chain in chains]
+        return survived_lines(self._lines, said, self._after, end_s=end_s)
+
+    def _is_of_strangers(self, word: Word) -> bool:
+        """It names only hosts that have no part in the job: a service's, say."""
+        if word.kind != "unreached" or word.values["meeting"]:
+            return False
+        known = [is_loopback(address) or self._evidence.host_at(address) for address, _ in word.addresses]
+        return bool(known) and not any(known)
+
+    def _names_a_service(self, raised: Raised) -> bool:
+        """What something outside of the job did not do is no other rank's doing."""
+        named = services_in(raised.text)
+        return bool(named) and not raised.collective and not any(map(self._evidence.host_at, named))
 
     def is_late(self, line: Line) -> bool:
         """It came after the rank had been told to stop."""
@@ -102,7 +144,7 @@ class Reading:
         is only the echo of others' ends does not hide an earlier one of its own."""
         terminal = [chain for chain in self._chains if chain.kind != "ignored" and self._is_terminal(chain.last)]
         ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
-        own = [chain for chain in ordered if self._chain_role(chain) == CAUSE]
+        own = [chain for chain in ordered if self._chain_role(chain) == CAUSE and not self._was_handled(chain)]
         return (own or ordered)[-1] if ordered else None
 
     def suffered_words(self) -> Tuple[Word, ...]:
@@ -143,31 +185,35 @@ class Reading:
         when = moment(self._evidence, self._rank.host, at_line.at_s if at_line.at_s is not None else last.at_s)
         proofs = tuple(self._proof(one) for one in _distinct((chain.root, chain.final)))
         values = _exception_values(chain, told=self._told(chain, role))
-        unsure = not self._is_last_word(chain)
+        unsure = not self._is_last_word(chain) or self._was_handled(chain)
         if hit is not None:
+            unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [self._clue(hit, role, when or self._end(), proofs, values, sure=not unsure)]
-        unsure = unsure or any(word.wait is not None or word.kind in _OF_SEVERAL for word in self.words)
-        was_printed = last.stream == "out" and self._rank.stopped  # it may be what the program is about, such as text
+        unsure = unsure or bool(self._known_waits()) or any(
+            word.wait is not None or word.kind in _OF_SEVERAL for word in self.words)
+        # what a stopped rank printed may be what its program is about, such as text
+        was_printed = (last.stream == "out" and self._rank.stopped) or self._was_handled(chain)
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
         return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when or self._end(), proofs, values,
                      blames="self", retry="unknown", sure=not unsure and chain.kind == "main",
-                     key=f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}")]
+                     key=same_exception(chain))]
 
     def _chain_role(self, chain: Chain) -> str:
         root = chain.root
         if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
             return TEARDOWN
         lines = [self._lines[index] for index in self._message(chain, root)]
-        words = tuple(find_words(lines))
+        words = () if root.last in self._stated else tuple(find_words(lines))
         if any(word.wait is not None for word in words):
             return CONSEQUENCE
         if any(word.kind in _OF_SEVERAL for word in words):
             return SYMPTOM
         hit = self._best([hit for hit in self._hits if hit.line in self._message(chain, root) and not _is_neutral(hit)])
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
-            return hit.signature.role
-        if self._evidence.world_size > 1 and (looks_suffered(root.text) is not None or root.collective
-                                              or self._accused(root)):
+            of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
+            return CAUSE if of_service else hit.signature.role
+        if self._evidence.world_size > 1 and not self._names_a_service(root) and (
+                looks_suffered(root.text) is not None or root.collective or self._accused(root)):
             return SYMPTOM
         return CAUSE
 
@@ -184,6 +230,13 @@ class Reading:
             return lived_s is None or lived_s <= NEAR_THE_END_S
         return lived_s is not None and lived_s <= LAST_WORDS_S
 
+    def _was_handled(self, chain: Chain) -> bool:
+        """The program's next words tell that it went on."""
+        after = (line.text for line in self._lines[chain.last + 1:chain.last + 4]
+                 if line.stream == self._lines[chain.last].stream and line.text.strip())
+        said = next(after, "")
+        return HANDLED.search(said) is not None and not said.startswith(("Traceback", " "))
+
     def _has_torn_head(self, chain: Chain) -> bool:
         """A traceback began after it of which the exception is not here: that one may have ended the rank."""
         known = {index for other in self._chains for one in other.raised for index in range(one.first, one.last + 1)}
@@ -194,7 +247,7 @@ class Reading:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
         echo = find_words([self._lines[index] for index in self._message(chain, chain.final)])
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
-        return chain.root if is_echo else chain.final
+        return chain.root if is_echo or _RERAISED.match(chain.final.message) else chain.final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""
@@ -217,7 +270,7 @@ class Reading:
     def _message(self, chain: Chain, raised: Raised) -> range:
         """The lines of an exception's own words: not the frames before them, where any code may stand."""
         whole = self._range(chain, raised)
-        return range(raised.last, whole.stop)
+        return range(raised.last, raised.last + 1 if raised.last in self._stated else whole.stop)
 
     def _best(self, hits: Iterable[Hit]) -> Optional[Hit]:
         found = [hit for hit in hits if hit.signature.code not in RULED]
@@ -237,17 +290,38 @@ class Reading:
             and self.fatal.root.short_type not in _VAGUE_TYPES
         was_killed = self.fatal is None and signal_of(self._rank) in _FROM_OUTSIDE
         clues = []
-        for hit in self._hits:
-            if hit.line in taken or hit.signature.code in RULED or not self._is_terminal(hit.line):
-                continue
-            if (was_killed and hit.signature.family not in _KILLING) or _WENT_ON.search(hit.text):
-                continue
+        shown = [hit for hit in self._hits if not (
+            hit.line in taken or hit.signature.code in RULED or not self._is_terminal(hit.line)
+            or (was_killed and hit.signature.family not in _KILLING) or WENT_ON.search(hit.text))]
+        closing = self._closing(shown)
+        for hit in shown:
+            line = self._lines[hit.line]
             is_last = self._after[hit.line] <= LAST_WORDS_LINES and self._rank.has_failed and not self._has_waited
-            clues.append(self._line_clue(hit, self._lines[hit.line], weaker=speaks, sure=is_last))
+            since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
+            has_order = closing is None or closing is line or since_s is not None
+            clues.append(self._line_clue(hit, line, weaker=speaks or (since_s or 0.0) > EARLIER_S,
+                                         sure=is_last and has_order and self._is_near_the_end(line)))
         for hit in scan((index, line.text) for index, line in enumerate(self._plog)):
-            if hit.signature.code not in RULED and _is_telling(hit) and _is_error_line(hit.text):
+            if hit.signature.code not in RULED and _is_telling(hit) and is_error_line(hit.text):
                 clues.append(self._line_clue(hit, self._plog[hit.line], weaker=speaks, sure=not self._has_waited))
         return clues
+
+    def _closing(self, shown: Sequence[Hit]) -> Optional[Line]:
+        """Where the rank said what ended it: its uncaught exception, or the last of its known lines."""
+        chain = self.fatal
+        is_main = chain is not None and chain.kind == "main" and self._chain_role(chain) == CAUSE
+        if chain is not None and is_main and self._is_last_word(chain):
+            return self._lines[chain.first]
+        lines = [self._lines[hit.line] for hit in shown if hit.signature.role == CAUSE
+                 and hit.signature.strength >= CREDIBLE and hit.signature.family not in _SIDE_REMARKS]
+        return max(lines, key=lambda line: line.at_s or 0.0, default=None)
+
+    def _is_near_the_end(self, line: Line) -> bool:
+        """And its last words are no other ones that came later."""
+        at_s, end_s = line.at_s, self._rank.exited_at_s
+        later = (other for other in self._lines[-LAST_WORDS_LINES:] if other.stream == "err" and other.text.strip())
+        return at_s is None or ((end_s is None or end_s - at_s <= NEAR_THE_END_S) and not any(
+            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_remark(other.text) for other in later))
 
     def _range_of_fatal(self) -> Iterable[int]:
         if self.fatal is None:
@@ -256,6 +330,8 @@ class Reading:
 
     def _line_clue(self, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Clue:
         role = TEARDOWN if self.is_late(line) else hit.signature.role
+        if hit.signature.family == "signal" and self._has_waited:
+            role = CONSEQUENCE  # how a rank ended that had waited in vain
         when = moment(self._evidence, self._rank.host, line.at_s)
         clue = self._clue(hit, role, when or self._end(),
                           (proof_of(self._evidence, line, rank=self._rank.rank, host=self._rank.host),), {}, sure=sure)
@@ -303,32 +379,6 @@ def _is_neutral(hit: Hit) -> bool:
     return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
 
 
-def _count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
-    """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
-    quiet = set(known)
-    for chain in chains:
-        for one in chain.raised:
-            quiet.update(range(one.first, one.last + 1))
-    counts = [0] * len(lines)
-    seen: Dict[str, int] = {}
-    times: Dict[str, List[float]] = {}
-    for index in range(len(lines) - 1, -1, -1):
-        line = lines[index]
-        counts[index] = seen.get(line.stream, 0)
-        if counts[index] > AFTERWARDS_LIMIT or (
-                index not in quiet and line.text.strip() and not _QUIET.search(line.text)):
-            seen[line.stream] = counts[index] + 1
-            if line.at_s is not None:
-                times.setdefault(line.stream, []).append(line.at_s)
-    for of_stream in times.values():
-        of_stream.sort()
-    for index, line in enumerate(lines):
-        if line.at_s is not None:
-            counts[index] += sum(len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
-                                 for stream, of_stream in times.items() if stream != line.stream)
-    return counts
-
-
 def _exception_values(chain: Chain, *, told: Raised) -> Mapping[str, str]:
     root = chain.root
     values = {"type": told.short_type, "message": told.text[:300], "where": root.where or told.where or "?"}
@@ -337,13 +387,14 @@ def _exception_values(chain: Chain, *, told: Raised) -> Mapping[str, str]:
     return values
 
 
+def same_exception(chain: Chain) -> str:
+    """Equal for one exception on several ranks."""
+    return f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}"
+
+
 def _distinct(raised: Iterable[Raised]) -> List[Raised]:
     found: List[Raised] = []
     for one in raised:
         if one not in found:
             found.append(one)
     return found
-
-
-def _is_error_line(text: str) -> bool:
-    return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Optional, Sequence, Tuple
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import (
     CAUSE,
@@ -11,6 +12,7 @@ from ascendrun.health.diagnosis.clues import (
     SYMPTOM,
     TEARDOWN,
     Clue,
+    same_line,
 )
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.exits import exit_clue
@@ -24,7 +26,8 @@ from ascendrun.health.diagnosis.unfolding import unfold
 @dataclass(frozen=True)
 class RankStory:
     """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
-    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait."""
+    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait.
+    `survived`: as Reading.survived."""
 
     rank: RankEvidence
     own: Optional[Clue]
@@ -35,6 +38,7 @@ class RankStory:
     waited: Optional[str] = None
     waited_at: Optional[Moment] = None
     is_silent: bool = False
+    survived: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def has_cause(self) -> bool:
@@ -59,8 +63,31 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
         rank=rank, own=own, clues=tuple(clues), words=words, chain=reading.fatal,
         end=moment(evidence, rank.host, rank.exited_at_s), waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
-        is_silent=not rank.has_ended and not rank.lines,
+        is_silent=not rank.has_ended and not rank.lines, survived=reading.survived(),
     )
+
+
+def without_survived(stories: Sequence[RankStory]) -> List[RankStory]:
+    """Without the known lines that most of the ranks that did not fail wrote too, and went on: such a line ended
+    nobody, nor did an exception that they caught; where no times tell that they went on, it is unsure. What stands
+    in the words of an exception stays with that."""
+    others = [story for story in stories if not story.rank.has_failed]
+    said = Counter(line for story in others for line in story.survived)
+    surely = Counter(line for story in others for line, is_sure in story.survived.items() if is_sure)
+    common = {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
+    return [_without(story, common) for story in stories] if common else list(stories)
+
+
+def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
+    """`common`: lines of most of the others; True: that they surely survived."""
+    kept = []
+    for clue in story.clues:
+        line = f"exception|{clue.key}" if clue.code == "exception" else (
+            "" if "type" in clue.values or not clue.proofs else same_line(clue.code, clue.proofs[0].text))
+        if not common.get(line):
+            kept.append(replace(clue, sure=False) if line in common else clue)
+    waited = story.waited is not None
+    return replace(story, clues=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
 
 
 def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Optional[Clue]:

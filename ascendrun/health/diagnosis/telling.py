@@ -9,14 +9,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Dict, Mapping, Tuple
 
-from ascendrun.ascend.signatures import signature_of
+from ascendrun.ascend.signatures import scan, signature_of, strongest
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
 from ascendrun.health.diagnosis.reading import RULED
 from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof, Role
 
 LANGUAGES = ("en", "zh")
-MESSAGE_CHARACTERS = 160
+MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -33,7 +33,7 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
     words = texts(lang if lang in LANGUAGES else "en")
     values = {"who": who(diagnosis.ranks, diagnosis.hosts, lang), **diagnosis.values}
     if len(values.get("message", "")) > MESSAGE_CHARACTERS:
-        values["message"] = values["message"][:MESSAGE_CHARACTERS] + "…"
+        values["message"] = _shortened(values["message"])
     says, why, advice = _verdict(diagnosis, values, lang)
     return replace(
         diagnosis, says=says, why=why, advice=advice,
@@ -44,6 +44,11 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
         rivals=tuple(replace(rival, says=_short(rival.code, rival.values, lang)) for rival in diagnosis.rivals),
         proofs=tuple(replace(proof, text=_proof(proof, lang)) for proof in diagnosis.proofs),
     )
+
+
+def _shortened(message: str) -> str:
+    """Its beginning and its end, where the reason often stands."""
+    return f"{message[:MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
 
 
 def who(ranks: Tuple[int, ...], hosts: Tuple[str, ...], lang: str) -> str:
@@ -65,16 +70,31 @@ def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Tupl
     row = texts(lang)["verdicts"].get(diagnosis.code)
     labels = texts(lang)["labels"]
     if row is not None:
+        row = {**row, **_by_kind(diagnosis, lang)}
         return tuple(fill(row.get(part, ""), values) for part in ("says", "why", "advice"))  # type: ignore[return-value]
     signature = signature_of(diagnosis.code)
     if signature is None:
         return fill(labels["failed_first"], {**values, "says": diagnosis.code}), "", ""
     words = signature.words(lang, diagnosis.values)
     says = words.says
-    if diagnosis.values.get("message"):
+    if diagnosis.values.get("message", "") not in ("", words.says) and values["message"] not in words.says:
         says = fill(labels["with_exception"], {**values, "says": words.says})
-    name = "points_at" if diagnosis.code in RULED else "failed_first"
+    is_path = diagnosis.values.get("to", "?") != "?"
+    name = "path" if is_path else "points_at" if diagnosis.code in RULED else "failed_first"
     return fill(labels[name], {**values, "says": says}), words.cause, words.advice
+
+
+def _by_kind(diagnosis: Diagnosis, lang: str) -> Mapping[str, str]:
+    """Why and what helps, where the signal, the exit code or the exception's class tells more than the verdict does."""
+    words, values = texts(lang), diagnosis.values
+    if diagnosis.code == "exception":
+        hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
+        best = strongest(hits)
+        place = words["labels"]["look_at" if values.get("where", "?") != "?" else "look_up"]
+        return {"advice": place} if best is None else {"why": best.signature.words(lang).cause,
+                                                       "advice": f"{place}; {best.signature.words(lang).advice}"}
+    kinds: Mapping[str, Mapping[str, str]] = words["exit_codes"] if diagnosis.code == "exit-code" else words["signals"]
+    return kinds.get(values.get("code" if diagnosis.code == "exit-code" else "signal", ""), {})
 
 
 def _short(code: str, values: Mapping[str, str], lang: str) -> str:

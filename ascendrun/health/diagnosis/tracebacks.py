@@ -30,6 +30,8 @@ _THREAD = re.compile(r"^Exception in thread ")
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
 _COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
                          r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/")
+_OF_TRANSPORT = re.compile(r"HCCL function error|working operator name is Hccl|NCCL error in|third_party/gloo/|"
+                           r"ProcessGroup(?:HCCL|NCCL|Gloo)")
 TORN_LINES = 8
 NOISE_LIMIT = 60
 """So many lines of others may stand inside one traceback before it counts as torn."""
@@ -38,7 +40,7 @@ NOISE_LIMIT = 60
 @dataclass(frozen=True)
 class Raised:
     """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
-    `collective`: it came out of torch.distributed. `first`, `last`: indices in the lines that were searched."""
+    `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched."""
 
     type: str
     message: str
@@ -230,9 +232,9 @@ class _Parser:
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
         deeper = frames[own[-1] + 1:] if own else frames  # a decorator above the program's own line called nothing
-        collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:])
-        return Raised(found[0], found[1].strip(), where, collective, self._group[start][0], self._group[end][0],
-                      last or ("", 0))
+        collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
+        return Raised(found[0], found[1].strip(), where, bool(collective), self._group[start][0],
+                      self._group[end][0], last or ("", 0))
 
 
 def _prefix_of(body: str) -> int:
@@ -251,5 +253,6 @@ def _exception_line(body: str, *, after_frame: bool) -> Optional[Tuple[str, str]
 
 
 def _is_class_name(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return last[:1].isupper() and any(letter.islower() for letter in last)
+    module, _, last = name.rpartition(".")
+    return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
+        bool(module) and last in ("error", "timeout", "gaierror", "herror"))  # as struct.error, socket.timeout

@@ -46,6 +46,15 @@ def _circle(edges: Dict[int, Set[int]]) -> Tuple[int, ...]:
     return tuple(path[path.index(at):]) if at in path else ()
 
 
+def blame_stuck(table: Table) -> Optional[Candidate]:
+    """Few gave themselves up as stuck; all the others only lost them."""
+    stuck = {story.rank.rank for story, _ in table.words("stuck")}
+    rest = [story for story in table.stories if story.rank.rank not in stuck]
+    if not stuck or 4 * len(stuck) > len(table.stories) or any(story not in table.losing for story in rest):
+        return None
+    return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), doubts=("by-rule",), blames="self")
+
+
 def blame_named(table: Table) -> Optional[Candidate]:
     """Who is named most when everything else is silent."""
     ranks = most_named(table, among=set(table.by_rank))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from ascendrun.health.diagnosis import accusations, silence, waitchain
+from ascendrun.health.diagnosis import accusations, reaching, silence, waitchain
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.stories import RankStory
@@ -12,8 +12,11 @@ from ascendrun.health.diagnosis.waittable import Said, Table
 
 RULES: Tuple[Callable[[Table], Optional[Candidate]], ...] = (
     accusations.blame_tls, accusations.blame_differs, accusations.blame_cqe, accusations.blame_location,
-    accusations.blame_missing, silence.blame_finished_early, silence.blame_unreachable, silence.blame_silent,
-    silence.blame_latest, silence.blame_sequence, silence.blame_lagging, waitchain.blame_chain, waitchain.blame_named,
+    reaching.blame_loopback, accusations.blame_world_size, accusations.blame_missing,
+    silence.blame_finished_early, silence.blame_unreachable,
+    reaching.blame_unreached, accusations.blame_completion,
+    silence.blame_silent, silence.blame_latest, silence.blame_sequence, silence.blame_lagging,
+    waitchain.blame_stuck, waitchain.blame_chain, waitchain.blame_named,
 )
 """What is said outright before what is concluded."""
 

@@ -34,14 +34,11 @@ class Table:
 
     def rank_at(self, address: str, device: Optional[int]) -> Tuple[Tuple[int, ...], Optional[str]]:
         """The ranks and the host behind an address: of a device's own network port, or of a server and a device."""
-        for host in self.evidence.hosts:
-            if address in host.device_addresses:
-                device = host.device_addresses[address]
-            elif address not in host.addresses and address != host.host:
-                continue
-            ranks = self.evidence.ranks_of(host.host)
-            return tuple(rank.rank for rank in _on_device(ranks, device)), host.host
-        return (), None
+        name = self.evidence.host_at(address)
+        if name is None:
+            return (), None
+        device = self.evidence.host(name).device_addresses.get(address, device)
+        return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
 
     def named(self, word: Word) -> Tuple[Tuple[int, ...], Optional[str]]:
         """Whom a line names: by address where that is known, else by the rank's number."""
@@ -62,7 +59,7 @@ class Table:
     def make(self, code: str, strength: int, ranks: Iterable[int], said: Sequence[Said], *,
              hosts: Optional[Iterable[str]] = None, doubts: Tuple[str, ...] = (), sure: bool = False,
              at: Optional[Moment] = None, retry: str = "unknown", blames: str = "peer",
-             values: Optional[Dict[str, str]] = None) -> Candidate:
+             values: Optional[Mapping[str, str]] = None) -> Candidate:
         chosen = tuple(sorted(set(ranks)))
         words = {} if not said else _values_of(code, said[0][1].line.text)
         places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)

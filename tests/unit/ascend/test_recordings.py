@@ -65,11 +65,6 @@ def test_both_dies_of_an_a3_keep_their_own_numbers_and_the_second_has_no_power()
     assert [chip.power_w is None for chip in chips] == [False, True] * 4
 
 
-def test_eight_processes_on_a_chip_may_be_more():
-    assert npu_smi.may_hide_processes(recorded("npu_smi_info", "L1-910B3-eight-processes-shown"), 0, 0)
-    assert not npu_smi.may_hide_processes(recorded("npu_smi_info", "L1-910B3-busy"), 2, 0)
-
-
 def test_no_process_table_is_not_the_same_as_no_process():
     assert recorded("npu_smi_info", "error-driver-not-loaded").processes is None
     assert recorded("npu_smi_info", "L1-910A-idle").processes == ()
@@ -131,12 +126,6 @@ def test_two_chips_whose_border_is_gone_are_reported_not_mixed():
 def test_an_address_cut_in_the_middle_is_no_address(cut):
     read_so_far = hccn.parse_ip(cut)
     assert read_so_far.address in (None, "10.20.3.17") and read_so_far.netmask is None and read_so_far.unparsed
-
-
-def test_the_longest_time_down_counts_a_link_that_is_still_down():
-    assert hccn.longest_down_s(recorded("link-history", "old")) == 90
-    assert hccn.longest_down_s(recorded("link-history", "new-still-down")) == 60
-    assert hccn.longest_down_s(recorded("link-history", "never-changed")) == 0
 
 
 def test_an_optical_module_is_judged_by_its_own_thresholds():

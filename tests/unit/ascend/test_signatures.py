@@ -88,7 +88,7 @@ def test_a_row_names_in_words_only_what_every_pattern_of_it_finds():
 # What may stand for each kind of value in a line made from a pattern.
 SPECIMENS = {
     "": "word-1", "int": "42", "number": "1.5", "hex": "0x2f", "size": "1.50 GiB", "list": "1,3", "path": "/a/b",
-    "name": "name_1", "bracketed": "[01],[02];", "hccl": "HCCL_BUFFSIZE", "inside": "a b",
+    "name": "name_1", "bracketed": "[01],[02];", "hccl": "HCCL_BUFFSIZE", "inside": "a b", "rest": "a b",
 }  # fmt: skip
 
 

@@ -1,12 +1,16 @@
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from ascendrun.ascend import chips, faults, variables
 from ascendrun.ascend.chips import chip_of, device_faults, peak_fp16_tflops
 from ascendrun.ascend.tables import load_table
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.ascend.variables import judge_environment, judge_variable, known_variables
+
+JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +189,12 @@ def test_the_runtime_stops_at_the_first_word_that_is_no_number(value, ids):
 def test_settings_that_do_not_go_together_are_named_once(environment, conflicting):
     found = [one.name for one in judge_environment(environment, B) if one.code == "conflict"]
     assert sorted(found) == sorted(conflicting)
+
+
+@pytest.mark.parametrize("job", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_variables_of_a_ready_job_are_nothing_that_doctor_would_warn_of(job):
+    environment = {name: str(value) for name, value in yaml.safe_load(job.read_text()).get("env", {}).items()}
+    assert judge_environment(environment, B) == ()
 
 
 def test_every_default_is_within_its_own_range():

@@ -26,6 +26,7 @@ HOME = "/usr/local/Ascend/ascend-toolkit/latest"
 MODULES = {"torch": "2.4.0", "torch-npu": "2.4.0"}
 PYTHON = PythonFacts(setup="fine", executable="/opt/py/bin/python", version="3.10.13", modules=MODULES)
 ENVIRON = {"ASCEND_HOME_PATH": HOME, "LD_LIBRARY_PATH": f"{HOME}/lib64:/usr/lib"}
+RESERVED = {"port_ranges": ((32768, 60999), ((60000, 60031),))}
 
 
 def scene_of(scenario, rows=()):
@@ -156,3 +157,7 @@ def the(one, code, **more):
     found = run_checks(one, **more)
     named, = [finding for finding in found if finding.code == code] or [found]
     return named
+
+
+def codes(one, **more):
+    return {finding.code for finding in run_checks(one, **more)}

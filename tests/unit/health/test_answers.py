@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.health.envview import make_env_report, mask, write_env_file
-from ascendrun.health.facts import NodeFacts, PythonFacts, read_facts
-from ascendrun.health.probes import PROBES, late_probes, read_answers, survey_items
+from ascendrun.health.facts import NodeFacts, PythonFacts
+from ascendrun.health.probes import PROBES, late_probes, read_answers, read_facts, survey_items
 from ascendrun.health.reading import read_addresses, read_logind, read_port_ranges, read_python, read_sshd, read_torch
 from ascendrun.health.report import fact_rows
 from ascendrun.health.touching import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_touches
@@ -160,6 +160,18 @@ def test_variables_are_folded_and_a_diff_leaves_out_what_cannot_be_the_same():
     assert [(one.value, one.hosts) for one in rows["B"]] == [("x", ("n1",)), (None, ("n2",))]
     differing = make_env_report(World(facts=facts), salt="s", only_differing=True)
     assert [row.name for row in differing.rows] == ["B"]
+
+
+def test_what_lies_in_ascendruns_own_folder_is_no_difference_where_hosts_have_it_in_different_places():
+    facts = {host: NodeFacts(host, root=root, environ={
+        "PYTHONPATH": f"{root}/trees/ab:/opt/own", "DATA": f"/data/{host}",
+        "ASCENDRUN_CHECKPOINT_DIR": f"{root}/runs/r/checkpoints"})
+             for host, root in (("n1", "/state/n1/.ascendrun"), ("n2", "/state/n2/.ascendrun"))}
+    rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
+    assert [group.value for group in rows["PYTHONPATH"]] == ["<ascendrun's folder>/trees/ab:/opt/own"]
+    assert [row.name for row in make_env_report(World(facts=facts), salt="s", only_differing=True).rows] == ["DATA"]
+    alone = make_env_report(World(facts={"n1": facts["n1"]}), salt="s").rows
+    assert {row.groups[0].value for row in alone} >= {"/state/n1/.ascendrun/trees/ab:/opt/own"}
 
 
 def test_an_env_file_needs_a_plan():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from ascendrun.cli.output import as_record
 from ascendrun.core.job import State
 from ascendrun.core.metrics import MetricsLine
-from ascendrun.health.reportcharts import POINTS
+from ascendrun.health.reportcharts import POINTS, Chart
 from ascendrun.health.reportdata import Material, Report, make_report
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,12 +31,12 @@ def a_month() -> Report:
     return report_on(month())
 
 
-def chart(report: Report, name: str):  # type: ignore[no-untyped-def]
+def chart(report: Report, name: str) -> Chart:
     return next(one for one in report.charts if one.name == name)
 
 
 @pytest.mark.parametrize("story", [month, short, hostile])
-def test_the_parts_of_the_time_sum_to_the_whole_and_the_job_can_be_written_as_json(story) -> None:  # type: ignore[no-untyped-def]
+def test_the_parts_of_the_time_sum_to_the_whole_and_the_job_can_be_written_as_json(story: Callable[[], Story]) -> None:
     report = report_on(story())
     assert sum(round(1000 * one.seconds) for one in report.time) == round(1000 * report.wall_s)
     assert math.isclose(sum(one.share for one in report.time), 1.0)

@@ -68,6 +68,26 @@ def test_what_slow_items_said_stands_in_the_samples_until_it_is_too_old() -> Non
     assert table(reader, at_s=T + 1000)[0].frequency_mhz is None
 
 
+def test_what_is_said_beyond_the_figures_is_kept_when_it_changes_and_now_and_then() -> None:
+    reader = DeviceReader("a1")
+    reader.take(Said("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
+    table(reader)
+    first = {one.device: one for one in reader.new_details()}
+    assert len(first) >= 2 and first[0].bus_id and any(one.processes for one in first.values())
+    table(reader, at_s=T + 5)
+    assert reader.new_details() == ()
+    reader.take(Said("npu-ports", T, section("stat 0", "packet statistics:\nroce_rx_err_pkt_num:5\nother_num:1\n")))
+    reader.take(Said("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
+    table(reader, at_s=T + 10)
+    changed, = reader.new_details()
+    assert changed.device == 0 and changed.values["roce_rx_err_pkt_num"] == 5 and "other_num" not in changed.values
+    assert "hbm_single_bit" in changed.values and "hbm_double_bit_pages" in changed.values
+    table(reader, at_s=T + 41)
+    assert {one.device for one in reader.new_details()} == set(first)
+    table(reader, at_s=T + 10_000)
+    assert not any("roce_rx_err_pkt_num" in one.values for one in reader.new_details()), "too old to be told"
+
+
 def test_rates_of_a_port_come_with_the_second_look_and_never_below_zero() -> None:
     def stat(tx: int, rx: int) -> str:
         return section("stat 0", f"packet statistics:\nmac_tx_total_oct_num:{tx}\nmac_rx_total_oct_num:{rx}\n")

@@ -36,14 +36,15 @@ def rows_of(**world: Any) -> Dict[Tuple[str, Optional[int], Optional[int]], TopR
 
 def test_what_was_not_measured_is_none_and_not_zero() -> None:
     row = rows_of(devices=[DeviceSample(NOW_S, "a", 0, "npu")])[("a", 0, None)]
-    assert (row.utilisation, row.memory_used_bytes, row.power_w, row.health, row.link_up) == (None,) * 5
+    now = row.figures
+    assert (now.utilisation, now.memory_used_bytes, now.power_w, now.health, now.link_up) == (None,) * 5
     totals = make_view(now_s=NOW_S, devices=[DeviceSample(NOW_S, "a", 0, "npu")]).totals
     assert (totals.power_w, totals.memory_used_bytes, totals.unknown, totals.bad) == (None, None, 1, 0)
 
 
 def test_a_rank_stands_on_the_device_that_it_was_given() -> None:
     rows = rows_of(devices=[device(number=0), device(number=1)], jobs=[job()])
-    assert rows[("a", 1, 1)].job == "j-1" and rows[("a", 1, 1)].chip == "910B3"
+    assert rows[("a", 1, 1)].job == "j-1" and rows[("a", 1, 1)].figures.name == "910B3"
 
 
 def test_what_the_rank_s_own_sample_says_of_its_device_counts_more_than_the_plan() -> None:
@@ -128,14 +129,15 @@ def test_a_host_without_figures_is_listed_with_the_reason(world: Dict[str, Any],
 
 
 def test_a_host_with_any_figures_has_no_reason() -> None:
-    for world in ({"devices": [device()]}, {"hosts": [HostSample(NOW_S, "a", cpu=1.0)]}):
-        (host,) = make_view(now_s=NOW_S, refused={"a": "late"}, **world).hosts  # type: ignore[arg-type]
+    worlds: List[Dict[str, Any]] = [{"devices": [device()]}, {"hosts": [HostSample(NOW_S, "a", cpu=1.0)]}]
+    for world in worlds:
+        (host,) = make_view(now_s=NOW_S, refused={"a": "late"}, **world).hosts
         assert host.why is None
 
 
 def test_a_job_that_waits_does_not_claim_its_hosts() -> None:
     view = make_view(now_s=NOW_S, jobs=[job(places={}, state="QUEUED", hosts=("x",))])
-    assert view.hosts == () and [one.id for one in view.jobs] == ["j-1"]
+    assert view.hosts == () and [one.job.id for one in view.jobs] == ["j-1"]
 
 
 def test_a_host_with_neither_device_nor_rank_has_a_row_of_its_own() -> None:
@@ -144,9 +146,9 @@ def test_a_host_with_neither_device_nor_rank_has_a_row_of_its_own() -> None:
 
 
 def test_old_figures_of_a_host_that_nobody_named_and_no_job_holds_are_gone() -> None:
-    old = {"devices": [device("a", at_s=NOW_S - 300)], "hosts": [HostSample(NOW_S - 300, "a", cpu=5.0)]}
-    assert make_view(now_s=NOW_S, **old).hosts == ()  # type: ignore[arg-type]
-    (row,) = make_view(now_s=NOW_S, names=["a"], **old).rows  # type: ignore[arg-type]
+    old: Dict[str, Any] = {"devices": [device("a", at_s=NOW_S - 300)], "hosts": [HostSample(NOW_S - 300, "a", cpu=5.0)]}
+    assert make_view(now_s=NOW_S, **old).hosts == ()
+    (row,) = make_view(now_s=NOW_S, names=["a"], **old).rows
     assert row.problems == ("stale",)
 
 
@@ -223,9 +225,9 @@ def test_hosts_stand_as_people_count() -> None:
 
 
 def test_the_greatest_first_and_unknown_last_in_both_directions() -> None:
-    rows = [TopRow("a", number, temperature_c=value) for number, value in enumerate((50.0, None, 70.0))]
-    assert [row.temperature_c for row in sort_rows(rows, "temp")] == [70.0, 50.0, None]
-    assert [row.temperature_c for row in sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
+    rows = [TopRow("a", number, device(temperature_c=value)) for number, value in enumerate((50.0, None, 70.0))]
+    assert [row.figures.temperature_c for row in sort_rows(rows, "temp")] == [70.0, 50.0, None]
+    assert [row.figures.temperature_c for row in sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
 
 
 def test_rows_of_a_job_stand_in_rank_order() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
@@ -113,9 +113,9 @@ class World:
                 ranks.append(RankSample(at_s, self.host(rank), "j-0001", 1, rank, pid=1000 + rank,
                                         device=rank % self.per_node, cpu=105.0 if cpu is None else float(str(cpu))))
             for node in range(self.nodes):
-                busy = {"cpu": 30.0 + dice.gauss(0, 5), "memory_used_bytes": 400 * 2**30}
+                busy: Dict[str, Any] = {"cpu": 30.0 + dice.gauss(0, 5), "memory_used_bytes": 400 * 2**30}
                 given = {name: make(node * self.per_node, part) for name, make in changes.items()
                          if name in ("cpu", "memory_used_bytes")}
-                busy.update({name: value for name, value in given.items() if value is not None})  # type: ignore[misc]
+                busy.update({name: value for name, value in given.items() if value is not None})
                 hosts.append(HostSample(at_s, self.host(node * self.per_node), memory_total_bytes=1024 * 2**30, **busy))
         return Newest(tuple(devices), tuple(hosts), tuple(ranks))

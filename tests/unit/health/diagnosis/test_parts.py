@@ -8,6 +8,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, tell
 from ascendrun.health.diagnosis.peers import find_words
 from ascendrun.health.diagnosis.reading import RULED
+from ascendrun.health.diagnosis.remarks import is_try, is_warning
 from ascendrun.health.diagnosis.telling import texts
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 
@@ -40,7 +41,8 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
     ("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4102", "lost", "lost"),
     ("The Notify register has not received the Notify record from remote rank: [7].", "remote", "exec"),
     ("fault_info[\"Failed to connect agent[1,3,]\"]", "missing", "connect"),
-    ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "timeout", "connect"),
+    ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "clients", "connect"),
+    ("c10d: failed to connect to [npu01]:29511 (errno: 113 - No route to host).", "unreached", "connect"),
 ])
 def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> None:
     words = list(find_words([Line(text, "f")]))
@@ -65,3 +67,56 @@ def test_of_a_job_without_any_trace_nothing_is_made_up() -> None:
     found = diagnose(Evidence("j", "FAILED", cause="failure", world_size=4, ranks=ranks, hosts=(HostEvidence("a"),)))
     assert found.confidence.value == "not known"
     assert tell(found, "zh").says and tell(found).says
+
+
+@pytest.mark.parametrize("text", [
+    "Warning : ASCEND_HOME_PATH environment variable is not set.", "WARNING: no space", "[WARNING] no space",
+    "[W1120 18:20:01.402 socket.cpp:697] [c10d] no", "[rank3]:[W1120 18:20:01.402 init.cpp:90] no", "[W a.ts:51] no",
+    "W1120 18:20:09.990000 31011 site-packages/torch/api.py:897] Sending process 7 closing signal SIGTERM",
+    "2026-11-20 18:05:02,114 - WARNING - no space", "2026-11-20 18:05:02 | WARNING  | a.py:3 | no",
+    "/opt/lib/io.py:15: UserWarning: CUDA error: out of memory", "FutureWarning: old", "  warnings.warn("])
+def test_a_warning_is_known_by_its_own_level(text: str) -> None:
+    assert is_warning(text)
+
+
+@pytest.mark.parametrize("text", [
+    "npu01:40:41 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.3<47644> with status=12",
+    "[E1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has timed out", "RuntimeError: no warning was given",
+    "2026-11-20 18:05:02,114 - ERROR - warning lights: WARNING", "What: W", "[rank0]: WorkerError: Warning ignored"])
+def test_an_error_is_no_warning_whatever_it_speaks_of(text: str) -> None:
+    assert not is_warning(text)
+
+
+def test_only_a_warned_refusal_of_the_store_is_one_of_several_tries() -> None:
+    said = "[c10d] The client socket has failed to connect to [npu01]:29500 (errno: 111 - Connection refused)."
+    assert is_try(f"[W1120 18:20:01.402 socket.cpp:697] {said}")
+    assert not is_try(f"[E1120 18:20:01.402 socket.cpp:697] {said}")
+    assert not is_try("[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to "
+                      "[npu01]:29500 (errno: 113 - No route to host).")
+
+
+def crashed(code: int, *lines: Line, dmesg: str = "") -> Evidence:
+    rank = RankEvidence(0, "a", pid=4711, code=code if code > 0 else None, signal=-code if code < 0 else None,
+                        exited_at_s=10.0, lines=lines)
+    host = HostEvidence("a", clock=FixedClock(0.0, 0.001), dmesg=(Line(dmesg, "a/dmesg", 0, None, "dmesg"),))
+    return Evidence("j", "FAILED", world_size=1, ranks=(rank,), hosts=(host,))
+
+
+def test_the_kernels_words_of_a_crash_are_its_evidence() -> None:
+    said = "[Fri Nov 20 10:00:02 2026] traps: python[4711] trap invalid opcode ip:7f1a sp:7ffd error:0 in libfast.so"
+    assert said in [proof.text for proof in diagnose(crashed(-4, dmesg=said)).proofs]
+    other = said.replace("4711", "47110")
+    assert other not in [proof.text for proof in diagnose(crashed(-4, dmesg=other)).proofs]
+
+
+def test_errors_in_a_row_stand_in_their_order_and_the_first_one_tells_why() -> None:
+    texts_said = ("10:00:01 ERROR the evaluation set is empty", "10:00:02 ERROR training ends")
+    found = diagnose(crashed(3, *(Line(text, "a/rank-0.err.0", 0, 9.9) for text in texts_said)))
+    assert "evaluation set is empty" in tell(found).says
+    assert [proof.text for proof in found.proofs][1:] == list(texts_said)
+
+
+def test_a_warning_is_nobodys_last_word() -> None:
+    said = "/opt/lib/args.py:15: FutureWarning: `a` is deprecated and cannot be used"
+    found = diagnose(crashed(3, Line(said, "a/rank-0.err.0", 0, 1.0)))
+    assert said not in [proof.text for proof in found.proofs] and "deprecated" not in tell(found).says

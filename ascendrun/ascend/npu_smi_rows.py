@@ -1,0 +1,114 @@
+"""The rows of the table that `npu-smi info` prints: what its headers may be, and what one row says of a chip."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.ascend.reading import read_bus_id, read_choice, read_float, read_int, read_percent, read_word
+
+HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
+
+Cells = Tuple[str, ...]
+Values = Mapping[str, Any]
+MAX_MB = 4 * 2**20
+
+_PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
+_POWER_ROW = re.compile(r"(\S+)\s+(\S+)\s+" + _PAIR)
+_LOAD_ROW = re.compile(r"(\S+)\s+" + _PAIR)
+_LOAD_ROW_HBM = re.compile(r"(\S+)\s+" + _PAIR + r"\s+" + _PAIR)
+_ABSENT = ("NA", "-")
+
+POWER_HEADER = ("NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
+POWER_HEADER_950 = ("NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
+ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
+LOAD_HEADERS = (
+    "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
+    "AICore(%) Memory-Usage(MB)",
+    "NPU Util(%) Memory-Usage(MB) HBM-Usage(MB)",
+)
+PROCESS_HEADERS = (
+    ("NPU Chip", "Process id", "Process name", "Process memory(MB)"),
+    ("NPU ID", "Process id", "Process name", "Process memory(MB)"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row says of a chip, by the names of NpuChip; `is_whole`: nothing in it was left unread."""
+
+    values: Values
+    is_whole: bool
+
+
+# Many nodes and many moments print the same rows: what was read once is not read again.
+@lru_cache(maxsize=4096)
+def cells_of(line: str) -> Cells:
+    """The cells of a row; () where it does not end as a row does."""
+    stripped = line.strip()
+    if len(stripped) < 2 or not stripped.endswith("|"):
+        return ()
+    return tuple(" ".join(cell.split()) for cell in stripped[1:-1].split("|"))
+
+
+@lru_cache(maxsize=4096)
+def power_row(cells: Cells) -> Optional[Row]:
+    """The first row of a chip; None when this is none."""
+    ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
+    npu_id = read_int(ids[0], 0, 65535)
+    found = _POWER_ROW.fullmatch(cells[-1])
+    if npu_id is None or len(ids) != 2 or not found:
+        return None
+    used, total = _used_total(found[3], found[4], 2**40)
+    values = {
+        "name": read_word(ids[1]),
+        "health": read_choice(cells[-2], HEALTH_WORDS),
+        "power_w": read_float(found[1], 0, 5000),
+        "temperature_c": read_int(found[2], -60, 200),
+        "hugepages_used": used,
+        "hugepages_total": total,
+    }
+    is_whole = all_read(tuple(values.values()), (ids[1], cells[-2], *found.groups()))
+    return Row({"npu_id": npu_id, **values}, is_whole)
+
+
+@lru_cache(maxsize=4096)
+def load_row(cells: Cells, named: Tuple[str, ...], has_hbm: bool) -> Optional[Row]:
+    """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
+    found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
+    ids = cells[0].split(" ") if len(cells) == 3 else []
+    numbers = [read_int(word, 0, 65535) for word in ids]
+    bus = cells[-2]
+    if not found or len(ids) != len(named) or None in numbers or (len(cells) == 4 and any(cells[:2])):
+        return None
+    by_name = dict(zip(named, numbers))
+    ddr_used, ddr_total = _used_total(found[2], found[3], MAX_MB)
+    hbm_used, hbm_total = _used_total(found[4], found[5], MAX_MB) if has_hbm else (None, None)
+    values = {
+        "chip_id": by_name.get("Chip"),
+        "phy_id": by_name.get("Phy-ID"),
+        "logic_id": by_name.get("Device"),
+        "bus_id": read_bus_id(bus),
+        "load_percent": read_percent(found[1]),
+        "ddr_used_mb": ddr_used,
+        "ddr_total_mb": ddr_total,
+        "hbm_used_mb": hbm_used,
+        "hbm_total_mb": hbm_total,
+    }
+    memory = (ddr_used, ddr_total, hbm_used, hbm_total) if has_hbm else (ddr_used, ddr_total)
+    return Row(values, all_read((values["bus_id"], values["load_percent"], *memory), (bus, *found.groups())))
+
+
+def _used_total(used: str, total: str, high: int) -> Tuple[Optional[int], Optional[int]]:
+    """Both numbers; None for both when more is used than there is, since then one of them is wrong."""
+    numbers = read_int(used, 0, high), read_int(total, 0, high)
+    if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:
+        return None, None
+    return numbers
+
+
+def all_read(values: Sequence[object], words: Sequence[str]) -> bool:
+    """Whether each value was read, or its word says that there is none."""
+    return all(value is not None or word in _ABSENT for value, word in zip(values, words))

@@ -1,0 +1,66 @@
+"""What a rank still did after a line: how much it wrote, and whether it survived what it had said."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.remarks import QUIET, is_warning
+from ascendrun.health.diagnosis.tracebacks import Chain
+
+AFTERWARDS_LIMIT = 200
+AT_ONCE_S = 0.5
+"""Lines of two streams that came so near to each other have no order."""
+WORK_LINES, SURVIVED_S = 3, 60.0
+"""A rank that wrote so many lines more, or lived so long, has survived what it said."""
+
+
+def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
+    """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
+    quiet = set(known)
+    for chain in chains:
+        for one in chain.raised:
+            quiet.update(range(one.first, one.last + 1))
+    counts = [0] * len(lines)
+    seen: Dict[str, int] = {}
+    times: Dict[str, List[float]] = {}
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        counts[index] = seen.get(line.stream, 0)
+        if counts[index] > AFTERWARDS_LIMIT or (
+                index not in quiet and line.text.strip() and not QUIET.search(line.text)):
+            seen[line.stream] = counts[index] + 1
+            if line.at_s is not None:
+                times.setdefault(line.stream, []).append(line.at_s)
+    for of_stream in times.values():
+        of_stream.sort()
+    for index, line in enumerate(lines):
+        if line.at_s is not None:
+            counts[index] += sum(len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
+                                 for stream, of_stream in times.items() if stream != line.stream)
+    return counts
+
+
+def spoke_after(lines: Sequence[Line], index: int) -> bool:
+    """Anything but warnings: in the line's own stream by order, in others by time."""
+    line = lines[index]
+    for place, other in enumerate(lines):
+        is_later = place > index if other.stream == line.stream else (
+            line.at_s is not None and other.at_s is not None and other.at_s > line.at_s + AT_ONCE_S)
+        if is_later and other.text.strip() and not is_warning(other.text):
+            return True
+    return False
+
+
+def survived_lines(lines: Sequence[Line], said: Iterable[Tuple[str, int]], after: Sequence[int], *,
+                   end_s: Optional[float]) -> Mapping[str, bool]:
+    """Of what was said (its name, its line) that after which work went on or much time passed; False: no times tell."""
+    found: Dict[str, bool] = {}
+    for name, index in said:
+        at_s = lines[index].at_s
+        lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
+        surely = after[index] >= WORK_LINES or lived_s >= SURVIVED_S
+        if surely or at_s is None:
+            found[name] = found.get(name, False) or surely
+    return found

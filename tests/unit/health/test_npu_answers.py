@@ -1,0 +1,97 @@
+"""What is asked of NPU nodes, and what is made of the answers, mangled ones too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascendrun.health.checks import NPU_CHECKS, run_checks
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.npu_facts import NpuFacts, chip_of_node, read_npu
+from ascendrun.health.npu_probes import NPU_PROBES
+from ascendrun.health.probes import read_answers, survey_items
+from ascendrun.health.report import fact_rows
+from ascendrun.health.sections import read_sections
+from ascendrun.health.texts import LANGUAGES, placeholders, texts
+from ascendrun.health.wish import Wish
+from ascendrun.health.world import World
+from ascendrun.sim.ascend.scenario import Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
+
+
+def test_the_table_of_facts_has_the_devices_and_their_software():
+    rows = {row.name: row.groups[0].value for row in fact_rows(world(node("n1")))}
+    assert (rows["npus"], rows["driver"], rows["firmware"], rows["cann"]) == \
+        ("8 x 910B3", "24.1.rc2", "7.3.0.1.231", "8.0.RC3")
+
+
+def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
+    names = {probe.name for probe in NPU_PROBES} - {"hccn-pings"}
+
+    def asked(**wish):
+        return {item["name"] for item in survey_items(Wish("n", **wish))} & names
+    assert asked(family="npu") == asked(family=None) == names
+    assert asked(family="cpu") == asked(family="cuda") == set()
+    light = {item["name"]: item for item in survey_items(Wish("n", family="npu", is_full=False))}
+    assert "npu-cards" not in light and "net_health" not in light["hccn"]["argv"]
+
+
+def test_sections_come_apart_whatever_stands_in_them():
+    text = "noise\n" + section("a 1", "x\n") + section("b", "no end of line") + section("c", "", 7) + "@@ d 2\nhalf"
+    read = [(one.words, one.text, one.code) for one in read_sections(text)]
+    assert read == [(("a", "1"), "x\n", 0), (("b",), "no end of line", 0), (("c",), "", 7), (("d", "2"), "half", None)]
+
+
+def test_a_number_that_was_cut_is_not_taken_for_a_whole_one():
+    whole = raw_answers(Scenario())["npu-smi"]["out"]
+    cut = whole[:whole.index("3380")] + "3"
+    facts = read_npu(read_answers({"npu-smi": ran(cut, code=None, timed_out=True)}))
+    assert facts.table.hung and all(chip.hbm_used_mb != 3 for chip in facts.table.info.chips)
+
+
+RAW = raw_answers(Scenario(cards=2), owners={1: ("u", "c", "t.1")}, pings=[(0, "29.1.1.10")])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_mangled_answers_never_make_a_check_fall_over_and_every_finding_has_words(data):
+    answers = {}
+    for name, raw in RAW.items():
+        mangled = dict(raw)
+        text = mangled.get("out", "")
+        if text and data.draw(st.booleans()):
+            low = data.draw(st.integers(0, len(text) - 1))
+            high = data.draw(st.integers(low, min(len(text), low + 60)))
+            mangled["out"] = text[:low] + data.draw(st.text(max_size=8)) + text[high:]
+        if data.draw(st.integers(0, 5)):
+            answers[name] = mangled
+    ill = NodeFacts("n2", npu=read_npu(read_answers(answers)), python=PYTHON, environ=ENVIRON, arch="aarch64")
+    known = {code for check in NPU_CHECKS for code in check.codes}
+    for finding in run_checks(world(SOUND, ill, family=data.draw(st.sampled_from(["npu", None])))):
+        if finding.code in known:
+            for lang in LANGUAGES:
+                row = texts(lang)[finding.code]
+                assert placeholders(row["says"] + row["advice"]) <= set(finding.values), finding
+                assert all(isinstance(value, str) for value in finding.values.values())
+
+
+SOUND = node("n1", Scenario(cards=2))
+
+
+def test_nothing_known_finds_nothing():
+    for family in ("npu", None, "cpu"):
+        assert run_checks(World(facts={"n1": NodeFacts("n1")}, family=family)) == ()
+    assert chip_of_node(NpuFacts()) is None
+
+
+def test_the_files_of_the_node_are_read_whatever_layout_cann_has():
+    for version in ("8.0.RC3", "8.5.0", "9.0.0"):
+        scenario = Scenario(cann=version)
+        text = files_text(scenario, scene_of(scenario))
+        facts = read_npu(read_answers({"ascend-files": ran(text)}))
+        assert facts.cann.version == version and facts.driver_version == "24.1.rc2"
