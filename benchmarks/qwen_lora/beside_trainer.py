@@ -38,7 +38,8 @@ from ascendrun.programs.trainer.task import Settings
 
 SETTINGS: Dict[str, Any] = {
     "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "dora": False, "rslora": False, "packing": True,
-    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "checkpointing": False}
+    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "checkpointing": False, "offload": False}
 LR, SEED = 2e-4, 3
 
 
@@ -117,7 +118,7 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
                     row_tokens=asked.length)
     piece = heaviest(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
     report = sizing.reckon(config, SETTINGS, piece, precision=precision, world_size=1, family=asked.family,
-                           card=here.accelerator.name, card_bytes=None, ways=("ddp",))
+                           card_bytes=None, ways=("ddp",))
     reset(asked.family)
     model = filled(config, here, precision)
     engine = parallel.wrap(model, here, how="ddp", adam=parallel.Adam(lr=LR), precision=precision)
@@ -135,9 +136,9 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     loop.run()
     rate = timed.per_second()
     flops = flops_of(model, config, samples)
-    assert report.chosen is not None
+    assert report.need is not None
     return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), "piece": piece,
-            "estimated_gb": round(report.chosen.tensors / 2**30, 3), **used(rate, flops, here)}
+            "estimated_gb": round(report.need.tensors / 2**30, 3), **used(rate, flops, here)}
 
 
 def flops_of(model: Any, config: Any, samples: Sequence[Encoded]) -> float:
@@ -245,7 +246,7 @@ def attempt(body: Any) -> Dict[str, Any]:
     """What the peer cannot do is a result too."""
     try:
         return dict(body())
-    except Exception as error:
+    except Exception as error:  # it stands in the result
         return {"failed": f"{type(error).__name__}: {error}"}
 
 

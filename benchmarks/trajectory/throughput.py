@@ -6,6 +6,9 @@ like length, this program's loop on one rank, and on two.
 Every way runs in a process of its own with one thread, in turns, `--repeats` times; medians are compared. Each first
 trains a few steps that do not count, for imports and buffers. CPU seconds are those of the training alone, so that a
 busy machine changes them little; wall seconds are told too.
+
+HF Trainer groups a small data set in few batches at a time (`padding` of the results), so the distance to it
+shrinks as `--samples` grows: 2.0 words computed for each real one at 256 samples, 1.25 at 1024, 1.04 at 5000.
 """
 
 from __future__ import annotations
@@ -201,18 +204,43 @@ def main() -> None:
         for place, arm in enumerate(reversed(ARMS)):
             runs[arm].append(run_arm(arm, arguments, 29700 + 10 * repeat + place))
             print(arm, {name: round(value, 2) for name, value in runs[arm][-1].items()}, file=sys.stderr, flush=True)
+        text = as_json(runs, arguments, load)
+        if arguments.out:
+            arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+def as_json(runs: Dict[str, List[Dict[str, float]]], arguments: argparse.Namespace, load: Tuple[float, ...]) -> str:
     import torch
     import transformers
     arms, ratios = summary(runs)
-    told = {"ratios": {name: round(value, 2) for name, value in ratios.items()}, "arms": arms,
-            "model": f"Qwen2, hidden {arguments.hidden} x {arguments.layers} layers", "samples": arguments.samples,
-            "mean_length": statistics.mean(make_lengths(arguments.samples)), "batch": BATCH,
-            "load_average": [round(each, 1) for each in (*load, *os.getloadavg())], "cores": os.cpu_count(),
-            "torch": torch.__version__, "transformers": transformers.__version__}
-    text = json.dumps(told, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    return json.dumps({
+        "ratios": {name: round(value, 2) for name, value in ratios.items()}, "arms": arms,
+        "model": f"Qwen2, hidden {arguments.hidden} x {arguments.layers} layers", "samples": arguments.samples,
+        "mean_length": statistics.mean(make_lengths(arguments.samples)), "batch": BATCH,
+        "padding": padding_of(arguments.samples),
+        "load_average": [round(each, 1) for each in (*load, *os.getloadavg())], "cores": os.cpu_count(),
+        "torch": torch.__version__, "transformers": transformers.__version__}, indent=1)
+
+
+def padding_of(count: int) -> Dict[str, float]:
+    """Words that are computed for each real one, by the way of batching."""
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    from ascendrun.programs.trainer.data import Buckets, deal_by_tokens
+    from ascendrun.programs.trajectory.train import CPU_MICRO_TOKENS
+    lengths = make_lengths(count)
+    grouped = get_length_grouped_indices(  # type: ignore[no-untyped-call]
+        lengths, BATCH, generator=torch.Generator().manual_seed(0))
+    plan = Buckets(lengths, batch_size=BATCH, seed=7)
+    passes = [[number for unit in piece for number in unit] for step in range(plan.steps_per_epoch)
+              for piece in deal_by_tokens(plan.units(step), 0, 1, plan.length_of, micro_tokens=CPU_MICRO_TOKENS)]
+    ways = {ARMS[0]: [[number] for number in range(count)], ARMS[2]: passes,
+            ARMS[1]: [grouped[i:i + BATCH] for i in range(0, count, BATCH)]}
+    widths = {arm: sum(len(each) * (WINDOW if arm == ARMS[0] else max(lengths[i] for i in each)) for each in batches)
+              for arm, batches in ways.items()}
+    return {arm: round(width / sum(lengths), 3) for arm, width in widths.items()}
 
 
 if __name__ == "__main__":

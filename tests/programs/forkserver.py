@@ -21,7 +21,9 @@ PROGRAMS = {
     "trajectory": ("ascendrun.programs.trajectory.__main__", "ascendrun.programs.trajectory.jobs"),
     "meshtest": ("ascendrun.programs.meshtest.__main__",),
     "tiny": ("tinyprogram",),
+    "lastwords": ("lastwords",),
     "memory": ("benchmarks.memory.rank",),
+    "loading": ("baseloader", "peft", "deepspeed"),
     "qwen_lora": ("ascendrun.programs.qwen_lora.__main__", "ascendrun.programs.qwen_lora.jobs", "peft", "deepspeed"),
 }
 """By name: the module with `main`, and what it would import in every rank. Imported when first asked for."""

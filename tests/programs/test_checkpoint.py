@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -23,10 +24,11 @@ def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
     assert torch.equal(loaded["weights"], STATE["weights"]) and loaded["history"] == STATE["history"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest",
+                                    "another fact"])
 def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
     old = checkpoint.save(tmp_path, "step", 1, STATE)
-    new = checkpoint.save(tmp_path, "step", 2, STATE)
+    new = checkpoint.save(tmp_path, "step", 2, STATE, facts={"best_step": 2, "lr": 0.1})
     state, manifest = new / checkpoint.COMMON, new / checkpoint.MANIFEST
     if damage == "truncate":
         os.truncate(state, state.stat().st_size - 1)
@@ -38,6 +40,8 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
         state.unlink()
     elif damage == "no manifest":
         manifest.unlink()
+    elif damage == "another fact":
+        manifest.write_text(manifest.read_text().replace('"best_step": 2', '"best_step": 6'))
     else:
         manifest.write_text("" if damage == "empty manifest" else manifest.read_text()[:40])
     assert checkpoint.newest_complete(tmp_path) == old
@@ -73,9 +77,40 @@ def test_pruning_keeps_the_newest_and_the_best_that_they_name(tmp_path):
             checkpoint.save(tmp_path, "best", best, STATE)
         checkpoint.save(tmp_path, "step", step, STATE, facts={"best_step": best})
     checkpoint.save(tmp_path, "best", 5, STATE)
-    checkpoint.prune(tmp_path, keep=2, best_steps=[5])
+    checkpoint.prune(tmp_path, newest=4, keep=2, best_steps=[5])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best-00000003", "best-00000005", "step-00000003", "step-00000004"]
+
+
+def test_pruning_counts_only_what_led_to_the_checkpoint_just_saved(tmp_path):
+    """Newer ones are of a course that was left: torn, not on all nodes, or of a training begun anew."""
+    for step in (8, 12, 14, 11):
+        checkpoint.save(tmp_path, "step", step, STATE)
+    checkpoint.prune(tmp_path, newest=11, keep=2, best_steps=[])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000011"]
+
+
+def test_leftovers_that_their_owners_remove_meanwhile_are_no_trouble(tmp_path):
+    """The ranks of a node remove their marks while its first rank cleans up; it died of that, once in a while."""
+    marks = [tmp_path / f".seen-{number}.tmp" for number in range(400)]
+
+    def owners(both):
+        both.wait()
+        for mark in reversed(marks):
+            mark.unlink(missing_ok=True)
+
+    for _ in range(5):
+        for mark in marks:
+            mark.touch()
+        both = threading.Barrier(2)
+        others = threading.Thread(target=owners, args=(both,))
+        others.start()
+        try:
+            both.wait()
+            checkpoint.clear_leftovers(tmp_path)
+        finally:
+            others.join()
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_folder_means_no_checkpoint(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal
+from ascendrun.programs.trainer.data import Batch, Buckets, Loader, Packed, deal, deal_by_tokens
 
 LENGTHS = np.random.default_rng(0).integers(10, 200, 53).tolist()
 
@@ -44,6 +44,34 @@ def test_every_sample_is_in_one_piece_of_one_rank_an_epoch(plan, world_size, mic
             assert all(len(piece) <= (micro_batch or 99) for mine in pieces for piece in mine)
             dealt += [number for mine in pieces for piece in mine for number in numbers_of(piece)]
         assert sorted(dealt) == list(range(53))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_passes_by_tokens_hold_every_row_once_and_no_more_than_fit(world_size, micro_batch):
+    plan, most = Buckets(LENGTHS, batch_size=20, window=1, seed=1), 300
+    for step in range(plan.steps_per_epoch):
+        units = plan.units(step)
+        ranks = [deal_by_tokens(units, rank, world_size, plan.length_of, micro_tokens=most, micro_batch=micro_batch)
+                 for rank in range(world_size)]
+        assert len({len(mine) for mine in ranks}) == 1, "ranks with unlike numbers of passes wait for each other"
+        pieces = [numbers_of(piece) for mine in ranks for piece in mine if piece]
+        assert sorted(number for piece in pieces for number in piece) == sorted(numbers_of(units))
+        assert all(len(piece) * max(LENGTHS[i] for i in piece) <= most for piece in pieces)
+        assert all(len(piece) <= (micro_batch or 99) for piece in pieces)
+
+
+def test_passes_by_tokens_need_little_padding_where_a_batch_needs_much():
+    plan = Buckets(LENGTHS, batch_size=53, seed=1)
+    pieces = [numbers_of(piece) for piece in deal_by_tokens(plan.units(0), 0, 1, plan.length_of, micro_tokens=600)]
+    padded = sum(len(piece) * max(LENGTHS[i] for i in piece) for piece in pieces)
+    assert padded < 1.15 * sum(LENGTHS) < 53 * max(LENGTHS) / 1.5
+
+
+def test_a_row_longer_than_a_pass_goes_alone():
+    plan = Buckets([500, 100, 100], batch_size=3, seed=1)
+    pieces = deal_by_tokens(plan.units(0), 0, 1, plan.length_of, micro_tokens=200)
+    assert [list(map(plan.length_of, piece)) for piece in pieces] == [[500], [100, 100]]
 
 
 @pytest.mark.parametrize("make", [lambda seed: Buckets(LENGTHS, batch_size=5, seed=seed),

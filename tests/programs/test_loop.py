@@ -134,15 +134,36 @@ def test_a_sharded_checkpoint_that_is_not_whole_is_passed_over_and_said(tiny, st
     assert again.losses() == straight("fsdp2").losses()
 
 
-def test_nodes_that_share_no_disk_keep_their_own_parts_and_go_on_from_them(tiny, straight, tmp_path):
-    apart = {rank: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / f"node{rank}")} for rank in range(2)}
-    tiny(name="apart", how="fsdp2", stop_at=[13, 0], rank_env=apart, **EVERY_4).succeed()
+@pytest.fixture
+def apart(tmp_path):
+    """The environment of two ranks on nodes that share no disk."""
+    return {rank: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / f"node{rank}")} for rank in range(2)}
+
+
+def test_nodes_that_share_no_disk_go_on_from_the_newest_that_all_of_them_have(tiny, straight, tmp_path, apart):
+    """One node died after the other had named its part of step 14; what is left of 14 crowds out nothing newer."""
+    how = {"name": "apart", "how": "fsdp2", "rank_env": apart, **EVERY_4}
+    tiny(stop_at=[13, 0], **how).succeed()
     parts = {path.name for path in (tmp_path / "node1" / "step-00000014").iterdir()}
     assert parts == {"manifest.json", "rank-00001.pt"}
-    again = tiny(name="apart", how="fsdp2", rank_env=apart, **EVERY_4).succeed()
-    assert "resumed at step 14/30" in again.text()
+    (tmp_path / "node1" / "step-00000014").rename(tmp_path / "node1" / ".step-00000014.lost-1.tmp")
+    second = tiny(stop_at=[12, 0], keep_checkpoints=1, **how).succeed()
+    assert "resumed at step 12/30" in second.text()
+    again = tiny(**how).succeed()
+    assert "resumed at step 13/30" in again.text()
     assert again.losses() == straight("fsdp2").losses()
     assert again.final() == straight("fsdp2").final()
+
+
+def test_nodes_in_another_order_and_new_ones_are_told_not_trained_on(tiny, tmp_path, apart):
+    how = {"name": "apart", "how": "fsdp2", "max_steps": 2, "ranks": 2}
+    tiny(rank_env=apart, **how).succeed()
+    swapped = tiny(rank_env={0: apart[1], 1: apart[0]}, **how)
+    assert swapped.wait() == [1, 1]
+    assert "rank 0's part of it is on another node" in swapped.error_files[1].read_text()
+    fresh = {0: apart[0], 1: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / "new")}}
+    assert "no checkpoint is whole on every node (rank 0 has steps 2; rank 1 has none)" in tiny(
+        rank_env=fresh, **how).succeed().text()
 
 
 def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_one(tiny):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import types
 
 import pytest
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer.accelerator import Accelerator, choose_precision
+from ascendrun.programs.trainer import parallel
+from ascendrun.programs.trainer.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.trainer.parallel import cast
+from ascendrun.programs.trainer.start import Runtime
 
 SAYS_YES = types.SimpleNamespace(is_bf16_supported=lambda: True)
 NEW, OLD = ("Ascend910B3", "NVIDIA H200"), ("Ascend910A", "Ascend310P3", "Ascend910ProB")
@@ -57,3 +60,23 @@ def test_only_numbers_with_a_fraction_change_their_precision(name):
     ids = torch.tensor([[1, 2, 3]])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=chosen.compute == torch.bfloat16):
         assert module[0](ids).dtype == chosen.weights
+
+
+def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_half_the_scale():
+    """The search for a scale that a 910A needs; 65536, where it begins, is more than float16 can hold."""
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    torch.manual_seed(1)
+    engine = parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1),
+                           precision=Precision(torch.float32, torch.float16, True, "float16"))
+    before = engine.module.weight.detach().clone()
+    norms = []
+    for _ in range(3):
+        with engine.autocast():
+            loss = engine.model(torch.ones(2, 4)).sum()
+        engine.backward(loss)
+        norms.append(engine.finish(0.0))
+        if len(norms) < 3:  # twice the scale, by the batch of two
+            assert torch.equal(engine.module.weight, before)
+    assert math.isinf(norms[0]) and math.isinf(norms[1])
+    assert norms[2] == pytest.approx(math.sqrt(20 * 2 ** 2)) and engine.scaler.get_scale() == 2 ** 14
+    assert not torch.equal(engine.module.weight, before)

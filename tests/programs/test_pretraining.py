@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ascendrun.programs.trainer.accelerator import open_accelerator
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trajectory.data import Samples
 from ascendrun.programs.trajectory.generate import generate
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.masking import guessable, hide_words
+from ascendrun.programs.trajectory.pretrain import Pretraining
 from ascendrun.programs.trajectory.tokens import MASK, SPECIAL, encode, make_vocabulary
 
 
@@ -68,3 +72,23 @@ def test_what_is_hidden_follows_from_the_key():
     one, same, other = (hide_words(rows[0], may, vocabulary, rate=0.2, key=key)[0].tolist()
                         for key in ((1, 2, 3), (1, 2, 3), (1, 3, 3)))
     assert one == same != other
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(objective):
+    """S0-B3 once more, behind cropping and padding: rows of unlike length, answers of all in one tensor."""
+    texts = as_texts(generate(12, seed=5), grammar="motion", resolution=6)
+    vocabulary = make_vocabulary(texts, min_count=1)
+    encoded = [encode(words, vocabulary, 0) for words in texts]
+    samples = Samples({}, {"train": encoded, "val": []}, vocabulary, ["one"], {}, {}, "")
+    options = {"objective": objective, "mask_rate": 0.3, "crop": 0.0, "min_points": 5, "pad_multiple": 16}
+    here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+    task = Pretraining(options, samples, here, None, None)
+    tensors = task.batch([task.asked(sample, (i,), is_training=True) for i, sample in enumerate(encoded)]).tensors
+    originals, shift = [sample.ids() for sample in encoded], int(objective == "causal")
+    triples = list(zip(tensors["rows"].tolist(), tensors["places"].tolist(), tensors["words"].tolist()))
+    assert len(triples) > 100 and len({len(row) for row in originals}) > 3
+    assert {row for row, _, _ in triples} == set(range(12))
+    assert all(originals[row][place + shift] == word for row, place, word in triples)
+    if shift:
+        assert all(np.array_equal(tensors["ids"][i, :len(row)], row) for i, row in enumerate(originals))

@@ -40,7 +40,7 @@ def home(tmp_path_factory, here, tokenizer):
 def make(home, here, **changes):
     model = lora.add_lora(base.empty_model(base.folder_config(home), attention="sdpa"), {**OPTIONS, **changes})
     with base.weights_of(home) as read:
-        values = lora.first_values(model, seed=3, read=read)
+        values = lora.first_values(model, seed=3, read=read, here=here)
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
     base.load_whole(model, home, here, FLOAT)
@@ -129,7 +129,7 @@ def test_a_base_is_read_to_its_place_without_a_second_copy(home, here):
     model = lora.add_lora(base.empty_model(base.folder_config(home), attention="sdpa"), OPTIONS)
     assert all(weight.is_meta for name, weight in model.named_parameters() if "lora" not in name)
     with base.weights_of(home) as read:
-        lora.put_values(model, lora.first_values(model, seed=3, read=read))
+        lora.put_values(model, lora.first_values(model, seed=3, read=read, here=here))
         base.load_whole(model, home, here, FLOAT)
         name = "model.layers.1.mlp.gate_proj.weight"
         assert torch.equal(model.get_parameter(f"base_model.model.{name}"), read(name))

@@ -55,6 +55,14 @@ def test_a_rank_that_is_killed_ends_its_peers_with_an_error_instead_of_leaving_t
     assert "message" in json.loads(run.error_files[0].read_text())
 
 
+def test_no_rank_says_that_it_is_done_while_another_still_works(launch):
+    """The launcher ends a rank some seconds after that word, and its peers would then find it gone."""
+    run = launch("lastwords", [], ranks=2).succeed()
+    first, second = run.metrics(0), run.metrics(1)
+    assert [line.get("event") for line in first] == ["report", None] and first[-1]["done"]
+    assert second[-1]["done"] and second[-1]["at_s"] >= first[0]["at_s"]
+
+
 def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
     run = start("--data=/nowhere/tracks.csv", ranks=2)
     assert run.wait() == [1, 1]
@@ -118,8 +126,8 @@ def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start
 
 def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
     options = ("--dropout=0", "--batch_size=10")
-    whole = start(*options, name="whole").succeed()
-    pieces = start(*options, "--micro_batch=2", ranks=2, name="pieces").succeed()
+    whole = start(*options, "--micro_tokens=0", name="whole").succeed()
+    pieces = start(*options, "--micro_batch=2", "--micro_tokens=150", ranks=2, name="pieces").succeed()
     assert whole.losses() == pytest.approx(pieces.losses(), rel=2e-4)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import nn
@@ -33,13 +35,19 @@ def shape_config(name: str, **changes: Any) -> Any:
     return Qwen2Config(max_position_embeddings=32768, use_cache=False, **{**shapes[name], **changes})
 
 
-def folder_config(folder: Path) -> Any:
-    """Raises BadData."""
+def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
+    """`packed_tokens`: in a packed row, 0: rows are not packed. Raises BadData."""
     if not (folder / "config.json").is_file():
         raise BadData(f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
                       "*.safetensors, at the same path on every node")
     from transformers import AutoConfig
-    return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
+    config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
+    if window and packed_tokens > window:
+        raise BadData(f"{folder}: words of this model see {window} tokens back, which a packed row of {packed_tokens} "
+                      f"cannot say; use --packing=false, or --cutoff_len={window}")
+    return config
 
 
 def make_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, here: Runtime) -> None:
@@ -93,7 +101,9 @@ def empty_model(config: Any, *, attention: str) -> Any:
 
 def checkpoint_activations(model: Any, *, how: str) -> None:
     """Activations are made anew in the backward pass. ZeRO-3 wants the older kind, which does not look at shapes."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how == "zero3"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 says so for 6, on every rank
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how == "zero3"})
     if how == "zero3":
         model.enable_input_require_grads()
 
@@ -129,12 +139,15 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
     """One weight after the other: rank 0 reads it, DeepSpeed sends it round and each rank keeps its part.
 
     DeepSpeed's own way, zero.Init around the making of the model, runs the model's initialisation on empty
-    parts, and loading through transformers holds whole files on every rank.
+    parts, and loading through transformers holds whole files on every rank. All weights travel through one buffer:
+    one of its own for each left the heap in pieces, up to a whole copy of the base.
     """
     import deepspeed
     cast(model, Precision(precision.compute, precision.compute, False, ""))
     rename = name_in_file(model)
     seen: Dict[int, nn.Parameter] = {}
+    largest = max(weight.numel() for weight in model.parameters() if weight.is_meta)
+    buffer = torch.empty(largest, device=here.device, dtype=precision.compute)
     with weights_of(folder) as read:
         for path, module in model.named_modules():
             for leaf, weight in list(module._parameters.items()):
@@ -144,20 +157,25 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
                 if id(weight) in seen:
                     module._parameters[leaf] = seen[id(weight)]
                     continue
-                value = read(wanted) if here.is_first else torch.empty(weight.shape)
+                value = buffer[:weight.numel()].view(weight.shape)
+                if here.is_first:
+                    value.copy_(read(wanted))
                 holder = nn.Module()
-                holder.weight = nn.Parameter(value.to(here.device, weight.dtype), requires_grad=weight.requires_grad)
+                holder.weight = nn.Parameter(value, requires_grad=weight.requires_grad)
                 deepspeed.zero.Init(module=holder, config_dict_or_path=config, dtype=precision.compute)
                 module._parameters[leaf] = seen[id(weight)] = holder.weight
 
 
 class weights_of:
-    """Reads whole weights by name from a folder's files: `with weights_of(folder) as read: tensor = read(name)`."""
+    """Reads whole weights by name from a folder's files: `with weights_of(folder) as read: tensor = read(name)`.
+
+    One file is open at a time: what was read of an open one counts as memory of this process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, weights.file_of_tensor(folder)
-        self.opened: Dict[str, Any] = {}
-        self.stack: List[Any] = []
+        self.file, self.opened = "", contextlib.ExitStack()
+        self.values: Any = None
 
     def __enter__(self) -> Callable[[str], torch.Tensor]:
         return self.read
@@ -167,12 +185,12 @@ class weights_of:
         from safetensors import safe_open
         if name not in self.files:
             raise weights.BadWeights(f"{self.folder}: no file holds {name}, which the model needs")
-        file = self.files[name]
-        if file not in self.opened:
-            self.stack.append(safe_open(str(self.folder / file), framework="pt"))
-            self.opened[file] = self.stack[-1].__enter__()
-        return self.opened[file].get_tensor(name)  # type: ignore[no-any-return]
+        if self.files[name] != self.file:
+            self.opened.close()
+            self.file = self.files[name]
+            self.values = self.opened.enter_context(safe_open(str(self.folder / self.file), framework="pt"))
+        return self.values.get_tensor(name)  # type: ignore[no-any-return]
 
     def __exit__(self, *error: Any) -> None:
-        for each in self.stack:
-            each.__exit__(*error)
+        self.values = None
+        self.opened.close()

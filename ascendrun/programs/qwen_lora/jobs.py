@@ -22,11 +22,13 @@ from ascendrun.programs.qwen_lora.lessons import (
     texts_to_answer,
 )
 from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.qwen_lora.sizing import Holding
 from ascendrun.programs.trainer import accelerator, kernels, metrics, parallel, start, task, zero3
-from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.accelerator import Accelerator, Precision
 from ascendrun.programs.trainer.chips import chip_of
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.parallel import Engine
+from ascendrun.programs.trainer.planned import planned
 from ascendrun.programs.trainer.schedule import warmup_of
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Settings
@@ -47,6 +49,8 @@ def train(options: Options, here: Runtime) -> None:
     """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
     began_s = time.monotonic()
     lora.refuse_qlora(options["quantize"], here.family)
+    precision = chosen_precision(options, here.accelerator)
+    sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
     folder, output = start.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
     output.mkdir(parents=True, exist_ok=True)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
@@ -55,18 +59,17 @@ def train(options: Options, here: Runtime) -> None:
     tokenizer = open_tokenizer(options, home, texts.train, here)
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=here.world_size)
-    precision = accelerator.choose_precision(options["dtype"], here.accelerator)
-    config = base.folder_config(home)
+    config = base.folder_config(home, packed_tokens=options["cutoff_len"] if options["packing"] else 0)
     for line in [*introduce(lessons, course, options), precision.reason]:
         here.say(line)
     for problem in batch_problems(course, options, here.world_size):
         here.say(f"note: {problem}")
     piece = heaviest(lessons.train, course.units, steps=course.steps, world_size=here.world_size,
                      micro_batch=options["micro_batch"])
-    how, offload, lines = sizing.choose(config, options, piece, here, precision)
+    holding, lines = sizing.choose(config, options, piece, here, precision)
     for line in lines:
         here.say(line)
-    model, engine, expected = make_engine(config, options, home, here, precision, how=how, offload=offload)
+    model, engine, expected = make_engine(config, options, home, here, precision, holding)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
     if options["resume"] == "auto":
         loop.resume()
@@ -79,9 +82,17 @@ def train(options: Options, here: Runtime) -> None:
     save(engine, model, expected, options, home, output, lessons, here)
     scores = final_scores(engine, lessons, options, here, output)
     if here.is_first:
-        write_report(output, options, lessons, course, loop, how, piece, scores, time.monotonic() - began_s)
+        write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
     here.say(f"adapter, report and samples: {output}")
     here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
+
+
+def chosen_precision(options: Options, device: Accelerator) -> Precision:
+    """Raises BadData for a dtype that the device lacks."""
+    try:
+        return accelerator.choose_precision(options["dtype"], device)
+    except ValueError as error:
+        raise BadData(str(error)) from error
 
 
 def open_tokenizer(options: Options, home: Path, conversations: List[Any], here: Runtime) -> Any:
@@ -120,14 +131,16 @@ def mean_length(course: Course) -> float:
     return sum(course.lengths) / max(1, len(course.lengths))
 
 
-def make_engine(config: Any, options: Options, home: Path, here: Runtime, precision: Precision, *, how: str,
-                offload: bool) -> "tuple[Any, Engine, Dict[str, Any]]":
+def make_engine(config: Any, options: Options, home: Path, here: Runtime, precision: Precision, holding: Holding
+                ) -> "tuple[Any, Engine, Dict[str, Any]]":
     """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
     sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
     for reason in reasons:
         here.say(f"not fused: {reason}")
-    model = base.empty_model(config, attention=kernels.attention_implementation(sound))
-    if options["checkpointing"]:
+    attention = kernels.attention_implementation(sound)
+    here.say(f"attention: {'the NPU' if attention != 'sdpa' else 'torch'}'s fused one ({attention})")
+    model, how = base.empty_model(config, attention=attention), holding.how
+    if holding.checkpointing:
         base.checkpoint_activations(model, how=how)
     model = lora.add_lora(model, options)
     replaced = kernels.fuse(model, sound)
@@ -135,7 +148,7 @@ def make_engine(config: Any, options: Options, home: Path, here: Runtime, precis
         here.say(f"fused: {', '.join(replaced)}")
     model.config.pad_token_id = getattr(config, "pad_token_id", None)
     with base.weights_of(home) as read:
-        values = lora.first_values(model, seed=options["seed"], read=read)
+        values = lora.first_values(model, seed=options["seed"], read=read, here=here)
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
     adam = parallel.Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
@@ -143,12 +156,12 @@ def make_engine(config: Any, options: Options, home: Path, here: Runtime, precis
     if how == "ddp":
         base.load_whole(model, home, here, precision)
     elif how == "zero3":
-        details = {"offload_optimizer": offload, "offload_weights": offload}
+        details = {"offload_optimizer": holding.offload, "offload_weights": holding.offload}
         zero3.prepare(here)
         trained = sum(value.numel() for value in values.values())
         base.load_for_zero3(model, home, here, precision, zero3.configuration(precision, trained=trained, **details))
     else:
-        details = {"offload": offload}
+        details = {"offload": holding.offload}
     engine = parallel.wrap(model, here, how=how, adam=adam, precision=precision, **details)
     if how == "fsdp2":
         base.load_parts(engine.module, home)
@@ -171,7 +184,7 @@ def make_loop(options: Options, lessons: Lessons, course: Course, engine: Engine
 
 def flops_of(engine: Engine, mean_length: float) -> float:
     config: Any = engine.module.config
-    sizes = [(name, getattr(weight, "ds_numel", weight.numel()), weight.requires_grad)
+    sizes = [(name, parallel.size_of(weight), weight.requires_grad)
              for name, weight in engine.module.named_parameters()]
     words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return metrics.flops_per_token(
@@ -228,14 +241,14 @@ def final_scores(engine: Engine, lessons: Lessons, options: Options, here: Runti
     return scores
 
 
-def write_report(output: Path, options: Options, lessons: Lessons, course: Course, loop: Loop, how: str,
+def write_report(output: Path, options: Options, lessons: Lessons, course: Course, loop: Loop, holding: Holding,
                  piece: Mapping[str, int], scores: Mapping[str, float], seconds: float) -> None:
     given = course.given_of(loop.progress.step)
     report = {
         "final": dict(scores), "validation": loop.progress.history, "options": dict(options),
         "curriculum": {"levels": list(lessons.table.levels), "notes": list(lessons.table.notes), "samples": given,
                        "steps_by_stage": steps_by_stage(course)},
-        "training": {"steps": loop.progress.step, "samples": sum(given.values()), "how": how,
+        "training": {"steps": loop.progress.step, "samples": sum(given.values()), **vars(holding),
                      "world_size": loop.here.world_size, "device": loop.here.accelerator.name,
                      "seconds": round(seconds, 1), "memory_bytes": loop.here.accelerator.memory_bytes(),
                      "heaviest_piece": dict(piece)},
@@ -259,9 +272,15 @@ def replace_text(path: Path, text: str) -> None:
 def plan(options: Options, here: Runtime) -> None:
     """Arithmetic only: nothing is loaded and no card taken. Raises TooLarge when it cannot run."""
     ranks = options["ranks"] or here.world_size
-    config = (base.folder_config(Path(options["base_model"])) if options["base_model"]
+    packed = options["cutoff_len"] if options["packing"] else 0
+    config = (base.folder_config(Path(options["base_model"]), packed_tokens=packed) if options["base_model"]
               else base.shape_config(options["shape"]))
     lora.refuse_qlora(options["quantize"], "npu" if options["card"] else here.family)
+    try:
+        family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
+    except ValueError as error:
+        raise BadData(str(error)) from error
+    sizing.refuse(options, world_size=ranks, precision=precision)
     texts = read_texts(options)
     tokenizer = (chat.load_tokenizer(Path(options["base_model"]), template=options["template"])
                  if options["base_model"] else chat.wrap_tokenizer(chat.make_tokenizer(texts.train)))
@@ -269,28 +288,15 @@ def plan(options: Options, here: Runtime) -> None:
     course = make_course(lessons, options, world_size=ranks)
     piece = heaviest(lessons.train, course.units, steps=course.steps, world_size=ranks,
                      micro_batch=options["micro_batch"])
-    family, precision = planned_precision(options, here)
+    ways = sizing.ways_for(precision, ranks) if options["how"] == "auto" else (str(options["how"]),)
     report = sizing.reckon(config, options, piece, precision=precision, world_size=ranks, family=family,
-                           card=options["card"], card_bytes=None)
+                           card_bytes=card_bytes if options["card"] else None, ways=ways, everything=True)
+    limit = sizing.speed_limit(config, report.simulated, chip_of(options["card"]), ranks=ranks,
+                               mean_length=mean_length(course))
     notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
-    here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines]))
+    here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
     if report.problems:
         raise sizing.TooLarge("\n".join(report.problems))
-
-
-def planned_precision(options: Options, here: Runtime) -> "tuple[str, Precision]":
-    """Of the card that is planned for, which is not here."""
-    import torch
-    chip = chip_of(options["card"]) if options["card"] else None
-    if options["card"] and chip is None:
-        raise BadData(f"--card={options['card']}: not in the table of chips; as 910B3, 910A or H100")
-    if chip is None:
-        return here.family, accelerator.choose_precision(options["dtype"], here.accelerator)
-    family = "npu" if "910" in chip.name or "310" in chip.name or "950" in chip.name else "cuda"
-    compute = torch.bfloat16 if chip.has_bf16 and options["dtype"] in ("auto", "bfloat16") else torch.float16
-    if options["dtype"] == "float32":
-        compute = torch.float32
-    return family, Precision(torch.float32, compute, compute == torch.float16, f"{str(compute)[6:]} on {chip.name}")
 
 
 def compare(options: Options, here: Runtime) -> None:

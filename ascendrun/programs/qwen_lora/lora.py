@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
@@ -15,10 +16,12 @@ from torch import nn
 from ascendrun.programs.qwen_lora.base import name_in_file
 from ascendrun.programs.qwen_lora.conversations import BadData
 from ascendrun.programs.trainer.data import seed_of
+from ascendrun.programs.trainer.distributed import Ranks
 from ascendrun.programs.trainer.parallel import Engine
 
 ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"
+MAGNITUDE = "lora_magnitude_vector"
 QLORA = {
     "npu": "bitsandbytes has no build for Ascend, and its 4-bit kernels have no CANN counterpart",
     "cpu": "a 4-bit base saves device memory, and a CPU has none to save",
@@ -47,29 +50,42 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     config = LoraConfig(r=options["lora_r"], lora_alpha=options["lora_alpha"], lora_dropout=options["lora_dropout"],
                         target_modules=list(options["targets"]), use_dora=options["dora"],
                         use_rslora=options["rslora"], task_type="CAUSAL_LM", bias="none")
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks newer transformers by an older name, on every rank
+        return get_peft_model(model, config)
 
 
-def first_values(model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor]) -> Dict[str, torch.Tensor]:
+def first_values(model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Ranks
+                 ) -> Dict[str, torch.Tensor]:
     """A random, B zero, so that training begins at the base; DoRA's magnitudes are the lengths of the base's rows.
 
-    The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name.
+    The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name. All
+    ranks call it together. Raises BadData.
     """
-    rename, values = name_in_file(model), {}
-    for number, (name, shape) in enumerate(sorted(trained_shapes(model).items())):
+    shapes = sorted(trained_shapes(model).items())
+    values = lengths_of_rows(model, [name for name, _ in shapes if MAGNITUDE in name], read, here)
+    for number, (name, shape) in enumerate(shapes):
         if "lora_A" in name:
             chance = torch.Generator().manual_seed(seed_of(seed, 11, number))
             bound = 1 / math.sqrt(shape[1])
             values[name] = (torch.rand(shape, generator=chance) * 2 - 1) * bound
         elif "lora_B" in name:
             values[name] = torch.zeros(shape)
-        elif "lora_magnitude_vector" in name:
-            base = rename(name.split(".lora_magnitude_vector")[0] + ".weight")
-            assert base is not None
-            values[name] = read(base).float().norm(dim=1)
-        else:
+        elif name not in values:
             raise BadData(f"peft made {name}, which this program cannot give a first value")
     return values
+
+
+def lengths_of_rows(model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Ranks
+                    ) -> Dict[str, torch.Tensor]:
+    """DoRA's magnitudes by name. Each rank reads its share of the base, one weight at a time."""
+    rename = name_in_file(model)
+    mine: Dict[str, torch.Tensor] = {}
+    for name in names[here.rank::here.world_size]:
+        base = rename(name.split(f".{MAGNITUDE}")[0] + ".weight")
+        assert base is not None
+        mine[name] = read(base).float().norm(dim=1)
+    return {name: tensor for part in here.gather(mine) for name, tensor in part.items()} if names else {}
 
 
 def put_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:

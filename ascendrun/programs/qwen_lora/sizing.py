@@ -4,29 +4,139 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
+from ascendrun.programs.qwen_lora.conversations import BadData
 from ascendrun.programs.qwen_lora.learning import forward
 from ascendrun.programs.qwen_lora.lora import add_lora
-from ascendrun.programs.trainer import dry_run
+from ascendrun.programs.trainer import memory
 from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.simulate import simulate_deep
+from ascendrun.programs.trainer.chips import Chip
+from ascendrun.programs.trainer.metrics import flops_per_token
+from ascendrun.programs.trainer.simulate import Simulated, simulate_deep
 from ascendrun.programs.trainer.start import Runtime
 
 WAYS = ("ddp", "fsdp2", "zero3")
 
 
+class TooLarge(Exception):
+    """No way of holding the base fits; the message has the numbers and ways out."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """`offload`: weights and optimizer lie in host memory. `checkpointing`: activations are made anew."""
+
+    how: str
+    offload: bool
+    checkpointing: bool
+
+    def __str__(self) -> str:
+        return (f"{self.how}{', offloaded' if self.offload else ''}, activations "
+                f"{'made anew' if self.checkpointing else 'kept'}")
+
+
+@dataclass(frozen=True)
+class Reckoning:
+    """`lines`: what was reckoned, for people. `problems`: why nothing fits, with the ways out; then `chosen` and `need`
+    are None. `simulated`: one step, to know the model's sizes by."""
+
+    lines: Tuple[str, ...]
+    problems: Tuple[str, ...]
+    chosen: Optional[Holding]
+    need: Optional[memory.Need]
+    simulated: Simulated
+
+
+def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
+    """What cannot work, before anything is read or made. Raises BadData with all reasons and ways out."""
+    how, is_offloaded = options["how"], options["offload"]
+    problems = []
+    if how == "fsdp2" and precision.scales:
+        problems.append(f"--how=fsdp2 has no loss scaling, and {precision.reason}; use --how=ddp or --how=zero3")
+    if how in ("fsdp2", "zero3") and world_size == 1:
+        problems.append(f"--how={how} shares the base among ranks, and there is one; use --how=ddp, or more devices")
+    if how == "zero3" and not has_deepspeed:
+        problems.append("--how=zero3 needs deepspeed, which is not installed here: pip install deepspeed; "
+                        "or use --how=fsdp2")
+    if is_offloaded and (how == "ddp" or world_size == 1):
+        problems.append("--offload=true needs a base that is shared among ranks; use --how=fsdp2 or --how=zero3 on two "
+                        "devices or more, or --offload=false")
+    elif is_offloaded and precision.scales and not has_deepspeed:
+        problems.append("--offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
+    if problems:
+        raise BadData("; ".join(problems))
+
+
 def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *, precision: Precision, world_size: int,
-           family: str, card: str, card_bytes: Optional[int], ways: Tuple[str, ...] = WAYS) -> dry_run.Report:
-    """`piece`: see learning.heaviest."""
+           family: str, card_bytes: Optional[int], ways: Sequence[str] = WAYS, everything: bool = False) -> Reckoning:
+    """`piece`: see learning.heaviest. `card_bytes` None: not known, so nothing can fail to fit. `everything`: also the
+    slower ways than the one that is chosen."""
+    seen: Dict[Tuple[bool, bool], Simulated] = {}
+    lines: List[str] = []
+    needs: List[Tuple[memory.Need, Holding]] = []
+    found: Optional[Tuple[memory.Need, Holding]] = None
+    for holding in trials(options, ways):
+        is_shared = holding.how != "ddp"
+        key = is_shared, holding.checkpointing
+        if key not in seen:
+            seen[key] = simulated_step(config, options, piece, precision, is_cast=is_shared, is_anew=key[1])
+        way = "none" if holding.how == "ddp" and world_size == 1 else holding.how
+        need = memory.needs(seen[key], how=way, world_size=world_size, precision=precision, pieces=piece["pieces"],
+                            offload_optimizer=holding.offload, offload_weights=holding.offload)
+        needs.append((need, holding))
+        anew = ", activations made anew" if holding.checkpointing else ""
+        lines.append(memory.as_sentence(need, card_bytes, family) + anew)
+        if found is None and (card_bytes is None or memory.fits(need, card_bytes, family)):
+            found = need, holding
+            if not everything:
+                break
+    sizes = next(iter(seen.values()))
+    millions = f"{sizes.parameters / 1e6:,.1f} M weights, {sizes.trained / 1e6:,.1f} M trained"
+    lines.insert(0, f"{millions}; {precision.reason}")
+    if found is not None:
+        need, holding = found
+        return Reckoning((*lines, f"chosen: {holding}; {why(holding, options, ways)}"), (), holding, need, sizes)
+    least, holding = min(needs, key=lambda each: each[0].on_card(family))
+    out = memory.ways_out(least, micro_batch=piece["rows"], has_checkpointing=holding.checkpointing, how=least.how)
+    problem = f"{memory.as_sentence(least, card_bytes, family)}; try {', or '.join(out)}"
+    return Reckoning(tuple(lines), (problem,), None, None, sizes)
+
+
+def trials(options: Mapping[str, Any], ways: Sequence[str]) -> List[Holding]:
+    """From fast to slow. Activations made anew cost a third more arithmetic, less than sending the weights round;
+    host memory is slower than both."""
+    asked = options["checkpointing"]
+    anew = (False, True) if asked is None else (asked,)
+    if options["offload"]:
+        return [Holding(way, True, each) for way in ways if way != "ddp" for each in anew]
+    found = [Holding(way, False, each) for way in ways for each in anew]
+    if "zero3" in ways and len(ways) > 1:
+        found += [Holding("zero3", True, each) for each in anew]
+    return found
+
+
+def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
+    """Of what was chosen here, and what was asked for."""
+    parts = ["the fastest that fits"] if len(ways) > 1 else [f"--how={holding.how}, as asked"]
+    if options["checkpointing"] is not None:
+        parts.append(f"--checkpointing={str(holding.checkpointing).lower()}, as asked")
+    elif len(ways) == 1:
+        parts.append("activations fit" if not holding.checkpointing else "activations would not fit")
+    return ", ".join(parts)
+
+
+def simulated_step(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], precision: Precision, *,
+                   is_cast: bool, is_anew: bool) -> Simulated:
     def build(layers: int) -> nn.Module:
         model = build_model(with_layers(config, layers), attention="sdpa")
-        if options["checkpointing"]:
+        if is_anew:
             checkpoint_activations(model, how="ddp")
         return add_lora(model, options)  # type: ignore[no-any-return]
 
@@ -38,11 +148,7 @@ def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *,
               "targets": ((rows, kept), torch.int64)}
     if options["packing"]:
         shapes.update(positions=((rows, length), torch.int64), segments=((rows, length), torch.int64))
-    return dry_run.weigh(
-        lambda is_cast: simulate_deep(build, config.num_hidden_layers, step, shapes, precision=precision,
-                                      is_cast=is_cast),
-        precision=precision, world_size=world_size, family=family, card=card, card_bytes=card_bytes,
-        pieces=piece["pieces"], micro_batch=rows, ways=ways, has_checkpointing=options["checkpointing"])
+    return simulate_deep(build, config.num_hidden_layers, step, shapes, precision=precision, is_cast=is_cast)
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -51,6 +157,19 @@ def with_layers(config: Any, layers: int) -> Any:
     if getattr(config, "layer_types", None):
         shallow.layer_types = list(config.layer_types)[:layers]
     return shallow
+
+
+def speed_limit(config: Any, sizes: Simulated, chip: Optional[Chip], *, ranks: int, mean_length: float
+                ) -> Optional[str]:
+    """What the cards could do were all of their peak used, which no training does; None: the chip's is not known."""
+    if chip is None or chip.peak_tflops is None:
+        return None
+    words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    work = flops_per_token(parameters=sizes.parameters, trainable=sizes.trained, layers=config.num_hidden_layers,
+                           hidden=config.hidden_size, mean_length=mean_length, embedding=words)
+    tokens_per_s = ranks * chip.peak_tflops * 1e12 / work
+    return (f"no faster than {tokens_per_s / mean_length:,.1f} rows of {mean_length:.0f} tokens a second: {ranks} x "
+            f"{chip.peak_tflops:g} TFLOP/s, were all of it used")
 
 
 def card_bytes_of(here: Runtime) -> Optional[int]:
@@ -62,34 +181,38 @@ def card_bytes_of(here: Runtime) -> Optional[int]:
 
 
 def choose(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
-           ) -> Tuple[str, bool, List[str]]:
-    """(way, whether to offload, the reckoning for people). Rank 0 reckons for all. Raises TooLarge."""
-    if options["how"] != "auto":
-        return options["how"], options["offload"], [f"--how={options['how']}, as asked"]
+           ) -> Tuple[Holding, List[str]]:
+    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises TooLarge; a way that was asked for is
+    taken even then, for an estimate is no fact."""
+    asked, is_anew = options["how"], options["checkpointing"]
+    if asked != "auto" and is_anew is not None:
+        chosen = Holding(asked, options["offload"], is_anew)
+        return chosen, [f"{chosen}, as asked"]
     told: Any = None
     if here.is_first:
-        report = reckon(config, options, piece, precision=precision, world_size=here.world_size, family=here.family,
-                        card="", card_bytes=card_bytes_of(here), ways=ways_for(precision, here))
-        told = report.lines, report.problems, report.chosen and (report.chosen.how, report.chosen.host > 0)
-    lines, problems, chosen = here.share(told)
-    if problems:
+        ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
+        found = reckon(config, options, piece, precision=precision, world_size=here.world_size, family=here.family,
+                       card_bytes=card_bytes_of(here), ways=ways)
+        told = found.lines, found.problems, found.chosen and list(vars(found.chosen).values())
+    lines, problems, parts = here.share(told)
+    if parts is not None:
+        return Holding(*parts), list(lines)
+    if asked == "auto":
         raise TooLarge("\n".join([*lines, *problems]))
-    way, is_offloaded = chosen
-    return "ddp" if way == "none" else way, is_offloaded, list(lines)
+    chosen = Holding(asked, options["offload"], True)
+    return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --how={asked}, as asked"]
 
 
-def ways_for(precision: Precision, here: Runtime) -> Tuple[str, ...]:
+def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> Tuple[str, ...]:
     """Sharding needs peers; fsdp2 has no loss scaling; zero3 needs deepspeed."""
-    from importlib.util import find_spec
     ways = ["ddp"]
-    if here.world_size > 1 and not precision.scales:
+    if world_size > 1 and not precision.scales:
         ways.append("fsdp2")
-    if here.world_size > 1 and find_spec("deepspeed") is not None:
+    if world_size > 1 and has_deepspeed:
         ways.append("zero3")
     return tuple(ways)
 
 
-class TooLarge(Exception):
-    """No way of holding the base fits; the message has the numbers and ways out."""
-
-
+def has_deepspeed() -> bool:
+    from importlib.util import find_spec
+    return find_spec("deepspeed") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -66,7 +67,7 @@ def commit(fresh: Path, kind: str, step: int, parts: Mapping[str, Fingerprint], 
     manifest = {"step": step, "kind": kind, "facts": dict(facts), "parts": dict(parts),
                 "here": sorted(parts if here is None else here)}
     with open(fresh / MANIFEST, "w", encoding="utf-8") as text:
-        json.dump(manifest, text, indent=1)
+        json.dump({**manifest, "sha256": hash_of(manifest)}, text, indent=1)
         text.flush()
         os.fsync(text.fileno())
     sync_folder(fresh)
@@ -99,11 +100,18 @@ def fingerprint(path: Path) -> Fingerprint:
             size += len(chunk)
 
 
+def hash_of(manifest: Mapping[str, Any]) -> str:
+    """A bad disk may change a word of it as well; what it says of parts and of the best model is believed."""
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+
+
 def read_manifest(folder: Path) -> Dict[str, Any]:
     """Raises OSError and ValueError."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
         raise ValueError("it lacks what a manifest holds")
+    if manifest.pop("sha256", None) != hash_of(manifest):
+        raise ValueError("it differs from its hash")
     return manifest
 
 
@@ -169,13 +177,16 @@ def load(folder: Path, name: str = COMMON) -> Dict[str, Any]:
     return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
 
 
-def prune(parent: Path, *, keep: int, best_steps: Collection[int]) -> None:
-    """Removes all but the `keep` newest checkpoints, and best ones that neither `best_steps` nor a kept one names."""
+def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int]) -> None:
+    """Leaves the `keep` last checkpoints up to step `newest`, which was just saved, and the best ones that `best_steps`
+    or a kept one names. Those of later steps are of a course that was left: torn, or not on every node."""
     steps = listed(parent, "step")
-    for _, folder in steps[keep:]:
-        shutil.rmtree(folder, ignore_errors=True)
+    kept = [folder for step, folder in steps if step <= newest][:keep]
+    for _, folder in steps:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
     wanted = set(best_steps)
-    for _, folder in steps[:keep]:
+    for folder in kept:
         if fault_free_facts(folder).get("best_step") is not None:
             wanted.add(int(fault_free_facts(folder)["best_step"]))
     for step, folder in listed(parent, "best"):
@@ -196,4 +207,5 @@ def clear_leftovers(parent: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink()
+            with contextlib.suppress(FileNotFoundError):  # its owner was faster
+                path.unlink()

@@ -64,6 +64,9 @@ class Buckets:
             self._epoch, self._batches = epoch, self.batches(epoch)
         return self._batches[place]
 
+    def length_of(self, unit: Unit) -> int:
+        return int(self.lengths[list(unit)].sum())
+
     def batches(self, epoch: int) -> List[List[Unit]]:
         rng = np.random.default_rng([self.seed, 1, epoch])
         order, size = rng.permutation(len(self.lengths)), self.batch_size
@@ -135,6 +138,20 @@ def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int 
     return [mine[i:i + size] for i in range(0, max(1, most), size)]
 
 
+def deal_by_tokens(units: Sequence[Unit], rank: int, world_size: int, length_of: Callable[[Unit], int], *,
+                   micro_tokens: int, micro_batch: int = 0) -> List[List[Unit]]:
+    """As `deal`, in pieces of rows of like length: at most `micro_tokens` tokens a piece, padding counted, but a row at
+    least. Longest first, so that what does not fit in memory shows at once.
+    """
+    left, pieces = sorted(units, key=length_of, reverse=True), []
+    while left:
+        rows = max(1, micro_tokens // max(1, length_of(left[0])))
+        rows = world_size * min(rows, micro_batch or rows)
+        pieces.append(left[:rows][rank::world_size])
+        left = left[rows:]
+    return pieces
+
+
 def seed_of(*key: int) -> int:
     """A seed for torch from a key such as (seed, step, rank): unlike keys give unrelated seeds."""
     return int(np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -173,14 +190,17 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
 class Loader:
     """Makes the shares of the coming steps while the device works on this one.
 
+    `micro_tokens` with `length_of`, the tokens of a row: see `deal_by_tokens`; 0: pieces of equally many rows.
     `workers` 0: a thread; else as many processes. `collate` must draw from a generator of its own that follows
     from the step and the samples, so that the order of work decides nothing; processes need it to be picklable.
     """
 
     def __init__(self, plan: Plan, collate: Collate, *, rank: int, world_size: int, micro_batch: int, steps: int,
-                 workers: int = 0, context: Optional[BaseContext] = None) -> None:
+                 workers: int = 0, context: Optional[BaseContext] = None, micro_tokens: int = 0,
+                 length_of: Optional[Callable[[Unit], int]] = None) -> None:
         self.plan, self.collate, self.steps = plan, collate, steps
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
+        self.micro_tokens, self.length_of = micro_tokens, length_of
         self.ahead = max(1, workers)
         self.pool: Executor = (ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker) if workers
                                else ThreadPoolExecutor(1, thread_name_prefix="loader"))
@@ -197,8 +217,17 @@ class Loader:
 
     def _order(self, step: int) -> "Future[Share]":
         units = self.plan.units(step)
-        pieces = deal(units, self.rank, self.world_size, micro_batch=self.micro_batch)
-        return self.pool.submit(make_share, self.collate, pieces, units[0], step)
+        return self.pool.submit(make_share, self.collate, self.pieces(units), self._stand_in(units), step)
+
+    def pieces(self, units: Sequence[Unit]) -> List[List[Unit]]:
+        """This rank's part of a step, cut for its memory."""
+        if self.micro_tokens and self.length_of is not None:
+            return deal_by_tokens(units, self.rank, self.world_size, self.length_of, micro_tokens=self.micro_tokens,
+                                  micro_batch=self.micro_batch)
+        return deal(units, self.rank, self.world_size, micro_batch=self.micro_batch)
+
+    def _stand_in(self, units: Sequence[Unit]) -> Unit:
+        return units[0] if self.length_of is None else min(units, key=self.length_of)
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)

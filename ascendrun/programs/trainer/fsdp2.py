@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any, ContextManager, Dict, Iterator, Mapping
 
@@ -29,6 +30,10 @@ class FullySharded(Engine):
             raise ValueError(f"fsdp2 has no loss scaling, and {precision.reason}; use ddp or zero3, or another --dtype")
         shard(module, here, precision, offload=offload)
         materialise(module, torch.device("cpu") if offload else here.device)
+        if offload:  # buffers stay where the arithmetic is
+            for part in module.modules():
+                part._buffers.update({name: buffer if buffer is None else buffer.to(here.device)
+                                      for name, buffer in part._buffers.items()})
         self.offload = offload
         super().__init__(module, here, adam=adam, precision=precision)
 
@@ -44,6 +49,16 @@ class FullySharded(Engine):
         self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
         self.module.set_is_last_backward(last)  # type: ignore[operator]
         yield
+
+    def clip(self, limit: float) -> torch.Tensor:
+        if not self.offload:
+            return super().clip(limit)
+        # The gradients are in host memory, where the device's own backend sums nothing.
+        mine = [local(weight.grad) for weight in self.module.parameters() if weight.grad is not None]
+        norm = math.sqrt(self.here.sum([sum(float(each.double().square().sum()) for each in mine)])[0])
+        for each in mine:
+            each.mul_(min(1.0, limit / (norm + 1e-6)))
+        return torch.tensor(norm)
 
     def common_state(self) -> Dict[str, Any]:
         buffers = {name: tensor for name, tensor in self.trained_state().items() if not is_sharded(tensor)}
@@ -140,7 +155,9 @@ def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bo
     if precision.compute == precision.weights:
         policy = MixedPrecisionPolicy()
     how: Dict[str, Any] = {"mesh": mesh, "mp_policy": policy,
-                           "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
+                           "offload_policy": OffloadPolicy()}
+    if offload:
+        how["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
     for layer in repeated_layers(module):
         fully_shard(layer, **how)
     fully_shard(module, **how)

@@ -16,8 +16,8 @@ from ascendrun.programs.trainer import randomness
 from ascendrun.programs.trainer.accelerator import worker_context
 from ascendrun.programs.trainer.batch_finder import find_micro_batch
 from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, Unit, deal, seed_of
-from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, peak_flops
-from ascendrun.programs.trainer.parallel import Engine
+from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, mfu_words, peak_flops
+from ascendrun.programs.trainer.parallel import Engine, size_of
 from ascendrun.programs.trainer.profiling import open_profiler
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.schedule import share_of_peak
@@ -44,6 +44,7 @@ class Loop:
         self.peak = peak_flops(here.accelerator, settings.peak_tflops)
         self.loader = Loader(plan, task.collate, rank=here.rank, world_size=here.world_size, workers=settings.workers,
                              micro_batch=settings.micro_batch, steps=settings.steps,
+                             micro_tokens=settings.micro_tokens, length_of=getattr(plan, "length_of", None),
                              context=worker_context(here.family))
         self._share: Optional[Share] = None
         self._weight = 0.0
@@ -239,11 +240,11 @@ class Loop:
             **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
             **{f"samples_{name}": part[2] for name, part in meter.parts.items()})
         print(f"step {step}/{steps} epoch {epoch:.1f} loss {loss:.4f} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
-              + (f" MFU {used:.1%}" if used is not None else ""), flush=True)
+              + mfu_words(used), flush=True)
 
     def _tell_start(self, tokens: float) -> None:
         """`tokens`: those of the first step, standing for all."""
-        trained = sum(weight.numel() for weight in self.engine.module.parameters() if weight.requires_grad)
+        trained = sum(size_of(weight) for weight in self.engine.module.parameters() if weight.requires_grad)
         self.here.record(event="start", step=self.progress.step, total_steps=self.settings.steps, parameters=trained,
                          world_size=self.here.world_size, tokens_per_step=tokens,
                          flops_per_step=tokens * self.settings.flops_per_token or None, peak_flops=self.peak)

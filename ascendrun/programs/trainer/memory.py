@@ -21,7 +21,7 @@ CONTEXT_BYTES: Mapping[str, int] = {
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
 """What matrix products take from the allocator for themselves: cuBLAS and cuBLASLt 32 MiB each, seen on an H200 with
 torch 2.11 as the same 64 MiB beside every model. NPU: not known, never measured."""
-WAYS = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3")
+WAYS = ("none", "ddp", "fsdp2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,8 @@ def needs(simulated: Simulated, *, how: str, world_size: int, precision: Precisi
         return replicated(simulated, how=how, world_size=world_size, pieces=pieces)
     if how == "fsdp2":
         return fully_sharded(simulated, world_size, precision, pieces, offload=offload_weights or offload_optimizer)
-    if how == "zero3":
-        return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer,
-                     offload_weights=offload_weights)
-    return zero12(simulated, world_size, precision, how=how, offload_optimizer=offload_optimizer)
+    return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer,
+                 offload_weights=offload_weights)
 
 
 def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) -> Need:
@@ -80,18 +78,20 @@ def beside_activations(simulated: Simulated) -> int:
 
 
 def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, pieces: int, *, offload: bool) -> Need:
-    """Beside its part a rank holds what is in no layer (gathered from the first pass on), the layer at work and the
-    next one, and the whole gradients of one group until they are summed and cut."""
+    """Beside its part a rank holds what is in no layer, gathered from the first pass on. The most is needed either
+    where the words are told from each other, all layers at rest, or at work on a layer: that one and the next gathered,
+    and whole gradients, which are summed and cut layer by layer, and at the end of the pass for what is in none."""
     trained = simulated.trained * width(precision.weights)
     weights = (simulated.parameters - simulated.trained) * width(precision.compute) + trained
     sharded = -(-weights // world_size), -(-trained // world_size)
     share = simulated.trained / max(1, simulated.parameters)
-    gathered = simulated.outside_layers + 2 * simulated.largest_layer
-    whole = int(max(simulated.outside_layers, simulated.largest_layer) * share * width(torch.float32)
-                / width(precision.compute))
+    outside, layer = simulated.outside_layers, simulated.largest_layer
+    whole = int((outside + layer) * share * width(torch.float32) / width(precision.compute))
+    moments = (simulated.activations, outside), (simulated.activations_in_layers, outside + 2 * layer + whole)
+    activations, buffers = max(moments, key=sum)
     kept = trained if pieces > 1 else -(-beside_activations(simulated) // world_size)
     on_card = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
-    return Need("fsdp2", world_size, *on_card, simulated.activations, gathered + whole,
+    return Need("fsdp2", world_size, *on_card, activations, buffers,
                 host=sharded[0] + 3 * sharded[1] if offload else 0)
 
 
@@ -106,16 +106,6 @@ def zero3(simulated: Simulated, world_size: int, precision: Precision, *, offloa
     host = (optimizer + trained * 4 if offload_optimizer else 0) + (weights if offload_weights else 0)
     return Need("zero3", world_size, 0 if offload_weights else weights, gradients,
                 0 if offload_optimizer else optimizer, simulated.activations, buffers, host)
-
-
-def zero12(simulated: Simulated, world_size: int, precision: Precision, *, how: str, offload_optimizer: bool) -> Need:
-    """For comparison: ZeRO-1 shards the optimizer, ZeRO-2 the gradients too."""
-    each = width(precision.compute)
-    optimizer = -(-simulated.trained // world_size) * 12
-    gradients = simulated.trained * each if how == "zero1" else -(-simulated.trained // world_size) * each
-    return Need(how, world_size, simulated.parameters * each, gradients, 0 if offload_optimizer else optimizer,
-                simulated.activations, 2 * min(BUCKET_ELEMENTS, simulated.trained) * each,
-                optimizer if offload_optimizer else 0)
 
 
 def width(dtype: torch.dtype) -> int:

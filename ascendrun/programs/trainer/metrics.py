@@ -92,3 +92,11 @@ def mfu(tokens_per_s: float, flops_a_token: float, peak: Optional[float], world_
     if not peak or not flops_a_token:
         return None
     return tokens_per_s * flops_a_token / (peak * world_size)
+
+
+def mfu_words(share: Optional[float]) -> str:
+    """For the line of a step; empty: not known."""
+    if share is None:
+        return ""
+    return f" MFU {share:.1%}" + (", impossible: the peak is another (--peak_tflops), or the clock is off" if share > 1
+                                  else "")

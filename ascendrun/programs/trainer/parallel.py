@@ -181,6 +181,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def size_of(weight: torch.Tensor) -> int:
+    """How many numbers a weight has on all ranks together; one that ZeRO-3 sharded is empty and says it in ds_numel."""
+    return int(getattr(weight, "ds_numel", weight.numel()))
+
+
 def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision,
          **details: Any) -> Engine:
     """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there.

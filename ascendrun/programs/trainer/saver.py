@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.task import CannotResume
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Saver:
             size, problem = self._write_parts(step, common, own, facts)
             if problem is None and self.here.rank == self.leader:
                 wanted = facts.get("best_step")
-                checkpoint.prune(self.parent, keep=self.keep_last, best_steps=() if wanted is None else (wanted,))
+                checkpoint.prune(self.parent, newest=step, keep=self.keep_last,
+                                 best_steps=() if wanted is None else (wanted,))
         except Exception as error:  # whatever it was, the thread ends here, and the training must hear of it
             problem = f"{type(error).__name__}: {error}"
         self.result = Saved(step, path, time.monotonic() - began_s, size, problem)
@@ -163,7 +165,8 @@ class Saver:
     def find(self) -> Optional[Found]:
         """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
 
-        The rank with the newest reads what all have in common and gives it to the others.
+        The rank with the newest reads what all have in common and gives it to the others. Raises CannotResume when
+        the nodes have the parts of other ranks than theirs.
         """
         tried: Set[Tuple[int, str]] = set()
         while True:
@@ -172,6 +175,7 @@ class Saver:
             common = [set(each) for each in offers]
             shared = set.intersection(*common) if self.is_sharded else set.union(*common)
             if not shared:
+                self._tell_none(offers)
                 return None
             choice = max(shared)
             tried.add(choice)
@@ -179,7 +183,19 @@ class Saver:
             folder = mine.get(choice)
             if any(self.here.gather(self._torn(folder, is_source=self.here.rank == source))):
                 continue
+            strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
+            if strangers:
+                raise CannotResume(f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
+                                   "is on another node; name the nodes in the order in which it was written, or use "
+                                   "--resume=never")
             return self._read(folder, source)
+
+    def _tell_none(self, offers: List[List[Tuple[int, str]]]) -> None:
+        """Progress that cannot be gone on from is not thrown away in silence."""
+        if any(offers):
+            have = [f"rank {rank} has {'steps ' + ', '.join(str(step) for step, _ in sorted(each)) if each else 'none'}"
+                    for rank, each in enumerate(offers)]
+            self.here.say(f"no checkpoint is whole on every node ({'; '.join(have)}): training begins anew")
 
     def _candidates(self, tried: Set[Tuple[int, str]]) -> Dict[Tuple[int, str], Path]:
         """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
@@ -208,6 +224,13 @@ class Saver:
         if problem is not None:
             checkpoint.tell_skipped(folder, problem)
         return problem is not None
+
+    def _stranger(self, folder: Optional[Path]) -> Optional[int]:
+        """This rank, when a checkpoint of as many ranks does not have its part here; else None."""
+        if not self.is_sharded or folder is None or self._written_by(folder) != self.here.world_size:
+            return None
+        is_here = checkpoint.own_part(self.here.rank) in checkpoint.read_manifest(folder)["here"]
+        return None if is_here else self.here.rank
 
     @staticmethod
     def _written_by(folder: Path) -> int:

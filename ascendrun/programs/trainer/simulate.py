@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence, Tuple
@@ -28,7 +29,8 @@ SHALLOW = 2, 4
 class Simulated:
     """Bytes of one step on one device that holds the whole model.
 
-    `activations`: the most beyond weights, gradients and optimizer, gradients taken away as soon as they are made.
+    `activations`: the most beyond weights, gradients and optimizer, gradients taken away as soon as they are made;
+    `activations_in_layers`: the same while a repeated layer is at work, forward or backward.
     `whole_step`: the most altogether, optimizer included, with nothing sharded. `largest_layer`, `outside_layers`:
     weights of one repeated layer, and of all that is in none (embeddings, head). `trained_*`: of trained ones only.
     """
@@ -40,15 +42,17 @@ class Simulated:
     largest_layer: int
     outside_layers: int
     activations: int
+    activations_in_layers: int
     whole_step: int
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that are alive, and remembers the most."""
+    """Counts the bytes of all storages that are alive, and remembers the most, at all and while a layer is at work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live = self.peak = self.peak_in_layers = 0
+        self.is_in_layer = False
         self.seen: Dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,10 +69,24 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen[key] = storage.nbytes()
         self.live += self.seen[key]
         self.peak = max(self.peak, self.live)
+        if self.is_in_layer:
+            self.peak_in_layers = max(self.peak_in_layers, self.live)
         weakref.finalize(storage, self.forget, key)
 
     def forget(self, key: int) -> None:
         self.live -= self.seen.pop(key, 0)
+
+    def watch(self, layer: nn.Module) -> None:
+        """Knows from now on when this layer is at work."""
+        layer.register_forward_pre_hook(lambda *given: self.enter(True))
+        layer.register_forward_hook(lambda *given: self.enter(False))
+        layer.register_full_backward_pre_hook(lambda *given: self.enter(True))
+        layer.register_full_backward_hook(lambda *given: self.enter(False))
+
+    def enter(self, is_in_layer: bool) -> None:
+        self.is_in_layer = is_in_layer
+        if is_in_layer:
+            self.peak_in_layers = max(self.peak_in_layers, self.live)
 
 
 def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision,
@@ -83,10 +101,13 @@ def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, prec
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as bytes_of:
         pretend(module)
         layers = repeated_layers(module)
+        for layer in layers:
+            bytes_of.watch(layer)
         parameters = list(module.parameters())
         trained = [weight for weight in parameters if weight.requires_grad]
         before = bytes_of.live
         activations = passes(module, step, shapes, compute, bytes_of, is_gradient_kept=False) - before
+        in_layers = max(0, bytes_of.peak_in_layers - before)
         optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=False)
         whole_step = 0
         for _ in range(2):  # the second one has the optimizer's moments from its beginning
@@ -95,13 +116,13 @@ def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, prec
             optimizer.step()
             optimizer.zero_grad()
             whole_step = bytes_of.peak
-        in_layers = {id(weight) for layer in layers for weight in layer.parameters()}
+        of_layers = {id(weight) for layer in layers for weight in layer.parameters()}
         return Simulated(
             parameters=sum(weight.numel() for weight in parameters), trained=sum(weight.numel() for weight in trained),
             weights=before, trained_bytes=size_of(trained),
             largest_layer=max((size_of(list(layer.parameters())) for layer in layers), default=0),
-            outside_layers=size_of([weight for weight in parameters if id(weight) not in in_layers]),
-            activations=activations, whole_step=whole_step)
+            outside_layers=size_of([weight for weight in parameters if id(weight) not in of_layers]),
+            activations=activations, activations_in_layers=in_layers, whole_step=whole_step)
 
 
 def simulate_deep(build: Callable[[int], nn.Module], layers: int, step: Step, shapes: Shapes, *, precision: Precision,
@@ -148,7 +169,9 @@ def passes(module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, 
         cast = torch.autocast("cpu", dtype=compute)
     with cast:
         loss = step(module, tensors)
-    loss.backward()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():  # of a first layer whose input needs no gradient
+        warnings.simplefilter("ignore", UserWarning)
+        loss.backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
         hook.remove()
     return bytes_of.peak

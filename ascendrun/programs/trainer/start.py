@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, List, NoReturn, Optional, TextIO, Tuple, Type
+from typing import Any, Callable, Dict, List, NoReturn, Optional, TextIO, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ class Runtime(Ranks):
     stop_asked: bool = False
     at_end: List[Callable[[], None]] = field(default_factory=list)
     """Called by `leave` before the ranks part: writers that must be joined."""
+    last_words: Optional[Dict[str, Any]] = None
 
     @property
     def family(self) -> str:
@@ -42,7 +43,18 @@ class Runtime(Ranks):
         return self.accelerator.device
 
     def record(self, **values: Any) -> None:
-        """Appends one line to this rank's metrics file, with the time; does nothing where none is wanted."""
+        """Appends one line to this rank's metrics file, with the time; does nothing where none is wanted.
+
+        A line with `done` is kept for `leave`: the launcher ends a rank that lives on after it, and while a peer
+        still writes its report this one has to wait for it.
+        """
+        if "done" in values:
+            self.last_words = values
+            return
+        self.write(values)
+
+    def write(self, values: Dict[str, Any]) -> None:
+        """One line, now."""
         if self.metrics is not None:
             self.metrics.write(json.dumps({"at_s": round(time.time(), 3), **values}) + "\n")
             self.metrics.flush()
@@ -108,11 +120,14 @@ def leave(runtime: Runtime) -> None:
     """The ending for a rank whose work is done: writers finish, everyone meets, the network drains, the groups go."""
     for finish in runtime.at_end:
         finish()
+    if runtime.control is not None:
+        dist.barrier(group=runtime.control)
+    if runtime.last_words is not None:
+        runtime.write(runtime.last_words)
     if runtime.metrics is not None:
         runtime.metrics.close()
     if runtime.control is None:
         return
-    dist.barrier(group=runtime.control)
     time.sleep(DRAIN_S)
     dist.destroy_process_group()
 

@@ -71,8 +71,8 @@ class Settings:
     """How to train. Steps are optimizer steps; 0 turns a thing off.
 
     `best`: the evaluation's score that decides which model is kept, "" for none; `patience`: evaluations without a
-    better one before the end. `on_save_failure`: go-on (the last good checkpoint stays) or stop. `profile`: a
-    folder for a trace of a few steps.
+    better one before the end. `micro_tokens`: the most of a pass, where the plan knows the `length_of` a row.
+    `on_save_failure`: go-on (the last good checkpoint stays) or stop. `profile`: a folder for a trace of a few steps.
     """
 
     steps: int
@@ -83,6 +83,7 @@ class Settings:
     clip: float = 1.0
     seed: int = 0
     micro_batch: int = 0
+    micro_tokens: int = 0
     workers: int = 0
     log_every: int = 10
     eval_every: int = 0

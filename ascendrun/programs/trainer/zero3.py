@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.parallel import Adam, Engine, parameter_groups
+from ascendrun.programs.trainer.parallel import Adam, Engine, parameter_groups, size_of
 from ascendrun.programs.trainer.start import Runtime
 
 BUCKET_ELEMENTS = 50_000_000
@@ -66,9 +66,7 @@ class ZeroEngine(Engine):
     def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision,
                  offload_optimizer: bool = False, offload_weights: bool = False) -> None:
         self.deepspeed = prepare(here)
-        # Weights that transformers sharded while it loaded them say their whole size in ds_numel.
-        trained = sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters()
-                      if weight.requires_grad)
+        trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
         self.config = configuration(precision, trained=trained, offload_optimizer=offload_optimizer,
                                     offload_weights=offload_weights)
         super().__init__(module, here, adam=adam, precision=precision)

@@ -13,7 +13,7 @@ OPTIONS = Path(__file__).with_name("options.json")
 STAGES = {
     "train": ("jobs", "train"), "prepare": ("jobs", "prepare_stage"), "pretrain": ("jobs", "pretrain_stage"),
     "finetune": ("jobs", "finetune_stage"), "evaluate": ("judge", "evaluate_stage"),
-    "predict": ("predict", "classify"), "serve": ("serve", "serve_stage"),
+    "predict": ("predict", "classify"), "serve": ("serve", "serve_stage"), "plan": ("plan", "plan_stage"),
 }
 """The module here, and its function of (options, runtime), by --mode."""
 
@@ -25,8 +25,9 @@ def main(argv: Sequence[str]) -> None:
     from ascendrun.programs.trajectory import jobs
     module, name = STAGES[options["mode"]]
     body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.{module}"), name)
-    start.run(lambda here: body(options, here), family=options["device"], timeout_s=options["timeout_s"],
-              expected=jobs.EXPECTED)
+    takes_none = options["mode"] == "plan" and options["card"]
+    start.run(lambda here: body(options, here), family="cpu" if takes_none else options["device"],
+              timeout_s=options["timeout_s"], expected=jobs.EXPECTED)
 
 
 if __name__ == "__main__":

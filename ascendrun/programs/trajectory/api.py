@@ -30,20 +30,16 @@ class Classifier:
     def __init__(self, path: Union[str, Path, Sequence[Union[str, Path]]], *, device: str = "auto", index: int = 0,
                  warm_up: int = 3) -> None:
         paths = [path] if isinstance(path, (str, Path)) else list(path)
-        self.setup(load_vote([Path(each) for each in paths]), open_accelerator(choose_family(device, {}), index).device)
+        accelerator = open_accelerator(choose_family(device, {}), index)
+        self.vote, self.device = load_vote([Path(each) for each in paths], accelerator), accelerator.device
         for _ in range(warm_up):
             self.predict_batch(["POINT_END"])
 
-    def setup(self, vote: Vote, device: torch.device) -> None:
-        self.vote, self.device = vote, device
-        for member in vote.members:
-            member.model.to(device).eval()
-
     @classmethod
     def of(cls, vote: Vote, device: torch.device) -> "Classifier":
-        """Of a model that is loaded already."""
+        """Of a model that is loaded already, on that device."""
         fresh = cls.__new__(cls)
-        fresh.setup(vote, device)
+        fresh.vote, fresh.device = vote, device
         return fresh
 
     @property

@@ -59,6 +59,11 @@ def load_records(options: Options, *, grammar: str, resolution: int) -> Tuple[Li
     return from_tracks(found, grammar=grammar, resolution=resolution), asdict(cleaning)
 
 
+def multiple_of(options: Options, family: str) -> int:
+    """To what batch lengths are rounded up: an accelerator compiles for each shape, a CPU only does the work."""
+    return int(options["pad_multiple"]) or (1 if family == "cpu" else 16)
+
+
 def column_map(pairs: Sequence[str]) -> Dict[str, str]:
     """Of "lat=Latitude" texts. Raises BadData for anything else."""
     wrong = [pair for pair in pairs if "=" not in pair]

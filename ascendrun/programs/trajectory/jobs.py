@@ -17,7 +17,8 @@ from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Progress
-from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, prepare
+from ascendrun.programs.trajectory import plan
+from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, multiple_of, prepare
 from ascendrun.programs.trajectory.evaluate import predict
 from ascendrun.programs.trajectory.model import (
     Reader,
@@ -43,7 +44,7 @@ from ascendrun.programs.trajectory.store import (
 from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 
-EXPECTED = (BadData, weights.BadWeights, *task.EXPECTED)
+EXPECTED = (BadData, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
 """Faults of what was given, not of this program: their message is the whole story."""
 
 
@@ -59,7 +60,7 @@ def prepare_stage(options: Options, here: Runtime) -> None:
     check_same(samples.digest, here)
     introduce(options, samples, here)
     here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
-    here.say(f"no ship and no segment is in two splits; no word names a class\nprepared: {folder}")
+    here.say(f"no segment is in two splits either, and no word names a class\nprepared: {folder}")
 
 
 def check_same(digest: str, here: Runtime) -> None:
@@ -85,7 +86,8 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
         here.say(f"{cleaning['class_words_removed']} class words were taken out of the texts")
     here.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, "
              f"grammar {samples.text['grammar']}")
-    here.say(f"{here.world_size} rank(s) on {here.family}")
+    if options["mode"] != "plan":
+        here.say(f"{here.world_size} rank(s) on {here.family}")
 
 
 # --- the model that a training begins with ---
@@ -114,10 +116,15 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes
     return sizes, lambda reader: here.say(read_checkpoint(reader, base, samples.vocabulary))
 
 
+def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
+    for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
+        here.say(f"note: {line}")
+
+
 def own_sizes(options: Options, samples: Samples) -> Sizes:
     if options["hidden"] % (2 * options["heads"]):
         raise BadData(f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}")
-    multiple = options["pad_multiple"]
+    multiple = options["pad_multiple"] or 16
     config = config_of_sizes(words=len(samples.vocabulary), hidden=options["hidden"], layers=options["layers"],
                              heads=options["heads"], dropout=options["dropout"],
                              max_length=-(-samples.longest() // multiple) * multiple)
@@ -133,6 +140,7 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     sizes, fill = begin_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
+    foresee("pretrain", samples, model, sizes, options, here)
     here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
     loop = make_pretraining(options, samples, model, here, start.checkpoint_folder(options["output"]))
     if not ran_to_its_end(loop, options, here):
@@ -184,6 +192,7 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     sizes, fill = begin_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
+    foresee("finetune", samples, model, sizes, options, here)
     folder = start.checkpoint_folder(options["output"])
     if options["freeze_epochs"]:
         model = train_head(options, samples, model, here, folder)
@@ -211,7 +220,7 @@ def finish(options: Options, samples: Samples, trained: Trained, progress: Progr
     """The split's report and predictions, in `output` on rank 0's node."""
     output = Path(options["output"]).absolute()
     probabilities = predict(trained.model, samples.encoded[split], here, batch_size=options["batch_size"],
-                            multiple=options["pad_multiple"])
+                            multiple=multiple_of(options, here.family))
     truth = samples.labels(split)
     scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
     baseline = majority(samples.labels("train"), truth, samples.names)

@@ -22,7 +22,7 @@ from ascendrun.programs.trajectory.tracks import BadData, Floats
 def evaluate_stage(options: Options, here: Runtime) -> None:
     """Chooses the adjustment on the validation ships (--adjust), reports on --split, saves what then classifies."""
     paths = [Path(name) for name in options["model"]]
-    vote = load_vote(paths)
+    vote = load_vote(paths, here.accelerator)
     samples = make_samples(options)
     check_same(samples.digest, here)
     introduce(options, samples, here)

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
+from ascendrun.programs.trainer import kernels
+from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.cpu_kernels import fuse_on_cpu
 from ascendrun.programs.trajectory.tokens import Ids
 from ascendrun.programs.trajectory.tracks import BadData
 
@@ -42,7 +45,7 @@ def config_of_sizes(*, words: int, hidden: int, layers: int, heads: int, max_len
             "intermediate_size": round(hidden * FEED_FORWARD_RATIO / 8) * 8, "num_hidden_layers": layers,
             "num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": max_length,
             "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
-            "use_cache": False}
+            "use_cache": False, "sliding_window": None}
 
 
 def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, Any]:
@@ -56,6 +59,8 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, A
         raise BadData(f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3")
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
+    if not config.get("use_sliding_window"):
+        config["sliding_window"] = None  # transformers 4 warns on every rank of a window that is not used
     return {**config, "vocab_size": words, "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None,
             "eos_token_id": None, "use_cache": False}
 
@@ -87,6 +92,17 @@ class Reader(nn.Module):
         mask = None if self.attention == "causal" else open_mask(ids, lengths, embedded.dtype)
         states: torch.Tensor = self.backbone(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
         return states
+
+
+def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> List[str]:
+    """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
+    if accelerator.family == "cpu":
+        fuse_on_cpu(model.backbone)
+        return []
+    sound, reasons = kernels.sound_kernels(accelerator, dtype)
+    model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
+    replaced = kernels.fuse(model.backbone, sound)
+    return [*(f"not fused: {reason}" for reason in reasons), *([f"fused: {', '.join(replaced)}"] if replaced else [])]
 
 
 def open_mask(ids: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -152,6 +168,15 @@ def pad(rows: Sequence[Ids], *, multiple: int) -> Tuple[torch.Tensor, torch.Tens
     for i, row in enumerate(rows):
         ids[i, :len(row)] = row
     return torch.from_numpy(ids), torch.tensor(lengths)
+
+
+def make_activations_anew(reader: Reader) -> None:
+    """In the backward pass, instead of keeping them: less memory for a third more arithmetic."""
+    enable: Any = getattr(reader.backbone, "activation_checkpointing_enable", None)  # the name from transformers 5 on
+    if enable is None:
+        reader.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        enable({"use_reentrant": False})
 
 
 # --- weights from elsewhere ---

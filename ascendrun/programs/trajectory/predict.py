@@ -12,7 +12,7 @@ import numpy as np
 
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.calibrate import Adjustment
-from ascendrun.programs.trajectory.data import Options, encode_all, load_records
+from ascendrun.programs.trajectory.data import Options, encode_all, load_records, multiple_of
 from ascendrun.programs.trajectory.evaluate import predict
 from ascendrun.programs.trajectory.records import Record, load_prepared
 from ascendrun.programs.trajectory.scores import score
@@ -24,7 +24,7 @@ from ascendrun.programs.trajectory.tracks import BadData, Floats
 def classify(options: Options, here: Runtime) -> None:
     """Predictions for every track of --data (- : lines on standard input), with classes known or not; scores too where
     they are known."""
-    vote = load_vote([Path(name) for name in options["model"]])
+    vote = load_vote([Path(name) for name in options["model"]], here.accelerator)
     if Path(options["data"]).name == "-":
         from ascendrun.programs.trajectory.stream import classify_stream
         classify_stream(vote, options, here)
@@ -72,8 +72,8 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Opti
 def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> List[Floats]:
     if not samples:
         raise BadData("there is no track to classify")
-    return [predict(member.model.to(here.device), samples, here, batch_size=options["batch_size"],
-                    multiple=options["pad_multiple"]) for member in vote.members]
+    return [predict(member.model, samples, here, batch_size=options["batch_size"],
+                    multiple=multiple_of(options, here.family)) for member in vote.members]
 
 
 def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:

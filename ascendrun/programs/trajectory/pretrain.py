@@ -15,7 +15,7 @@ from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Task
 from ascendrun.programs.trajectory.batches import augment
-from ascendrun.programs.trajectory.data import Options, Samples
+from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
 from ascendrun.programs.trajectory.masking import guessable, hide_words
 from ascendrun.programs.trajectory.model import WordGuesser, pad
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
@@ -49,7 +49,7 @@ class Pretraining(Task):
         return hidden, places, ids[places]
 
     def batch(self, rows: Sequence[Asked]) -> Batch:
-        ids, lengths = pad([seen for seen, _, _ in rows], multiple=self.options["pad_multiple"])
+        ids, lengths = pad([seen for seen, _, _ in rows], multiple=multiple_of(self.options, self.here.family))
         tensors = {"ids": ids, "lengths": lengths,
                    "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
                    "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),

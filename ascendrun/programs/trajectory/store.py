@@ -10,7 +10,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
-from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, make_model
+from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
 from ascendrun.programs.trajectory.tracks import BadData
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
@@ -85,8 +86,16 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
     return path
 
 
-def load_vote(paths: Sequence[Path]) -> Vote:
-    """One folder of an evaluation, or one or more trained models. Raises BadData."""
+def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
+    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises BadData."""
+    vote = read_vote(paths)
+    for member in vote.members:
+        fuse(member.model, accelerator, torch.float32)
+        member.model.to(accelerator.device).eval()
+    return vote
+
+
+def read_vote(paths: Sequence[Path]) -> Vote:
     if not paths:
         raise BadData("no --model; give the `best` folder of a training's output, or several with commas between")
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():

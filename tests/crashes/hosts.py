@@ -1,0 +1,157 @@
+"""Two virtual hosts without a common disk, jobs of two ranks on each, and the blows that they take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.processes import Process, await_true
+from tests.cluster.conftest import end_controller, head_environ
+from tests.crashes.remains import Story, read_story
+from tests.crashes.trainings import Training
+
+DEADLINE_S = 300.0
+RANKS = 4
+QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
+
+
+class Failed(AssertionError):
+    """A promise was broken; the message is the whole story."""
+
+
+class Hosts:
+    """The cluster, and the command line on its head. `folder`: for the head's files."""
+
+    def __init__(self, cluster: VirtualCluster, folder: Path) -> None:
+        self.cluster, self.folder, self.state_dir = cluster, folder, folder / "state"
+        (folder / "two.hosts").write_text(cluster.hostfile(slots=2))
+
+    def ascendrun(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        argv = self.cluster.head_argv([sys.executable, "-m", "ascendrun", *words], cwd=str(self.folder))
+        return subprocess.run(argv, env=head_environ(self.state_dir), capture_output=True, text=True,
+                              timeout=DEADLINE_S)
+
+    def close(self) -> None:
+        end_controller(self.cluster, self.state_dir)
+
+    def submit(self, training: Training, home: str) -> "Job":
+        """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
+        job = {"name": training.name, "program": training.program, "nodes": 2, "hostfile": "two.hosts",
+               "python": sys.executable, "devices": {"family": "cpu", "per_node": RANKS // 2},
+               "args": {**training.arguments, "output": f"{home}/out"}, "restart": {"max": 0}, "env": QUIET,
+               "checkpoint": {"dir": f"{home}/checkpoints", "grace_s": 120}}
+        path = self.folder / f"{training.name}.yaml"
+        path.write_text(json.dumps(job))
+        done = self.ascendrun("submit", path.name, "--detach", "-o", "json")
+        if done.returncode:
+            raise Failed(f"submit: {done.stdout}{done.stderr}")
+        return Job(self, str(json.loads(done.stdout)["id"]))
+
+    def on(self, host: str, path: str) -> Path:
+        return self.cluster.path(host, path)
+
+    def checkpoints(self, home: str, folder: str) -> List[Path]:
+        """Of every node: where the checkpoints of one training lie."""
+        return [self.on(host, f"{home}/checkpoints/{folder}") for host in self.cluster.hosts]
+
+    def results(self, training: Training, home: str) -> Dict[str, str]:
+        """Hashes of the results by host and name."""
+        found = {}
+        for host in self.cluster.hosts:
+            for name in training.results:
+                path = self.on(host, f"{home}/out/{name}")
+                if path.is_file():
+                    found[f"{host}/{name}"] = content_hash(path)
+        return found
+
+
+def content_hash(path: Path) -> str:
+    """Of a file's bytes; of torch's archives those of their members, whose names begin with a process's number."""
+    if not zipfile.is_zipfile(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(archive.namelist()):
+            inner = name.partition("/")[2]
+            digest.update(f"{inner} {archive.getinfo(name).file_size}\n".encode() + archive.read(name))
+    return digest.hexdigest()
+
+
+class Job:
+    """One start of a training."""
+
+    def __init__(self, hosts: Hosts, name: str) -> None:
+        self.hosts, self.name = hosts, name
+        self.run = str(self.show()["run"])
+
+    def show(self) -> Dict[str, Any]:
+        done = self.hosts.ascendrun("show", self.name, "-o", "json")
+        if done.returncode:
+            raise Failed(f"show: {done.stdout}{done.stderr}")
+        return dict(json.loads(done.stdout))
+
+    def is_over(self) -> bool:
+        """On the nodes themselves, cheaply: no rank that ran is there any more."""
+        return any(path.exists() for path in self._on_nodes("ended.json"))
+
+    def _on_nodes(self, name: str) -> List[Path]:
+        return [path for host in self.hosts.cluster.hosts if self.hosts.cluster.is_up(host)
+                for path in self.hosts.on(host, f"/root/.ascendrun/runs/{self.run}").glob(f"attempt-1/{name}")]
+
+    def told(self) -> Story:
+        """What rank 0 has written on its node by now."""
+        return read_story(sorted(self._on_nodes("rank-0.metrics.[0-9]*")))
+
+    def ranks(self) -> Dict[int, Process]:
+        return {int(one.environ["RANK"]): one for host in self.hosts.cluster.hosts
+                for one in self.hosts.cluster.processes(host)
+                if one.environ.get("ASCENDRUN_TAG", "").startswith(f"{self.run}.") and "RANK" in one.environ
+                and any("ascendrun.programs" in word for word in one.argv)}
+
+    def wait_for(self, fact: Callable[[], bool], what: str) -> None:
+        """Until the fact is true or the job is over."""
+        if not await_true(lambda: fact() or self.is_over(), deadline_s=DEADLINE_S):
+            raise Failed(f"{self.name}: within {DEADLINE_S:.0f} s never {what}: {self.story()}")
+
+    def end(self) -> str:
+        """How it ended, once its logs are on the head; a job whose node died is over once that came up again."""
+        self.hosts.ascendrun("wait", self.name)
+        spool = self.hosts.state_dir / "jobs" / self.name / "attempt-1"
+        if not await_true(lambda: (spool / "complete").exists(), deadline_s=DEADLINE_S):
+            raise Failed(f"{self.name}: its logs never came whole: {self.story()}")
+        return str(self.show()["job"]["state"])
+
+    def spooled(self) -> Story:
+        """As `told`, from the head's own copy."""
+        spool = self.hosts.state_dir / "jobs" / self.name / "attempt-1" / "node1"
+        return read_story(sorted(spool.glob("rank-0.metrics.[0-9]*")))
+
+    def story(self) -> str:
+        told = self.hosts.ascendrun("explain", self.name)
+        logs = self.hosts.ascendrun("logs", self.name)
+        return f"\n{told.stdout[-3000:]}{told.stderr[-500:]}\n{logs.stdout[-5000:]}"
+
+    # --- the blows ---
+
+    def kill_rank(self, rank: int, pid: Optional[int]) -> str:
+        if pid is not None and os.path.exists(f"/proc/{pid}"):
+            os.kill(pid, signal.SIGKILL)
+        return f"rank {rank} killed"
+
+    def stop(self) -> str:
+        self.hosts.ascendrun("stop", self.name)
+        return "stopped"
+
+    def crash(self, host: str) -> str:
+        """Power loss: silence, nothing is written any more, no exit record; then it comes up with its disk."""
+        self.hosts.cluster.crash(host)
+        self.hosts.cluster.reboot(host, keep_disk=True)
+        return f"{host} lost its power"

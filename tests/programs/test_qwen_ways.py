@@ -1,0 +1,182 @@
+"""What the LoRA program's switches change and what they must not, over two ranks, each beside the plain way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ascendrun.programs.qwen_lora import base, jobs, sizing
+from ascendrun.programs.qwen_lora.__main__ import OPTIONS
+from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.accelerator import Accelerator, Precision, open_accelerator
+from ascendrun.programs.trainer.chips import chip_of
+from ascendrun.programs.trainer.start import Runtime
+
+TINY = ("--rows=120", "--batch_size=8", "--max_steps=4", "--lr=0.01", "--warmup=2", "--cutoff_len=128", "--lora_r=4",
+        "--log_every=1", "--val_fraction=0", "--samples=0", "--checkpoint_every=0", "--checkpointing=false")
+WAYS = ("ddp", "fsdp2", "zero3")
+FLOAT = Precision(torch.float32, torch.float32, False, "float32")
+HALF = Precision(torch.float32, torch.float16, True, "float16 with loss scaling: 910A has no bfloat16")
+PIECE = {"rows": 4, "length": 512, "kept": 64, "pieces": 1}
+
+thorough = pytest.mark.thorough
+
+
+@pytest.fixture
+def losses(launch):
+    """losses(*options): of a tiny training over two ranks."""
+    def run(*options):
+        name = "-".join(option.strip("-") for option in options)
+        found = launch("qwen_lora", [*TINY, *options], ranks=2, name=name).succeed().losses()
+        assert len(found) == 4
+        return found
+
+    return run
+
+
+def options_of(*given):
+    return option_table.parse(given, option_table.read_table(OPTIONS))
+
+
+def alone(name="cpu"):
+    device = open_accelerator("cpu", 0) if name == "cpu" else Accelerator("npu", torch.device("cpu"), name, None)
+    return Runtime(0, 0, 1, None, device)
+
+
+# --- trained for real ---
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else thorough) for how in WAYS])
+def test_activations_made_anew_change_no_bit(losses, how):
+    """S3-B7. Dropout is drawn again as it was; ZeRO-3 takes the older kind of checkpointing."""
+    assert losses(f"--how={how}", "--checkpointing=true") == losses(f"--how={how}")
+
+
+@thorough
+@pytest.mark.parametrize("how", ["fsdp2", "zero3"])
+def test_offloading_changes_no_result(losses, how):
+    """With torch's own AdamW: DeepSpeed's for CPUs wants a compiler on every node."""
+    assert losses(f"--how={how}", "--offload=true") == pytest.approx(losses(f"--how={how}"), rel=1e-5)
+
+
+@thorough
+@pytest.mark.parametrize("how", WAYS)
+def test_bfloat16_learns_what_float32_learns(losses, how):
+    assert losses(f"--how={how}", "--dtype=bfloat16") == pytest.approx(losses(f"--how={how}"), rel=5e-3)
+
+
+@thorough
+@pytest.mark.parametrize("kind", ["--dora=true", "--rslora=true"])
+def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
+    first = losses("--how=ddp", kind)
+    assert first != losses("--how=ddp")
+    for how in ("fsdp2", "zero3"):
+        assert losses(f"--how={how}", kind) == pytest.approx(first, rel=1e-4), how
+
+
+# --- refused before anything is read or made ---
+
+@pytest.mark.parametrize("given, ranks, precision, has_deepspeed, says", [
+    (["--how=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --how=ddp or --how=zero3"),
+    (["--how=fsdp2"], 1, FLOAT, True, "there is one; use --how=ddp, or more devices"),
+    (["--how=zero3"], 1, FLOAT, True, "there is one; use --how=ddp"),
+    (["--how=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --how=fsdp2"),
+    (["--how=ddp", "--offload=true"], 2, FLOAT, True, "use --how=fsdp2 or --how=zero3"),
+    (["--offload=true"], 1, FLOAT, True, "on two devices or more"),
+    (["--offload=true"], 2, HALF, False, "float16 needs deepspeed")])
+def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
+    with pytest.raises(BadData, match=says):
+        sizing.refuse(options_of(*given), world_size=ranks, precision=precision, has_deepspeed=has_deepspeed)
+
+
+@pytest.mark.parametrize("given", [[], ["--how=zero3"], ["--how=zero3", "--offload=true"], ["--offload=true"]])
+def test_what_can_work_is_not_refused(given):
+    sizing.refuse(options_of(*given), world_size=2, precision=HALF)
+    sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--how=zero3" in given)
+
+
+def test_a_refused_run_has_made_nothing(launch):
+    run = launch("qwen_lora", [*TINY, "--dtype=float16"], name="half")
+    assert run.wait() == [1] and not (run.folder / "out").exists()
+    assert "error: --dtype=float16" in run.text() and "use float32 or bfloat16" in run.text()
+    assert "Traceback" not in run.text()
+
+
+def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
+    config = base.shape_config("tiny", use_sliding_window=True, sliding_window=256)
+    (tmp_path / "config.json").write_text(config.to_json_string())
+    with pytest.raises(BadData, match="256 tokens back.*--packing=false, or --cutoff_len=256"):
+        base.folder_config(tmp_path, packed_tokens=512)
+    assert base.folder_config(tmp_path, packed_tokens=256).sliding_window == 256
+    base.folder_config(tmp_path)
+
+
+# --- chosen, and said ---
+
+def reckoned(*given, card_bytes):
+    return sizing.reckon(base.shape_config("tiny"), options_of(*given), PIECE, precision=FLOAT, world_size=2,
+                         family="cpu", card_bytes=card_bytes)
+
+
+def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():
+    """S3-B7: no checkpointing whatever the card. S3-B6: the fast way first."""
+    roomy = reckoned(card_bytes=None)
+    assert str(roomy.chosen) == "ddp, activations kept" and roomy.lines[-1].endswith("the fastest that fits")
+    tight = reckoned(card_bytes=roomy.need.on_card("cpu") - 1)
+    assert str(tight.chosen) == "ddp, activations made anew"
+    assert tight.need.activations < 0.7 * roomy.need.activations
+    assert "chosen: ddp, activations made anew" in tight.lines[-1]
+    forced = reckoned("--checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
+    assert str(forced.chosen) != "ddp, activations kept" and "made anew" not in str(forced.chosen)
+
+
+def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
+    found = reckoned(card_bytes=1000)
+    assert found.chosen is None and "; try " in found.problems[0] and len(found.lines) == 1 + 8
+
+
+def test_offloading_that_is_asked_for_is_never_forgotten():
+    """`how: auto` once took the fastest way, which offloads nothing."""
+    assert reckoned("--offload=true", card_bytes=None).chosen == sizing.Holding("fsdp2", True, False)
+
+
+def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at():
+    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--how=ddp"), PIECE, alone(), FLOAT)
+    assert (holding.how, holding.checkpointing) == ("ddp", False)
+    assert "--how=ddp, as asked, activations fit" in lines[-1]
+    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--how=ddp", "--checkpointing=true"), PIECE,
+                                   alone(), FLOAT)
+    assert holding.checkpointing and lines == ["ddp, activations made anew, as asked"]
+
+
+def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_path):
+    """S3-B7: eager attention keeps every score of every head; it is never taken silently."""
+    assert options_of()["packing"] is True
+    config = base.shape_config("tiny")
+    text = json.loads(config.to_json_string())
+    text.update(attn_implementation="eager", _attn_implementation="eager")
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    model = base.empty_model(base.folder_config(tmp_path), attention="sdpa")
+    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {"sdpa"}
+
+
+# --- a speed that no card has ---
+
+def test_the_plan_tells_what_the_cards_cannot_exceed():
+    """S3-B10: 50 to 80 rows of 2048 tokens a second were stated for 32 billion weights on 16 cards."""
+    config = base.shape_config("qwen2.5-32b")
+    sizes = sizing.simulated_step(config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT,
+                                  is_cast=True, is_anew=False)
+    line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
+    rows_per_s = float(line.split()[3])
+    assert 5 < rows_per_s < 50 and "16 x 294.9 TFLOP/s" in line
+    assert sizing.speed_limit(config, sizes, chip_of("310P3"), ranks=16, mean_length=2048) is None
+
+
+def test_a_plan_for_a_card_that_lacks_the_dtype_is_refused_in_words():
+    with pytest.raises(BadData, match="has no bfloat16; use float16 or auto"):
+        jobs.plan(options_of("--card=910A", "--dtype=bfloat16"), alone())
+    with pytest.raises(BadData, match="--card=Z80: not in the table of chips"):
+        jobs.plan(options_of("--card=Z80"), alone())

@@ -1,0 +1,101 @@
+"""What a trajectory training would take, reckoned before there is a device, beside what it takes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from transformers.models.qwen2 import modeling_qwen2
+
+from ascendrun.programs.trainer import memory, planned
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.accelerator import open_accelerator
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trajectory import jobs, plan, sizing
+from ascendrun.programs.trajectory.__main__ import OPTIONS
+from ascendrun.programs.trajectory.data import make_samples
+from ascendrun.programs.trajectory.model import make_guesser, make_model
+from ascendrun.programs.trajectory.pretrain import make_pretraining
+from ascendrun.programs.trajectory.tracks import BadData
+from ascendrun.programs.trajectory.train import make_loop
+from benchmarks.memory.rank import peak_of
+
+WITHIN = 0.15
+FINETUNE = ("--hidden=64", "--batch_size=24", "--attention=both", "--micro_tokens=0")
+PRETRAIN = ("--hidden=96", "--layers=3", "--batch_size=24", "--micro_tokens=700", "--crop=0")
+CAUSAL = ("--hidden=64", "--batch_size=16", "--objective=causal", "--gradient_checkpointing=true", "--pooling=last")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+
+
+def options_of(*argv):
+    return option_table.parse(["--tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS))
+
+
+@pytest.mark.parametrize("name, argv", [("finetune", FINETUNE), ("pretrain", PRETRAIN),
+                                        pytest.param("pretrain", CAUSAL, marks=pytest.mark.thorough)])
+def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
+    options = options_of(*argv, "--crop=0")
+    samples = make_samples(options)
+    sizes = jobs.own_sizes(options, samples)
+    rows, share = next((rows, share) for each, rows, share in plan.trainings(options, samples) if each == name)
+
+    def train():
+        if name == "finetune":
+            loop = make_loop(options, samples, make_model(sizes, seed=1), here, tmp_path)
+        else:
+            loop = make_pretraining(options, samples, make_guesser(sizes, seed=1), here, tmp_path)
+        loop.engine.module.train()
+        for step in range(2 * loop.plan.steps_per_epoch):  # the second epoch has the optimizer's moments throughout
+            for piece in loop.loader.share(step).pieces:
+                loop.engine.backward(loop.task.loss(loop.engine.model, piece.tensors) / piece.weight)
+            loop.engine.finish(1.0)
+        loop.loader.close()
+        return loop.plan
+
+    plans = []
+    measured = peak_of(lambda: plans.append(train()), here)
+    heavy = sizing.heaviest(plans[0], options, family="cpu", world_size=1, asked_share=share)
+    precision = planned.planned("", "float32", here.accelerator)[1]
+    need = sizing.reckon(sizes, heavy, precision=precision, world_size=1, family="cpu",
+                         checkpointed=options["gradient_checkpointing"])
+    assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (heavy, need)
+
+
+def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here, capsys):
+    plan.plan_stage(options_of("--ranks=16", "--card=910B3", "--batch_size=20", "--epochs=3"), here)
+    said = capsys.readouterr().out
+    steps = int(re.search(r"finetune: \d+ tracks, [\d,]+ words; (\d+) steps an epoch of 20 tracks", said).group(1))
+    assert f"{3 * steps} steps in all" in said
+    assert "does not divide by 16 (16 ranks), so ranks wait for others; take 16 or 32" in said
+    assert said.count(" of 64.0 GB a card") == 2
+
+
+@pytest.mark.thorough
+def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
+    large = ("--ranks=1", "--card=910B4", "--batch_size=400", "--hidden=1024", "--heads=8", "--layers=60",
+             "--dtype=float16")
+    options = options_of(*large)
+    needs = r"finetune: needs [\d.]+ GB of 32.0 GB a card \(weights .*; try --"
+    with pytest.raises(plan.TooLarge, match=needs) as told:
+        plan.plan_stage(options, here)
+    ways = re.search(r"finetune: .*; try (.*)", str(told.value)).group(1).split(", or ")
+    assert "--micro_batch=" in ways[0] or "--gradient_checkpointing=true" in ways[0]
+    plan.plan_stage(options_of(*large, *ways[0].split(" with ")), here)
+
+
+@pytest.mark.parametrize("argv, said", [(("--card=920X",), "not in the table of chips"),
+                                        (("--card=910A", "--dtype=bfloat16"), "910A has no bfloat16; use float16")])
+def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
+    with pytest.raises(BadData, match=said):
+        plan.plan_stage(options_of(*argv), here)
+
+
+def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):
+    family, precision, card_bytes = planned.planned("910A", "auto", here.accelerator)
+    assert (family, precision.scales, card_bytes) == ("npu", True, 32 * memory.GB)
+    assert planned.planned("H100", "auto", here.accelerator)[0] == "cuda"
