@@ -9,8 +9,6 @@ import pytest
 from ascendrun.ascend import hccn, hccn_conf, npu_smi
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
-from ascendrun.sim.ascend.hosts import install_on
-from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.vcluster.processes import await_true
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "KexAlgorithms=curve25519-sha256"]
@@ -29,8 +27,9 @@ def info_of(cluster, name):
 def nodes(cluster_of):
     """node1 is well; on node2 card 3 is off the bus."""
     cluster = cluster_of(2)
-    install_on(cluster, "node1", Scenario(number=1))
-    install_on(cluster, "node2", Scenario(number=2, faults=(PlannedFault("dropped", 3),)))
+    for name in cluster.hosts:  # each gets addresses of its own
+        assert main(["install", f"{cluster.cluster_id}:{name}"]) == 0
+    assert main(["fault", f"{cluster.cluster_id}:node2", "3", "dropped"]) == 0
     return cluster
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -64,6 +65,44 @@ def sound() -> Any:
     return [kernels.sound_kernels(here(), dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
 
 
+def autocast() -> float:
+    """How far fused attention in bfloat16, autocast on around it, is from its formula in float."""
+    device = here()
+    chance = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 4, 9, 8, generator=chance).bfloat16() for _ in range(3))
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1).expand(2, 1, 9, 9).contiguous()
+    wanted = kernels.attention_formula(query.float(), key.float(), value.float(), hidden, scale=0.3)
+    at = device.device
+    with device.autocast(torch.bfloat16):
+        found = kernels.npu_attention(query.to(at), key.to(at), value.to(at), hidden.to(at), scale=0.3)
+    return float((found.cpu().float() - wanted).abs().max())
+
+
+def dropped() -> Dict[str, float]:
+    """Attention with dropout: {how far it is with the same seed, with another, in the mean from none; how far the
+    gradients are from the slopes of the answer, relative}."""
+    device = here()
+    chance = torch.Generator().manual_seed(1)
+    query, key, value, way, weight = (torch.randn(2, 2, 9, 8, generator=chance).to(device.device) for _ in range(5))
+
+    def answer(q: torch.Tensor, v: torch.Tensor, *, seed: int = 1, dropout: float = 0.3) -> torch.Tensor:
+        device.seed(seed)
+        return kernels.npu_attention(q, key, v, None, scale=0.3, dropout=dropout)
+
+    first = answer(query, value)
+    mean = torch.stack([answer(query, value, seed=seed) for seed in range(100)]).mean(0)
+    leaves = query.clone().requires_grad_(), value.clone().requires_grad_()
+    (answer(*leaves) * weight).sum().backward()
+    step = 1e-2
+    slopes = [((answer(query + step * way, value) - answer(query - step * way, value)) * weight).sum() / (2 * step),
+              (first * weight).sum()]  # the answer is linear in the values
+    found = [(leaves[0].grad * way).sum(), (leaves[1].grad * value).sum()]
+    return {"same": float((answer(query, value) - first).abs().max()),
+            "other": float((answer(query, value, seed=2) - first).abs().max()),
+            "mean": float((mean - answer(query, value, dropout=0.0)).abs().max()),
+            "gradients": max(float((one / other - 1).abs()) for one, other in zip(found, slopes))}
+
+
 def optimizers() -> Dict[str, float]:
     """How far AdamW on the device is from AdamW on the host after some steps: fused, and for sharded parameters."""
     device = here()
@@ -120,6 +159,19 @@ def memory() -> Dict[str, Any]:
     again = torch.empty(600 << 20, dtype=torch.uint8, device=device.device)
     again[-1] = 7
     return {"said": said, "total": device.memory_total_bytes(), "again": int(again[-1])}
+
+
+def classifier(folder: str) -> Any:
+    """How far the probabilities of some tracks on the device are from those on the host; the class names of both."""
+    from ascendrun.programs.trajectory.api import Classifier
+    from ascendrun.programs.trajectory.generate import generate
+    from ascendrun.programs.trajectory.grammars import text_of
+    texts = [text_of(track, {"grammar": "motion", "resolution": 10}) for track in generate(6, seed=9)]
+    here()
+    said = [Classifier(folder, device=family).predict_batch(texts, return_probs=True) for family in ("npu", "cpu")]
+    off = max(abs(one["probabilities"][name] - share) for one, other in zip(*said)
+              for name, share in other["probabilities"].items())
+    return [off, *([each["class_name"] for each in answers] for answers in said)]
 
 
 def collectives() -> Dict[str, Any]:
@@ -179,26 +231,48 @@ def disagree() -> None:
 
 
 def names(path: str) -> List[str]:
-    """Those of the names in this file, [dotted name, keywords], that the real module does not have so."""
-    import inspect
-
-    import torch_npu
+    """Those of the names in this file, [dotted name, [[positional, keywords], …]], that the real module does not have,
+    or does not take so."""
     wrong = []
-    for name, keywords in json.loads(Path(path).read_text()):
-        found: Any = torch_npu
+    for name, calls in json.loads(Path(path).read_text()):
         try:
-            for part in name.split(".")[1:]:
-                found = getattr(found, part)
-        except AttributeError:
+            found = look_up(name)
+        except (AttributeError, ImportError):
             wrong.append(f"{name}: absent")
             continue
-        wrong += [f"{name}: takes no {keyword}" for keyword in keywords if not takes(found, keyword, inspect)]
+        wrong += [f"{name}: does not take {positional} and {keywords}" for positional, keywords in calls
+                  if not takes(found, positional, keywords)]
     return wrong
 
 
-def takes(function: Any, keyword: str, inspect: Any) -> bool:
+def look_up(name: str) -> Any:
+    import importlib
+
+    import torch_npu
+    found: Any = torch_npu
+    at = "torch_npu"
+    for part in name.split(".")[1:]:
+        at = f"{at}.{part}"
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(at)
+    return found
+
+
+def takes(function: Any, positional: int, keywords: Sequence[str]) -> bool:
     if hasattr(function, "overloads"):  # an operator of torch.ops
-        return any(keyword in {argument.name for argument in getattr(function, name)._schema.arguments}
+        return any(fits_schema(getattr(function, name)._schema.arguments, positional, keywords)
                    for name in function.overloads())
-    parameters = inspect.signature(function).parameters.values()
-    return any(each.name == keyword or each.kind is each.VAR_KEYWORD for each in parameters)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a C extension, which has none; that it is called is shown by the other tests
+        return True
+    try:
+        signature.bind(*range(positional), **dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    return True
+
+
+def fits_schema(arguments: Sequence[Any], positional: int, keywords: Sequence[str]) -> bool:
+    given = {argument.name for argument in arguments[:positional]} | set(keywords)
+    needed = {argument.name for argument in arguments if not argument.has_default_value()}
+    return needed <= given <= {argument.name for argument in arguments}

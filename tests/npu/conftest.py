@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import pytest
 
@@ -29,6 +29,24 @@ class NpuServer(Server):
         self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("npuserver.py"))], env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+
+Row = Tuple[object, ...]
+_rows = pytest.StashKey[List[Row]]()
+
+
+@pytest.fixture(scope="session")
+def table(pytestconfig: pytest.Config) -> List[Row]:
+    """Rows that are shown at the end: program and way, launcher, ranks, steps, largest difference, seconds."""
+    return pytestconfig.stash.setdefault(_rows, [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows = config.stash.get(_rows, [])
+    if rows:
+        terminalreporter.section("family npu over hccl beside cpu over gloo")
+    for row in rows:
+        terminalreporter.write_line("{:20} {:10} {:>2} ranks {:>3} steps   off {:8} {:>6}".format(*row))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 
 from ascendrun.ascend.signatures import scan
 from tests.npu.conftest import plogs
+from tests.programs.conftest import TINY
 
 HURRY = {"ASCENDRUN_SIM_NPU_HURRY": "60", "HCCL_EXEC_TIMEOUT": "68", "HCCL_CONNECT_TIMEOUT": "120"}
 """HCCL's 120 seconds pass in two."""
@@ -36,6 +37,16 @@ def test_a_training_over_hccl_has_the_losses_of_one_over_gloo(launch, how):
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-4)
 
 
+def test_a_classifier_trained_there_answers_there_as_on_the_cpu(launch):
+    options = [*TINY, "--epochs=1", "--grammar=motion", "--profile=trace"]
+    trained = launch("trajectory", options, name="trained").succeed()
+    assert list(trained.folder.glob("trace/rank-00000/*_ascend_pt")), "torch_npu's profiler ran"
+    assert "fused: Qwen2MLP x " in trained.text() and "Qwen2RMSNorm x " in trained.text()
+    check = launch("check", ["classifier", str(trained.folder / "out" / "best")], name="check").succeed()
+    off, on_npu, on_cpu = json.loads((check.folder / "answer-0.json").read_text())
+    assert off < 1e-4 and on_npu == on_cpu
+
+
 def test_a_stopped_training_resumes_on_npu_as_if_it_had_not_been_stopped(launch):
     def options(**more):
         return [json.dumps({"max_steps": 8, "dropout": 0.0, **more})]
@@ -50,8 +61,11 @@ def codes(run):
     return {hit.signature.code for hit in scan(enumerate(text.splitlines(), 1))}
 
 
-def test_a_lost_device_ends_its_rank_with_the_runtimes_code(launch):
-    run = launch("tiny", ["{}"], ranks=1, env={"ASCENDRUN_SIM_NPU_FAULTS": "device-lost"})
+def test_a_device_that_is_lost_in_the_middle_ends_its_rank_with_the_runtimes_code(launch, tmp_path):
+    switch = tmp_path / "faults"
+    run = launch("tiny", [json.dumps({"epochs": 100_000})], env={"ASCENDRUN_SIM_NPU_FAULTS_FILE": str(switch)})
+    run.until_step(2)
+    switch.write_text("device-lost")
     assert run.wait() == [1]
     assert {"ACL-507899", "device-heartbeat-lost"} <= codes(run)
 

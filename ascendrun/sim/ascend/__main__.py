@@ -93,7 +93,9 @@ def _install(arguments: argparse.Namespace) -> None:
     if host:
         from ascendrun.sim.ascend.hosts import install_on
 
-        install_on(*host, scenario)
+        cluster, name = host  # addresses of ports are those of one node: each host is a node of its own
+        number = scenario.number or sorted(cluster.hosts).index(name) + 1
+        install_on(cluster, name, dataclasses.replace(scenario, number=number))
     else:
         root = Path(arguments.root).resolve()
         install_tree(root, scenario, seen_as=str(root))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.npu.build import build
@@ -16,14 +15,12 @@ def main() -> int:
     parser.add_argument("verb", choices=["build", "env"])
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch_npu")
     options = parser.parse_args()
-    began_s = time.monotonic()
     try:
         home = build(find_target(options.python))
     except (AscendrunError, OSError) as error:
         print(f"error: {error}", *filter(None, [getattr(error, "hint", None)]), sep="\n  hint: ", file=sys.stderr)
         return 3
     print(f"source {home}/set_env.sh" if options.verb == "env" else home)
-    print(f"{time.monotonic() - began_s:.1f} s", file=sys.stderr)
     return 0
 
 

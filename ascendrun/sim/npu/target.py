@@ -44,10 +44,10 @@ def find_target(python: str) -> Target:
     except (OSError, subprocess.SubprocessError) as error:
         raise NotFit(f"{python} does not run: {error}", hint="name another Python: --python PATH") from error
     found = json.loads(text)
-    for name in ("torch", "torch_npu"):
-        if not found[name]:
-            raise NotFit(f"{python} (Python {found['version']}) has no {name}",
-                            hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11")
+    lacks = [name for name in ("torch", "torch_npu") if not found[name]]
+    if lacks:
+        raise NotFit(f"{python} (Python {found['version']}) has no {' and no '.join(lacks)}",
+                     hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11")
     torch_npu, version = found["torch_npu"]
     if not version.startswith(KNOWN_VERSION):
         raise NotFit(f"{python} has torch_npu {version}; the simulated CANN knows {KNOWN_VERSION}", hint=INSTALL_HINT)

@@ -48,7 +48,7 @@ def _spawn(body: Callable[[], None]) -> int:
         return pid
     try:
         body()
-    except BaseException:
+    except BaseException:  # the child of a fork must never return into its parent's code
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)

@@ -7,7 +7,7 @@ from ascend_scenes import fault, hccn, scenarios, scene_of, smi
 from hypothesis import given, settings
 
 from ascendrun.ascend import hccn as ports
-from ascendrun.ascend import hccn_counters, npu_smi, npu_smi_board, npu_smi_lists, npu_smi_views
+from ascendrun.ascend import hccn_counters, hccn_history, npu_smi, npu_smi_board, npu_smi_lists, npu_smi_views
 from ascendrun.sim.ascend.scenario import Scenario, ShownProcess, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn_tool
 from ascendrun.sim.ascend.tool import npu_smi as npu_smi_tool
@@ -148,7 +148,7 @@ def test_every_item_of_hccn_tool_says_how_the_port_is_set_up(scenario):
         address = understood(ports.parse_ip(hccn(scene, device, "ip")))
         assert (address.address, address.netmask) == (chip.address, chip.netmask)
         assert understood(ports.parse_link(hccn(scene, device, "link"))).is_up
-        history = understood(ports.parse_link_history(hccn(scene, device, "link_stat")))
+        history = understood(hccn_history.parse_link_history(hccn(scene, device, "link_stat")))
         assert (history.device_id, history.up_count, len(history.changes)) == (device, 1, 1)
         assert history.down_count == (0 if scene.node.is_new else None)
         tls = understood(ports.parse_tls(hccn(scene, device, "tls")))
@@ -317,9 +317,10 @@ def test_ping_fails_to_the_one_address_that_is_unreachable():
 def test_a_link_that_flaps_has_a_history_in_order_and_counts_on():
     scene = at(Scenario(driver="25.5.1", faults=fault("link_flaps", 0, "10")), 65)
     port = Port(scene.node, scene.faults, scene.readings[0], (), 1e9 + 65)
-    history = understood(ports.parse_link_history(render_item("-link_stat", port)))
+    history = understood(hccn_history.parse_link_history(render_item("-link_stat", port)))
     assert (history.up_count, history.down_count) == (8, 7)
-    assert ports.longest_down_s(history) == 1.0
+    pairs = list(zip(history.changes, history.changes[1:]))
+    assert {(up.at - down.at).total_seconds() for up, down in pairs if not down.is_up} == {1.0}
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

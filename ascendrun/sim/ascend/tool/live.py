@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ascendrun.sim.ascend.tool.families import Family
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
@@ -120,8 +120,3 @@ def memory_of(reading: Reading) -> Tuple[int, int]:
     if reading.hbm_mb:
         return reading.hbm_used_mb, reading.hbm_mb
     return reading.ddr_used_mb, reading.chip.ddr_mb
-
-
-def find_chip(node: Node, npu_id: int, chip_id: Optional[int]) -> List[Chip]:
-    """The card's chips, or the one of them; [] when there is none."""
-    return [chip for chip in node.chips if chip.npu_id == npu_id and chip_id in (None, chip.chip_id)]

@@ -1,17 +1,22 @@
 // The NPU's own operators that ascendrun's programs use, each as the formula it stands for; torch_npu's gradients of
 // them stay in use, and call the backward operators here. A wish that the formula does not know is refused, not ignored.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/bernoulli.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -26,6 +31,11 @@ using MaybeTensor = std::optional<Tensor>;
 // torch_npu's gradients hand on what was not given as an undefined tensor or an empty list.
 bool is_given(const MaybeTensor &tensor) { return tensor && tensor->defined(); }
 bool is_given(const Numbers &numbers) { return numbers && !numbers->empty(); }
+
+// A kernel of the device computes in the numbers that it chose; autocast, which is on around it, ends at its door.
+struct NoAutocast {
+    c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
 
 // --- RMSNorm ---
 
@@ -90,11 +100,23 @@ Attention attend(const Tensor &q, const Tensor &k, const Tensor &v, c10::string_
     return made;
 }
 
-void refuse_others(const MaybeTensor &pse, const MaybeTensor &padding, double keep, Numbers prefix, Numbers q_len, Numbers k_len,
-                   int64_t sparse_mode, const MaybeTensor &sink) {
-    TORCH_CHECK(!is_given(pse) && !is_given(padding) && keep == 1.0 && !is_given(prefix) && !is_given(q_len) && !is_given(k_len) &&
-                    sparse_mode == 0 && !is_given(sink),
-                "simulated npu_fusion_attention: no pse, padding_mask, dropout, prefix, actual_seq_len, sparse_mode or sink");
+// Which weights dropout leaves, enlarged by as much as it takes away; forward and backward draw the same from a seed.
+Tensor left_over(const Tensor &weights, double keep, int64_t seed) {
+    if (keep == 1.0) return at::ones_like(weights);
+    at::Generator chance = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed));
+    Tensor drawn = at::bernoulli(at::full(weights.sizes(), keep, at::dtype(at::kFloat).device(at::kCPU)), chance);
+    return drawn.div_(keep).to(weights.device());
+}
+
+int64_t drawn_seed(double keep) {
+    return keep == 1.0 ? 0 : at::randint(std::numeric_limits<int32_t>::max(), {1}, at::dtype(at::kLong).device(at::kCPU)).item<int64_t>();
+}
+
+void refuse_others(const MaybeTensor &pse, const MaybeTensor &padding, Numbers prefix, Numbers q_len, Numbers k_len, int64_t sparse_mode,
+                   const MaybeTensor &sink) {
+    TORCH_CHECK(!is_given(pse) && !is_given(padding) && !is_given(prefix) && !is_given(q_len) && !is_given(k_len) && sparse_mode == 0 &&
+                    !is_given(sink),
+                "simulated npu_fusion_attention: no pse, padding_mask, prefix, actual_seq_len, sparse_mode or sink");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
@@ -102,12 +124,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const MaybeTensor &padding, const MaybeTensor &hidden, double scale, double keep, int64_t, int64_t, int64_t, Numbers prefix,
     Numbers q_len, Numbers k_len, int64_t sparse_mode, bool, bool, c10::string_view, const MaybeTensor &sink, const MaybeTensor &,
     int64_t, int64_t) {
-    refuse_others(pse, padding, keep, prefix, q_len, k_len, sparse_mode, sink);
+    NoAutocast here;
+    refuse_others(pse, padding, prefix, q_len, k_len, sparse_mode, sink);
     TORCH_CHECK(heads == q.size(1), "npu_fusion_attention: head_num ", heads, " but the query has ", q.size(1));
     Attention made = attend(q, k, v, layout, hidden, scale);
-    Tensor answer = at::matmul(made.weights, made.value).to(q.scalar_type());
+    int64_t seed = drawn_seed(keep);
+    Tensor answer = at::matmul(made.weights * left_over(made.weights, keep, seed), made.value).to(q.scalar_type());
     Tensor statistics = at::zeros({q.size(0), q.size(1), q.size(2), 8}, q.options().dtype(at::kFloat));
-    return {answer, statistics, at::ones_like(statistics), at::empty({0}, q.options()), 0, 0, 0};
+    return {answer, statistics, at::ones_like(statistics), at::empty({0}, q.options()), seed, 0, 0};
 }
 
 Tensor per_key_head(const Tensor &grad, const Tensor &like) {
@@ -117,14 +141,16 @@ Tensor per_key_head(const Tensor &grad, const Tensor &like) {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &dy, int64_t, c10::string_view layout, const MaybeTensor &pse,
     const MaybeTensor &padding, const MaybeTensor &hidden, const MaybeTensor &, const MaybeTensor &, const MaybeTensor &,
-    const MaybeTensor &, double scale, double keep, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Numbers prefix,
+    const MaybeTensor &, double scale, double keep, int64_t, int64_t, int64_t, int64_t seed, int64_t, int64_t, Numbers prefix,
     Numbers q_len, Numbers k_len, int64_t sparse_mode, bool, bool, c10::string_view, const MaybeTensor &sink) {
-    refuse_others(pse, padding, keep, prefix, q_len, k_len, sparse_mode, sink);
+    NoAutocast here;
+    refuse_others(pse, padding, prefix, q_len, k_len, sparse_mode, sink);
     Attention made = attend(q, k, v, layout, hidden, scale);
-    Tensor grad = dy.to(at::kFloat), d_weights = at::matmul(grad, made.value.transpose(-1, -2));
+    Tensor grad = dy.to(at::kFloat), left = left_over(made.weights, keep, seed);
+    Tensor d_weights = at::matmul(grad, made.value.transpose(-1, -2)) * left;
     Tensor d_scores = made.weights * (d_weights - (d_weights * made.weights).sum(-1, true)) * scale;
     Tensor dq = at::matmul(d_scores, made.key).to(q.scalar_type()), dk = at::matmul(d_scores.transpose(-1, -2), made.query);
-    Tensor dv = at::matmul(made.weights.transpose(-1, -2), grad), none = at::empty({0}, q.options());
+    Tensor dv = at::matmul((made.weights * left).transpose(-1, -2), grad), none = at::empty({0}, q.options());
     return {dq, per_key_head(dk, k), per_key_head(dv, v), none, none};
 }
 

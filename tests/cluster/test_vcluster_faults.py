@@ -1,0 +1,219 @@
+"""The virtual cluster's faults, each shown by its effect, and by its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from looks import DEADLINE_S, SSH, dial, open_session, says, ssh
+
+from ascendrun.sim.vcluster.machines import HostDown
+from ascendrun.sim.vcluster.requirements import NotSupported, find_faketime
+
+
+def test_cut_ssh_times_out_and_heal_brings_the_host_back(cluster):
+    cluster.cut("node1")
+    cluster.cut("node1")
+    assert dial(cluster, "node1") == "no answer"
+    assert dial(cluster, "node2") == "SSH-"
+    cluster.heal("node1")
+    cluster.heal("node1")
+    assert dial(cluster, "node1") == "SSH-"
+
+
+def test_freeze_tcp_connects_but_no_banner_comes_and_thaw_goes_on(cluster):
+    cluster.freeze("node1")
+    cluster.freeze("node1")
+    assert dial(cluster, "node1") == "connected, no banner"
+    cluster.thaw("node1")
+    cluster.thaw("node1")
+    assert dial(cluster, "node1") == "SSH-"
+
+
+def test_reboot_gives_a_new_boot_id_and_an_empty_disk_but_the_same_machine(cluster):
+    look = "cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id; ls /root/mark"
+    says(cluster, "node1", "touch /root/mark")
+    before = says(cluster, "node1", look).splitlines()
+    cluster.reboot("node1")
+    after = ssh(cluster, "node1", look)
+    assert "No such file" in after.stderr
+    assert after.stdout.splitlines()[0] != before[0]
+    assert after.stdout.splitlines()[1] == before[1]
+
+
+def test_a_reboot_may_keep_the_disk_also_after_a_crash(cluster):
+    look = "cat /proc/sys/kernel/random/boot_id; cat /root/mark; ls /run/mark /dev/shm/mark; ps -e | wc -l"
+    says(cluster, "node1", "echo kept > /root/mark; touch /run/mark /dev/shm/mark")
+    boots = {says(cluster, "node1", "cat /proc/sys/kernel/random/boot_id")}
+    for take_down in (cluster.freeze, cluster.crash):
+        take_down("node1")
+        cluster.reboot("node1", keep_disk=True)
+        after = ssh(cluster, "node1", look)
+        assert after.stdout.splitlines()[1] == "kept"
+        assert after.stderr.count("No such file") == 2
+        boots.add(after.stdout.splitlines()[0])
+    assert len(boots) == 3
+    cluster.reboot("node1")
+    assert ssh(cluster, "node1", "cat /root/mark").returncode == 1
+
+
+def test_kill_the_peer_sees_the_connection_closed_at_once(cluster):
+    with open_session(cluster, "node1") as session:
+        cluster.kill("node1")
+        cluster.kill("node1")
+        assert session.wait(DEADLINE_S) == 255
+    assert not cluster.is_up("node1") and cluster.processes("node1") == []
+    with pytest.raises(HostDown):
+        cluster.host_run("node1", ["true"])
+
+
+def test_crash_the_peer_sees_silence_until_its_own_keepalive(cluster):
+    options = ["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"]
+    with open_session(cluster, "node1", options) as session, open_session(cluster, "node1") as trusting:
+        cluster.crash("node1")
+        assert session.wait(DEADLINE_S) == 255
+        assert trusting.poll() is None, "without keepalive nobody can know"
+        trusting.kill()
+
+
+def test_clean_undoes_everything_and_boots_what_was_off(cluster):
+    cluster.crash("node1")
+    cluster.freeze("node2")
+    cluster.block("node2", "head")
+    cluster.fill("node2")
+    cluster.loss("node2", 50)
+    cluster.clean()
+    cluster.clean()
+    for name in cluster.hosts:
+        assert says(cluster, name, "echo x > /root/x && hostname") == name
+    assert cluster._state.faults.get("node1", []) == [] and cluster._state.faults.get("node2", []) == []
+
+
+def test_loss_of_everything_is_silence_and_of_a_little_is_survived(cluster):
+    cluster.loss("node1", 100)
+    assert dial(cluster, "node1") == "no answer"
+    cluster.loss("node1", 5)
+    options = ["-o", "ConnectTimeout=20"]
+    assert says(cluster, "node1", "head -c 300000 /dev/zero | wc -c", options=options) == "300000"
+    cluster.loss("node1", 0)
+    assert says(cluster, "node1", "hostname") == "node1"
+
+
+def test_delay_makes_a_round_trip_twice_as_long(cluster):
+    cluster.delay("node1", 100)
+    delayed_s = _round_trip_s(cluster, "node1")
+    assert delayed_s >= 0.2
+    assert _round_trip_s(cluster, "node2") < delayed_s / 2
+    assert says(cluster, "node1", "head -c 3000000 /dev/zero | wc -c; head -c 3000000 /dev/zero").startswith("3000000")
+    cluster.delay("node1", 0)
+    assert _round_trip_s(cluster, "node1") < delayed_s / 2
+
+
+ROUND_TRIP = """
+import socket, sys, time
+best = 9.0
+for _ in range(5):
+    began = time.monotonic()
+    socket.create_connection((sys.argv[1], 22), 5).close()
+    best = min(best, time.monotonic() - began)
+print(best)
+"""
+
+
+def _round_trip_s(cluster, name):
+    argv = [sys.executable, "-c", ROUND_TRIP, cluster.address(name)]
+    return float(cluster.head_run(argv, capture_output=True, text=True, check=True).stdout)
+
+
+def test_rate_slows_what_passes_the_cable(cluster):
+    free_s = _fetch_s(cluster, "node1", 2_000_000)
+    cluster.rate("node1", 8000)
+    slow_s = _fetch_s(cluster, "node1", 2_000_000)
+    assert slow_s > 1.9, "two megabytes at one a second"
+    cluster.rate("node1", 0)
+    assert max(free_s, _fetch_s(cluster, "node1", 2_000_000)) < slow_s
+
+
+def _fetch_s(cluster, name, size):
+    began = time.monotonic()
+    done = cluster.head_run([*SSH, name, f"head -c {size} /dev/urandom"], stdout=subprocess.PIPE)
+    assert len(done.stdout) == size
+    return time.monotonic() - began
+
+
+def test_isolate_a_does_not_reach_b_while_the_head_sees_both(cluster):
+    cluster.isolate("node1", "node2")
+    cluster.isolate("node1", "node2")
+    assert "timed out" in ssh(cluster, "node2", "true", via="node1").stderr
+    assert "timed out" in ssh(cluster, "node1", "true", via="node2").stderr
+    assert [says(cluster, name, "hostname") for name in cluster.hosts] == ["node1", "node2"]
+    cluster.clean()
+    assert says(cluster, "node2", "hostname", via="node1") == "node2"
+
+
+def test_block_is_one_way_and_stops_a_live_connection(cluster):
+    options = ["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"]
+    with open_session(cluster, "node1", options) as session:
+        cluster.block("node1", "head")
+        assert session.wait(DEADLINE_S) == 255
+    received = "awk '/^Ip: [0-9]/ {print $4}' /proc/net/snmp"  # packets that came in
+    before = int(cluster.host_run("node1", ["sh", "-c", received], capture_output=True, text=True).stdout)
+    assert dial(cluster, "node1") == "no answer"
+    after = int(cluster.host_run("node1", ["sh", "-c", received], capture_output=True, text=True).stdout)
+    assert after > before, "the other way is open"
+    assert says(cluster, "node2", "hostname", via="node1") == "node2"
+    cluster.unblock("node1")
+    assert dial(cluster, "node1") == "SSH-"
+
+
+def test_fill_leaves_not_a_byte_and_unfill_gives_it_back(cluster):
+    cluster.fill("node1")
+    cluster.fill("node1")
+    with pytest.raises(OSError) as caught:
+        cluster.path("node1", "/root/more").write_bytes(b"x" * 4096)
+    assert caught.value.errno == errno.ENOSPC
+    assert "No space left" in ssh(cluster, "node1", "echo more > /tmp/more && echo most > /root/more").stderr
+    assert says(cluster, "node2", "echo more > /tmp/more; cat /tmp/more") == "more"
+    cluster.unfill("node1")
+    cluster.unfill("node1")
+    assert says(cluster, "node1", "echo more > /root/more; cat /root/more") == "more"
+
+
+def test_sshd_stop_refuses_newcomers_and_keeps_sessions(cluster):
+    with open_session(cluster, "node1") as session:
+        cluster.sshd_stop("node1")
+        cluster.sshd_stop("node1")
+        assert dial(cluster, "node1") == os.strerror(errno.ECONNREFUSED)
+        assert session.poll() is None
+        cluster.sshd_start("node1")
+        cluster.sshd_start("node1")
+        assert dial(cluster, "node1") == "SSH-"
+        cluster.sshd_restart("node1")
+        assert session.poll() is None
+        session.stdin.close()
+        assert session.wait(DEADLINE_S) == 0
+
+
+def test_sshd_options_change_a_running_host_until_clean(cluster):
+    cluster.sshd_options("node1", ["ForceCommand echo forced"])
+    assert says(cluster, "node1", "hostname") == "forced"
+    cluster.clean("node1")
+    assert says(cluster, "node1", "hostname") == "node1"
+
+
+def test_clock_shifts_the_wall_clock_of_one_host(cluster):
+    try:
+        find_faketime()
+    except NotSupported as missing:
+        with pytest.raises(NotSupported, match="libfaketime"):
+            cluster.clock("node1", 300)
+        pytest.skip(f"{missing.message}; {missing.hint}")
+    cluster.clock("node1", 300)
+    ahead = [int(says(cluster, name, "date +%s")) - time.time() for name in cluster.hosts]
+    assert 250 < ahead[0] < 350 and abs(ahead[1]) < 50
+    cluster.clean("node1")
+    assert abs(int(says(cluster, "node1", "date +%s")) - time.time()) < 50

@@ -1,0 +1,108 @@
+"""Nothing is left: the checks for leftovers are themselves checked, by planted ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import leftovers
+import pytest
+from looks import DEADLINE_S, open_session, says
+
+from ascendrun.sim.vcluster import state as states
+from ascendrun.sim.vcluster.cluster import clusters, sweep
+from ascendrun.sim.vcluster.processes import await_true, is_of_the_system
+
+CODE = Path(__file__).resolve().parents[2]
+
+
+def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
+    says(cluster, "node1", "setsid sleep 4220 >/dev/null 2>&1 </dev/null & echo started")
+    with pytest.raises(leftovers.Leftovers, match=r"(?s)1 processes are left.*node1:.*sleep 4220"):
+        leftovers.require_none(cluster, deadline_s=1.0)
+    assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
+
+
+def test_a_daemon_left_on_the_head_is_found_and_killed(cluster):
+    cluster.head_run(["sh", "-c", "setsid sleep 4221 >/dev/null 2>&1 </dev/null &"], check=True)
+    with pytest.raises(leftovers.Leftovers, match=r"(?s)head:.*sleep 4221"):
+        leftovers.require_none(cluster, deadline_s=1.0)
+    assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
+
+
+def test_an_open_ssh_session_is_a_leftover_and_the_listening_sshd_is_none(cluster):
+    assert leftovers.strangers(cluster) == {}
+    assert len([one for one in cluster.processes("node1") if is_of_the_system(one)]) == 2
+    with open_session(cluster, "node1") as session:
+        assert set(leftovers.strangers(cluster)) == {"node1", "head"}
+        session.kill()
+    leftovers.require_none(cluster)
+
+
+def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
+    (tmp_path / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
+    (tmp_path / "test_planted.py").write_text(
+        "import leftovers\n"
+        "leftovers.SETTLE_S = 1.0\n"
+        "def test_planted(cluster):\n"
+        "    cluster.head_run(['ssh', 'node1', 'setsid sleep 4222 >/dev/null 2>&1 </dev/null &'], check=True)\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
+    environ = {**os.environ, "PYTHONPATH": str(CODE)}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 passed, 1 error" in done.stdout and "sleep 4222" in done.stdout
+
+
+def test_down_takes_frozen_hosts_and_daemons_with_it_and_leaves_no_trace(cluster_of):
+    cluster = cluster_of(2)
+    namespaces = leftovers.namespaces_of(cluster)
+    cluster.head_run(["sh", "-c", "setsid sleep 4223 >/dev/null 2>&1 </dev/null &"], check=True)
+    cluster.delay("node2", 10)
+    cluster.freeze("node1")
+    assert leftovers.traces([cluster.cluster_id], namespaces), "the check sees a live cluster"
+    cluster.down()
+    cluster.down()
+    assert await_true(lambda: not leftovers.traces([cluster.cluster_id], namespaces), deadline_s=DEADLINE_S)
+    assert not cluster.folder.exists()
+
+
+def test_a_cluster_whose_owner_was_killed_is_swept_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv(states.FOLDER_VARIABLE, str(tmp_path / "clusters"))
+    maker = (
+        "import os, signal; from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
+        "kept, lost = VirtualCluster.up(1, is_kept=True), VirtualCluster.up(1)\n"
+        "print(kept.cluster_id, lost.cluster_id, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(CODE)}
+    made = subprocess.run([sys.executable, "-c", maker], env=environ, capture_output=True, text=True, timeout=60)
+    kept, lost = made.stdout.split()
+    base = tmp_path / "clusters"
+    (base / "half-written").mkdir()
+    try:
+        assert sweep(base) == [lost]
+        assert [cluster.cluster_id for cluster in clusters(base)] == [kept]
+    finally:
+        argv = [sys.executable, "-m", "ascendrun.sim.vcluster", "down", "--all"]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    assert kept in done.stderr and list(base.iterdir()) == []
+
+
+def test_a_controller_that_its_command_cannot_end_is_ended_by_a_signal(cluster, ascendrun):
+    with _false_controller(cluster, ascendrun.environ()) as ours:
+        with _false_controller(cluster, {**ascendrun.environ(), "ASCENDRUN_STATE_DIR": "/elsewhere"}) as other:
+            ascendrun.end_controller(cluster)
+            assert ours.wait(DEADLINE_S) == 3
+            assert other.poll() is None, "the controller of another state dir is not ours to end"
+            other.kill()
+
+
+def _false_controller(cluster, environ):
+    """Something that looks like a controller from outside, and says 3 when SIGTERM ends it."""
+    script = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True); signal.pause()"
+    argv = [sys.executable, "-c", script, "controller"]
+    child = cluster.head_popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "up\n"
+    return child
