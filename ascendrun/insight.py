@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ascendrun.health.topview import TopView
 
 GATHER_S = 180.0
-STATUS_S = 3.0
+"""More than all deadlines of a gathering together."""
+STATUS_S, LOOK_STATUS_S = 3.0, 1.0
+"""How long the controller may take to say what it knows of hosts; of one look among many, which is not worth a wait."""
 FRESH_S = 60.0
 """A sample that is older says nothing of now."""
 
@@ -72,10 +74,25 @@ def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float 
     return Newest(devices=tuple(devices), hosts=tuple(figures)), refused
 
 
+def wish_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float = 20.0) -> None:
+    """Has these hosts asked as `fresh_samples` does, and does not wait: what they say is kept. A host that is being
+    asked is not asked twice. Raises CannotConnect (no controller comes up)."""
+    from dataclasses import asdict
+
+    from ascendrun.head.control import ControlClient
+    cluster.ensure_controller()
+    with ControlClient(cluster.settings.state_dir) as client:
+        client.post("sample", {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": None,
+                               "unless_asked": True})
+
+
 # ---------------------------------------------------------------- top
 
 ASK_EVERY_S = 10.0
 """How often hosts that nobody samples are asked while somebody looks."""
+KEPT_S = 30.0
+"""Who looks once need not wait for hosts of which figures no older than this are kept: npu-smi alone takes a second
+and more. They are shown with their age, and asked for the next look."""
 ANSWER_S = 20.0
 LATE_S = 12.0
 """So much later than ANSWER_S comes the last word of a head that is short of CPU: by then every host has its answer."""
@@ -88,12 +105,12 @@ class TopSource:
     def __init__(
         self, cluster: "Cluster", hosts: Sequence["Host"] = (), *,
         ask: Optional[Callable[[Sequence["Host"], float], Tuple[Newest, Mapping[str, str]]]] = None,
-        is_patient: bool = False,
+        wish: Optional[Callable[[Sequence["Host"]], None]] = None, is_patient: bool = False,
     ) -> None:
         from ascendrun.head.topreader import TopReader
         self.cluster = cluster
         self.hosts = tuple(hosts)
-        self._ask = ask
+        self._ask, self._wish = ask or partial(fresh_samples, cluster), wish or partial(wish_samples, cluster)
         self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
         self._asking: Optional[threading.Thread] = None
         self._asked_at_s = float("-inf")
@@ -104,19 +121,24 @@ class TopSource:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
         from ascendrun.head.statedir import StoreUnusable
         try:
-            newest = samples(self.cluster.settings.state_dir, since_s=now_s - ASK_EVERY_S)
+            newest = samples(self.cluster.settings.state_dir, since_s=now_s - KEPT_S)
         except StoreUnusable:
             newest = Newest()
-        return bool(self._unsampled(newest, now_s))
+        return bool(self._unsampled(newest, now_s, KEPT_S))
 
     def look(self, *, now_s: float, answer_s: float = 0.0) -> "TopView":
-        """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look.
+        """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look. It does not
+        wait when of all of them younger figures than KEPT_S are there.
 
         Raises StoreUnusable, CannotConnect (no controller comes up for the live jobs).
         """
         from ascendrun.health.topjoin import make_view
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
-        asked = self._ask_hosts(self._unsampled(seen.newest, now_s), now_s, answer_s)
+        unsampled, asked = self._unsampled(seen.newest, now_s, ASK_EVERY_S), False
+        if answer_s > 0 and unsampled and not self._unsampled(seen.newest, now_s, KEPT_S):
+            self._wish(unsampled)
+        else:
+            asked = self._ask_hosts(unsampled, now_s, answer_s)
         fresh, refused = self._answer
         if answer_s > 0 and self._asking is not None and self._asking.is_alive():
             late = {host.name: f"no answer within {answer_s:g} s" for host in self._asked}
@@ -128,18 +150,13 @@ class TopSource:
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
         """What the controller knows of hosts; a live job without a controller gets a new one by the asking."""
-        from ascendrun.core.errors import DeadlineExceeded
         self.cluster.jobs()
-        try:
-            status = self.cluster.controller_status(timeout_s=1.0)
-        except DeadlineExceeded:
-            return {}
-        found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
-        return found
+        return _liveness(self.cluster, timeout_s=LOOK_STATUS_S)
 
-    def _unsampled(self, newest: Newest, now_s: float) -> Tuple["Host", ...]:
-        recent = {one.host for one in newest.devices if now_s - one.at_s < ASK_EVERY_S}
-        recent.update(one.host for one in newest.hosts if now_s - one.at_s < ASK_EVERY_S)
+    def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> Tuple["Host", ...]:
+        """The hosts of which there is nothing so young."""
+        recent = {one.host for one in newest.devices if now_s - one.at_s < young_s}
+        recent.update(one.host for one in newest.hosts if now_s - one.at_s < young_s)
         return tuple(host for host in self.hosts if host.name not in recent)
 
     def _ask_hosts(self, hosts: Sequence["Host"], now_s: float, answer_s: float) -> bool:
@@ -156,9 +173,8 @@ class TopSource:
 
     def _hear(self, hosts: Sequence["Host"]) -> None:
         from ascendrun.core.errors import AscendrunError
-        ask = self._ask or partial(fresh_samples, self.cluster)
         try:
-            newest, refused = ask(hosts, ANSWER_S)
+            newest, refused = self._ask(hosts, ANSWER_S)
         except AscendrunError as error:
             newest, refused = Newest(), {host.name: str(error) for host in hosts}
         self._answer = _newer(self._answer[0], newest), refused
@@ -223,6 +239,7 @@ class EventStream:
         return store.job_hosts() if store is not None else {}
 
     def job_names(self) -> Mapping[str, str]:
+        """The name of every job, by its id."""
         store = self._open()
         return store.job_names() if store is not None else {}
 
@@ -282,7 +299,7 @@ def explain(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None, lang
     """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFound, Conflict."""
     from ascendrun.head.explaining import explain_job
     return explain_job(cluster.settings.state_dir, ref, attempt=attempt, lang=lang, now_s=time.time(),
-                       liveness=_liveness(cluster))
+                       liveness=_liveness(cluster, timeout_s=STATUS_S))
 
 
 def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> Optional[str]:
@@ -296,7 +313,8 @@ def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> Optional[str]:
 
 
 def gather(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None) -> Iterator[Tuple[str, Optional[str]]]:
-    """Brings what the job's hosts have of the attempt: (host, None) when it is here, (host, why not) else."""
+    """Brings what the job's hosts have of the attempt (None: the newest): (host, None) when it is here, (host, why not)
+    else, each host as it comes. Raises NotFound, Conflict, CannotConnect (no controller comes up), DeadlineExceeded."""
     from ascendrun.head.control import ControlClient
     fields = {"job": cluster.job(ref).job.id, "attempt": attempt}
     cluster.ensure_controller()
@@ -305,11 +323,11 @@ def gather(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None) -> It
             yield str(header["host"]), header.get("problem")
 
 
-def _liveness(cluster: "Cluster") -> Mapping[str, Mapping[str, str]]:
-    """As the running controller sees it; {} where none runs, or it is too busy to tell."""
+def _liveness(cluster: "Cluster", *, timeout_s: float) -> Mapping[str, Mapping[str, str]]:
+    """By job and host, as the running controller sees it; {} where none runs, or it is too busy to tell."""
     from ascendrun.core.errors import DeadlineExceeded
     try:
-        status = cluster.controller_status(timeout_s=STATUS_S)
+        status = cluster.controller_status(timeout_s=timeout_s)
     except DeadlineExceeded:
         return {}
     found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
@@ -321,7 +339,7 @@ def _liveness(cluster: "Cluster") -> Mapping[str, Mapping[str, str]]:
 
 def bundle(cluster: "Cluster", ref: str, *, path: Optional[Path] = None, layout: str = "ascendrun",
            with_logs: bool = True, max_bytes: int, is_dry: bool = False, environ: Mapping[str, str]) -> "Bundle":
-    """Packs what is known of a job, credentials taken out. `path` None: ascendrun-<job>.tar.gz in this folder;
+    """Packs what is known of a job, credentials taken out. `path` None: <layout>-<job>.tar.gz in this folder;
     `layout`: ascendrun or ascend-fd; `is_dry`: only tells what would be in it. `environ`: variables whose values are
     hidden when their names say "secret". Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
     from ascendrun.head.bundlejob import Wish, bundle_job

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, List, Mapping, Optional, Sequence, Type
 
-from ascendrun.sim.vcluster.cluster import VirtualCluster
+from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster
 from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.spec import root_home
 
@@ -43,12 +43,15 @@ class Cost:
 
 
 class Bed:
-    """A cluster of `count` hosts that all trust the head, and a folder of the head for files of the benchmark."""
+    """A cluster of `count` hosts that all trust the head, and a folder of the head for files of the benchmark.
 
-    def __init__(self, count: int) -> None:
+    `disk`: size of each host's disk, as tmpfs takes it.
+    """
+
+    def __init__(self, count: int, *, disk: str = DISK) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="ascendrun-bench-")
         self.folder = Path(self._temporary.name)
-        self.cluster = VirtualCluster.up(count)
+        self.cluster = VirtualCluster.up(count, disk=disk)
         self._stopwatch = subprocess.Popen(
             self.cluster.head_argv([sys.executable, "-I", "-S", str(STOPWATCH)], cwd="/"),
             stdin=subprocess.PIPE,

@@ -1,12 +1,12 @@
 """Logs: how fast lines are merged and folded, how late a line is on the screen, what a flood costs.
 
-    python -m benchmarks.logs [--repeat 3] [--lines 10000] [--steps 300] [--seconds 15] [--results FOLDER]
+    python -m benchmarks.logs [--repeat 3] [--lines 10000] [--steps 6000] [--seconds 15] [--results FOLDER]
 
 fold      64 ranks x N lines in memory, merged and folded: all alike, or with measured numbers that differ on every rank
 read      the same from files, as `ascendrun logs` does it, in a process of its own: lines a second, peak memory
 latency   8 ranks on 4 hosts write 20 lines a second each: from the write to the pipe of whoever follows
-flood     one rank that computes and writes a gigabyte a minute, into a plain file and under ascendrun: which share
-          of its time it spends in write; the most memory that controller, agent and supervisor took
+flood     one rank that computes and writes a gigabyte, one a minute, into a plain file and under ascendrun: which
+          share of its time it spends in write; the most memory that controller, agent and supervisor took
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--lines", type=int, default=10_000, help="of each of 64 ranks")
-    parser.add_argument("--steps", type=int, default=300, help="of 10 ms of computing and 167 kB of output")
+    parser.add_argument("--steps", type=int, default=6000, help="of 10 ms of computing and 167 kB of output")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long lines are timed")
     parser.add_argument("--results", type=Path, default=RESULTS)
     choice = parser.parse_args(argv)
@@ -276,7 +276,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         for repeat in range(choice.repeat):
             measure_fold(sheet, repeat, choice.lines)
             measure_read(sheet, repeat, choice.lines)
-        with Bed(HOSTS) as bed:
+        with Bed(HOSTS, disk="4g") as bed:
             ours = Ours(bed)
             for repeat in range(choice.repeat):
                 measure_latency(sheet, repeat, bed, ours, choice.seconds)

@@ -36,10 +36,10 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
     ascendrun bundle j-0007                        # ascendrun-j-0007.tar.gz
     ascendrun bundle j-0007 --dry-run              # lists what would be in it; writes nothing
     ascendrun bundle j-0007 -o /tmp/for-support.tar.gz --max-size 20M --no-logs
-    ascendrun bundle j-0007 --layout ascend-fd     # the folders that Huawei's `ascend-fd parse` reads; runs it if found
+    ascendrun bundle j-0007 --layout ascend-fd     # ascend-fd-j-0007.tar.gz: what Huawei's `ascend-fd parse` reads
 """)
 @click.argument("job")
-@click.option("--output", "-o", "path", metavar="FILE.tar.gz", help="Where to.  [default: ascendrun-JOB.tar.gz here]")
+@click.option("--output", "-o", "path", metavar="FILE.tar.gz", help="Where to.  [default: LAYOUT-JOB.tar.gz here]")
 @click.option("--layout", type=click.Choice(["ascendrun", "ascend-fd"]), default="ascendrun", show_default=True,
               help="Which folders.")
 @click.option("--no-logs", is_flag=True, help="Without what the ranks printed.")

@@ -94,6 +94,7 @@ class _Stream:
         from ascendrun.cli.follow import pipeline_of
 
         self._face, self._output = face, output
+        self._since_s, self._kinds = since_s, kinds
         job = None if ref is None else face.cluster.job(ref).job
         whole = None if ref is None or job is None else pipeline_of(face.cluster, ref, job)
         self._pipeline = None if whole is None else whole.id
@@ -106,19 +107,16 @@ class _Stream:
 
     def show(self, *, until_now: bool = False) -> None:
         lines = self._events.new_lines()
-        if self._output == "json":
+        if self._output in ("json", "jsonl"):
             from ascendrun.cli.output import format_many
 
-            sys.stdout.write(format_many(self._records(lines), "json", name="events", kind=EventLine))
-        elif self._output == "jsonl":
-            from ascendrun.cli.output import format_many
-
-            sys.stdout.write(format_many(self._records(lines), "jsonl", name="events", kind=EventLine))
+            sys.stdout.write(format_many(self._records(lines), self._output, name="events", kind=EventLine))
             sys.stdout.flush()
-        else:
-            self._print(lines)
-        if until_now and not lines and self._output in (None, "table"):
-            self._face.say("nothing happened in that time; earlier: --since 30d")
+            return
+        self._print(lines)
+        if until_now and not lines:
+            what = "nothing happened" if self._kinds is None else "nothing of that kind happened"
+            self._face.say(what if self._since_s is None else f"{what} in that time; earlier: --since 30d")
 
     def follow(self) -> int:
         """Until the job has ended; without one until somebody presses ^C."""
@@ -161,14 +159,16 @@ class _Stream:
 
     def _print(self, lines: Sequence[StoryLine]) -> None:
         from ascendrun.cli.output import describe_time
-        from ascendrun.cli.sanitise import sanitise_line
+        from ascendrun.cli.sanitise import headline, sanitise_line
         from ascendrun.core.storylines import fold_lines
 
         names = self._events.job_names() if lines else {}
         texts = []
         for line in fold_lines(lines, self._events.job_hosts() if lines else {}):
             name = sanitise_line(names.get(line.job) or "")
-            text = f"{describe_time(line.at_s)}  {line.job:<6}  {name:<12}  {line.kind:<11}  {sanitise_line(line.text)}"
+            more = f" (all of it: ascendrun show {line.job})" if "\n" in line.text.strip() else ""
+            says = headline(line.text) + more
+            text = f"{describe_time(line.at_s)}  {line.job:<6}  {name:<12}  {line.kind:<11}  {says}"
             style = STYLES.get(line.text.partition(":")[0]) if line.kind == "state" else None
             texts.append(self._screen.paint(text, style) if style else text)
         self._screen.lines(texts)

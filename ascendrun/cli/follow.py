@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Optional
 
@@ -197,13 +198,11 @@ class AttemptLogs:
             else:
                 yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
         else:
-            now_s = self._now_s()
-            for count, line in enumerate(lines):
-                if count % LOOK_LINES == 0:
-                    self._choose_window()
-                    now_s = self._now_s()
-                    yield from self._folder.take(now_s=now_s)
-                self._folder.add(line, now_s=now_s)
+            while some := list(islice(lines, LOOK_LINES)):
+                self._choose_window()
+                now_s = self._now_s()
+                yield from self._folder.take(now_s=now_s)
+                self._folder.add(some, now_s=now_s)
         yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
 
     def _choose_window(self) -> None:
@@ -214,13 +213,11 @@ class AttemptLogs:
         self._heard_s = now_s
         self._folder.window_s = BURST_WINDOW_S if now_s - self._burst_s <= BURST_S else LIVE_WINDOW_S
 
-    def _fold_past(self, lines: Iterable[LogLine]) -> Iterator[FoldedLine]:
+    def _fold_past(self, lines: Iterator[LogLine]) -> Iterator[FoldedLine]:
         past_s = 0.0
-        for line in lines:
-            if line.at_s is not None:
-                past_s = max(past_s, min(line.at_s, self._now_s()))
-            yield from self._folder.take(now_s=past_s)
-            self._folder.add(line, now_s=past_s)
+        while some := list(islice(lines, LOOK_LINES)):
+            ready, past_s = self._folder.add_past(some, now_s=past_s, until_s=self._now_s())
+            yield from ready
 
     def _now_s(self) -> float:
         """UTC seconds that never go back, whoever sets the clock."""

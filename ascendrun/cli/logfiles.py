@@ -28,7 +28,7 @@ KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error
 
 @dataclass(frozen=True)
 class FileRow:
-    """`kind`: output, errors, metrics, error file, events, clock, or the name under which it was gathered.
+    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was gathered.
     `path` None: it is not here, `note` says why. `note`: also what was left out."""
 
     host: str

@@ -96,7 +96,9 @@ def why_nothing(detail: JobDetail, attempt: int, view: LogView) -> str:
     """A sentence for a person who chose what is not there."""
     job = detail.job
     if view.hosts is not None and not set(view.hosts) & set(job.hosts):
-        return f"{job.id} has no such node; it runs on {', '.join(job.hosts)}"
-    if view.ranks is not None and all(rank >= job.world_size for rank in view.ranks):
+        return f"{job.id} has no such node; it runs on {fold_names(job.hosts)}"
+    if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
         return f"{job.id} has no such rank; its ranks are 0-{job.world_size - 1}"
+    if attempt < job.attempt or job.ended_at_s is not None:
+        return f"{job.id}, attempt {attempt}: no output; what happened: ascendrun show {job.id}"
     return f"{job.id}, attempt {attempt}: no output yet ({job.state}{': ' + job.reason if job.reason else ''})"

@@ -13,11 +13,12 @@ import click
 from ascendrun.cli.options import Duration, hostfile_option, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
 
     from ascendrun.cli.face import Face
+    from ascendrun.core.samples import DeviceDetail
     from ascendrun.health.topview import TopView
 
 LISTEN = "127.0.0.1:9478"
@@ -80,13 +81,17 @@ def parse_listen(text: str) -> tuple[str, int]:
 def make_registry(face: Face, hostfile: Optional[str]) -> CollectorRegistry:
     from ascendrun.cli.options import hosts_of
     from ascendrun.head.prometheus import make_registry
+    from ascendrun.head.sampledetails import read_details
+    from ascendrun.health.topjoin import STALE_S
     from ascendrun.insight import TopSource, count_states
 
     hosts = hosts_of(face, hostfile=hostfile) if hostfile is not None else ()
     source = TopSource(face.cluster, hosts)
 
-    def look() -> tuple[TopView, Mapping[str, int]]:
-        return source.look(now_s=time.time()), count_states(face.settings.state_dir)
+    def look() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
+        view, state_dir = source.look(now_s=time.time()), face.settings.state_dir
+        return view, count_states(state_dir), () if view.trouble else read_details(
+            state_dir, since_s=view.at_s - STALE_S)
 
     return make_registry(look)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
-from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
@@ -66,8 +65,13 @@ def format_rfc3339(at_s: float) -> str:
 
 
 def format_one(value: Any, output: str) -> str:
-    """One record as json, jsonl, yaml or csv, with a newline at its end."""
-    record = {"schema_version": SCHEMA_VERSION, **as_record(value)}
+    """A dataclass as json, jsonl, yaml or csv, with a newline at its end."""
+    return format_record(as_record(value), output)
+
+
+def format_record(values: Mapping[str, Any], output: str) -> str:
+    """One record (as_record) as json, jsonl, yaml or csv, with a newline at its end."""
+    record = {"schema_version": SCHEMA_VERSION, **values}
     if output == "json":
         return _to_json(record, indent=2) + "\n"
     if output == "jsonl":
@@ -78,15 +82,20 @@ def format_one(value: Any, output: str) -> str:
 
 
 def format_many(rows: Sequence[Any], output: str, *, name: str, kind: type) -> str:
-    """Records as json or yaml under `name`; as jsonl or csv one a line. `kind`: their dataclass."""
-    records = [as_record(row) for row in rows]
+    """Dataclasses as json or yaml under `name`; as jsonl or csv one a line. `kind`: the class, where there is none."""
+    names = [re.sub(r"(^|_)at_s$", r"\1at", field.name) for field in dataclasses.fields(kind)]
+    return format_records([as_record(row) for row in rows], output, name=name, names=names)
+
+
+def format_records(records: Sequence[Mapping[str, Any]], output: str, *, name: str, names: Sequence[str]) -> str:
+    """Records (as_record) as json or yaml under `name`; as jsonl or csv one a line. `names`: the columns of csv."""
     if output == "json":
         return _to_json({"schema_version": SCHEMA_VERSION, name: records}, indent=2) + "\n"
     if output == "jsonl":
         return "".join(_to_json({"schema_version": SCHEMA_VERSION, **record}) + "\n" for record in records)
     if output == "yaml":
         return _to_yaml({"schema_version": SCHEMA_VERSION, name: records})
-    return _to_csv([re.sub(r"(^|_)at_s$", r"\1at", field.name) for field in dataclasses.fields(kind)], records)
+    return _to_csv(names, records)
 
 
 def _to_json(value: Any, *, indent: Optional[int] = None) -> str:
@@ -249,7 +258,3 @@ def _short_number(value: Any) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:.1f}k" if abs(value) < 10_000_000 else f"{value / 1e6:.1f}M"
     return f"{value:.4g}"
-
-
-def path_text(path: Optional[Path]) -> str:
-    return "-" if path is None else str(path)

@@ -15,7 +15,7 @@ from typing import Any, Optional
 from ascendrun import __version__
 from ascendrun.cli.output import describe_memory, describe_seconds
 from ascendrun.cli.report_words import Words
-from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.cli.sanitise import headline, sanitise_line
 from ascendrun.core.names import fold_names
 from ascendrun.health.reportcharts import Chart
 from ascendrun.health.reportdata import EventRow, Report, Spent
@@ -59,6 +59,12 @@ def text(value: str) -> str:
     return escape(sanitise_line(value))
 
 
+def reason(value: str, job: str) -> str:
+    """As `text`; of several lines the first, and where the others are."""
+    more = f" (ascendrun show {job})" if "\n" in value.strip() else ""
+    return escape(headline(value) + more)
+
+
 def _hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
@@ -88,7 +94,8 @@ def _header(report: Report, words: Words) -> str:
     end = report.ended_at_s if report.is_over else None
     span = words("from-to", begin=when(report.created_at_s), end=when(end)) if end is not None else \
         words("from", begin=when(report.created_at_s))
-    lines = [words("on", hosts=text(fold_names(report.hosts)), ranks=report.world_size), text(report.reason)]
+    lines = [words("on", hosts=text(fold_names(report.hosts)), ranks=report.world_size),
+             reason(report.reason, report.id)]
     if report.file:
         lines.append(words("file", file=text(report.file)))
     return (f'<header>\n<h1>{text(report.name)} <span class="quiet">{text(report.id)}</span>'
@@ -227,8 +234,8 @@ def _attempts(report: Report, words: Words) -> str:
         str(one.attempt), when(one.began_at_s),
         words("goes-on") if one.ended_at_s is None else when(one.ended_at_s),
         steps(one.first_step, one.last_step), "–" if one.resumed is None else f"{one.resumed:,}",
-        duration(one.kept_s), f"<span class=words>{text(one.reason)}</span>"], numbers=(3, 4, 5), whens=(1, 2))
-        for one in report.attempts)
+        duration(one.kept_s), f"<span class=words>{reason(one.reason, report.id)}</span>"],
+        numbers=(3, 4, 5), whens=(1, 2)) for one in report.attempts)
     return _table(words("attempts"), head, rows)
 
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 import click
 
 from ascendrun.cli.options import hostfile_option, output_option, verb
 
 if TYPE_CHECKING:
+    from ascendrun.cli.arithmetic import Arithmetic
     from ascendrun.cli.face import Face
     from ascendrun.cli.logview import LogView
     from ascendrun.cluster import JobView
+    from ascendrun.core.hosts import Host
 
 
 @verb("submit", examples="""
     ascendrun submit jobs/quickstart.yaml
     ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
-    ascendrun submit job.yaml --dry-run          # exactly what every rank would run
+    ascendrun submit job.yaml --dry-run          # exactly what every rank would run, and whether it fits
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
     ascendrun submit pipeline.yaml --resume j-0003 --from finetune   # its earlier stages are kept
 """)
@@ -69,12 +72,53 @@ def _print_plan(
     from ascendrun.core.planview import render_text
 
     plans = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
+    sums = _arithmetic(face, file, overrides, hostfile, plans)
     if output in (None, "table", "wide"):
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
+        for plan, each in zip(plans, sums):
+            if each is not None:
+                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", f"{plan['job']}:", *each.lines))))
     else:
         assert output is not None
-        sys.stdout.write(format_one(plans[0] if len(plans) == 1 else {"stages": plans}, output))
-    return 0
+        whole = [plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
+                 for plan, each in zip(plans, sums)]
+        sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
+    return 3 if any(each is not None and each.fits is False for each in sums) else 0
+
+
+def _arithmetic(
+    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path], plans: Sequence[Mapping[str, Any]]
+) -> Sequence[Optional[Arithmetic]]:
+    """What each stage's program reckons; None for a stage that has nothing to reckon."""
+    from ascendrun.cli.arithmetic import can_reckon, reckon
+    from ascendrun.head.programs import load_programs
+    from ascendrun.head.submit import read_hosts, read_stages
+
+    programs = load_programs()
+    sums: list[Optional[Arithmetic]] = []
+    for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
+        spec = stage.spec
+        if spec.program is None or not can_reckon(programs.get(spec.program), spec.args):
+            sums.append(None)
+            continue
+        hosts = read_hosts(spec, file, hostfile=hostfile)
+        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_FAMILY", "auto")
+        sums.append(reckon(spec.program, spec.args, ranks=plan["world_size"], family=family,
+                           chip=partial(_chip_of, face, hosts)))
+    return sums
+
+
+def _chip_of(face: Face, hosts: Sequence[Host]) -> Optional[str]:
+    """As every NPU of these hosts calls itself; None: they differ, or do not say."""
+    from ascendrun.core.errors import AscendrunError
+
+    try:
+        world = face.cluster.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
+    except AscendrunError:
+        return None  # the plan stands without it, and says what is missing
+    infos = [facts.npu.info for facts in world.facts.values()]
+    names = {chip.name for info in infos if info is not None for chip in info.chips}
+    return names.pop() if len(names) == 1 else None
 
 
 def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path]) -> None:
@@ -110,7 +154,7 @@ def follow_stages(
 
     `view`: its `tail` is of the first one alone, the others are shown from their beginning.
     """
-    from ascendrun.cli.output import format_one
+    from ascendrun.cli.output import describe_seconds, format_one
 
     code = 0
     for number, stage in enumerate(pipeline.stages, start=1):
@@ -126,6 +170,9 @@ def follow_stages(
     if output not in (None, "table", "wide"):
         assert output is not None
         sys.stdout.write(format_one(whole, output))
+    elif code == 0:
+        took = "" if whole.ended_at_s is None else f" after {describe_seconds(whole.ended_at_s - whole.created_at_s)}"
+        face.say(f"{whole.id} {whole.state}{took}: all {len(whole.stages)} stages of {whole.name}")
     elif code == 1:
         face.say(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
     return code

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Optional
 
 import click
 
 from ascendrun.cli.options import Duration, hostfile_option, output_option, verb
+from ascendrun.cli.toporder import SORT_NAMES, Order, arrange
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
@@ -18,17 +18,7 @@ if TYPE_CHECKING:
     from ascendrun.health.topview import TopView
     from ascendrun.insight import TopSource
 
-SORT_NAMES = ("host", "util", "mem", "power", "temp", "step", "job", "age")
 EVERY_S = 2.0
-
-
-@dataclass(frozen=True)
-class Order:
-    """`by`: one of SORT_NAMES."""
-
-    by: str = "host"
-    is_reversed: bool = False
-    by_host: bool = False
 
 
 @verb("top", examples="""
@@ -129,22 +119,13 @@ def print_once(
     return 6 if any(host.why == "no-answer" for host in view.hosts) else 0
 
 
-def arrange(view: TopView, choice: Choice, order: Order) -> TopView:
-    """The chosen rows in the wished order."""
-    from ascendrun.health.toprows import choose_view, sort_rows
-
-    chosen = choose_view(view, choice)
-    return replace(chosen, rows=sort_rows(chosen.rows, order.by, reverse=order.is_reversed))
-
-
 def _write_records(view: TopView, output: str) -> None:
     """json and yaml: everything; jsonl and csv: a device or rank a line."""
-    from ascendrun.cli.output import format_many, format_one
-    from ascendrun.health.topview import TopRow
+    from ascendrun.cli.output import format_record, format_records
+    from ascendrun.cli.toprecords import ROW_NAMES, row_record, view_record
 
-    text = format_one(view, output) if output in ("json", "yaml") else format_many(
-        view.rows, output, name="rows", kind=TopRow)
-    sys.stdout.write(text)
+    sys.stdout.write(format_record(view_record(view), output) if output in ("json", "yaml") else format_records(
+        [row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES))
 
 
 def run_live(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:

@@ -15,8 +15,8 @@ from textual.widgets import Footer, Input, Static
 from textual.worker import get_current_worker
 
 from ascendrun.cli.output import cut
-from ascendrun.cli.top import SORT_NAMES, Order, arrange
 from ascendrun.cli.topcolumns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
+from ascendrun.cli.toporder import SORT_NAMES, Order, arrange
 from ascendrun.cli.toptable import RowsTable, plain
 from ascendrun.cli.toptext import clock, host_style, reason, row_style, totals_line
 from ascendrun.cli.topwords import key_word, word
@@ -272,7 +272,7 @@ class TopApp(App[None]):
 
         row = self.selected
         jobs = self.view.jobs if self.view is not None else ()
-        job = row.job if row is not None and row.job is not None else jobs[0].id if jobs else None
+        job = row.job if row is not None and row.job is not None else jobs[0].job.id if jobs else None
         if job is not None:
             self.push_screen(StoryScreen(self, job))
         else:
@@ -306,7 +306,7 @@ class TopApp(App[None]):
         """q · sort NAME · job JOB · host GLOB · all."""
         name, _, value = text.partition(" ")
         value = value.strip()
-        jobs = {name for job in (self.view.jobs if self.view else ()) for name in (job.id, job.name)}
+        jobs = {name for row in (self.view.jobs if self.view else ()) for name in (row.job.id, row.job.name)}
         if name in ("q", "quit", "exit"):
             self.exit()
         elif name == "all" and not value:

@@ -10,6 +10,7 @@ from ascendrun.cli.output import describe_seconds, width_of
 from ascendrun.cli.sanitise import sanitise_line
 from ascendrun.cli.topfigures import beside, figure, gib, load, megabytes, memory, percent, seconds, short, size
 from ascendrun.cli.topwords import title, word
+from ascendrun.core.samples import DeviceSample
 from ascendrun.health.toprows import HostLine, IdleHosts
 from ascendrun.health.topview import JobRow, TopRow
 
@@ -61,31 +62,32 @@ def _device(line: Line, _lang: str) -> str:
 
 
 def _util(line: Line, _lang: str) -> str:
-    return _range(line.utilisation, "%") if isinstance(line, IdleHosts) else percent(line.utilisation)
+    return _range(line.utilisation, "%") if isinstance(line, IdleHosts) else percent(line.figures.utilisation)
 
 
 def _mem(line: Line, _lang: str) -> str:
     if isinstance(line, IdleHosts):
         return gib(None if line.memory_used_bytes is None else line.memory_used_bytes[1], line.memory_total_bytes)
-    return gib(line.memory_used_bytes, line.memory_total_bytes)
+    return gib(line.figures.memory_used_bytes, line.figures.memory_total_bytes)
 
 
 def _power(line: Line, _lang: str) -> str:
-    return _range(line.power_w, "W") if isinstance(line, IdleHosts) else figure(line.power_w, "W")
+    return _range(line.power_w, "W") if isinstance(line, IdleHosts) else figure(line.figures.power_w, "W")
 
 
 def _temp(line: Line, _lang: str) -> str:
-    return _range(line.temperature_c, "C") if isinstance(line, IdleHosts) else figure(line.temperature_c, "C")
+    return _range(line.temperature_c, "C") if isinstance(line, IdleHosts) else figure(line.figures.temperature_c, "C")
 
 
 def _health(line: Line, _lang: str) -> str:
-    return "OK" if isinstance(line, IdleHosts) else line.health or "-"
+    return "OK" if isinstance(line, IdleHosts) else line.figures.health or "-"
 
 
 def _link(line: Line, lang: str) -> str:
-    if line.link_up is None:
+    link_up = line.link_up if isinstance(line, IdleHosts) else line.figures.link_up
+    if link_up is None:
         return "-"
-    return word(lang, "link-up" if line.link_up else "link-down")
+    return word(lang, "link-up" if link_up else "link-down")
 
 
 def _of_row(show: Callable[[TopRow], str]) -> Callable[[Line, str], str]:
@@ -122,32 +124,36 @@ def _age(line: Line, _lang: str) -> str:
     return describe_seconds(line.rank_age_s if line.rank_age_s is not None else line.metrics_age_s)
 
 
+def _of_one(share: Optional[float]) -> str:
+    """A share of 1 in percent."""
+    return percent(None if share is None else share * 100)
+
+
 def _traffic(row: TopRow) -> str:
-    if row.link_tx_bytes_s is None and row.link_rx_bytes_s is None:
-        return "-"
-    return f"{megabytes(row.link_tx_bytes_s)}/{megabytes(row.link_rx_bytes_s)}"
+    sent, received = row.figures.link_tx_bytes_s, row.figures.link_rx_bytes_s
+    return "-" if sent is None and received is None else f"{megabytes(sent)}/{megabytes(received)}"
 
 
 ROW_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("host", host_cell, 99, is_right=False),
     TopColumn("device", _device, 98, of_device=True),
-    TopColumn("chip", _of_row(lambda row: row.chip or "-"), 0, is_right=False, of_device=True),
+    TopColumn("chip", _of_row(lambda row: row.figures.name or "-"), 0, is_right=False, of_device=True),
     TopColumn("util", _util, 97, of_device=True),
     TopColumn("mem", _mem, 80, of_device=True),
     TopColumn("power", _power, 55, of_device=True),
     TopColumn("temp", _temp, 66, of_device=True),
-    TopColumn("freq", _of_row(lambda row: figure(row.frequency_mhz)), 20, of_device=True),
+    TopColumn("freq", _of_row(lambda row: figure(row.figures.frequency_mhz)), 20, of_device=True),
     TopColumn("health", _health, 75, is_right=False, of_device=True),
     TopColumn("link", _link, 50, is_right=False, of_device=True),
     TopColumn("job", _of_row(lambda row: row.job or "-"), 85, is_right=False),
     TopColumn("name", _of_row(lambda row: row.job_name or "-"), 15, is_right=False),
     TopColumn("rank", _of_row(lambda row: "-" if row.rank is None else str(row.rank)), 90),
-    TopColumn("step", _of_row(lambda row: "-" if row.step is None else str(row.step)), 58),
-    TopColumn("step_s", _of_row(lambda row: seconds(row.step_s)), 64),
+    TopColumn("step", _of_row(lambda row: "-" if row.progress.step is None else str(row.progress.step)), 58),
+    TopColumn("step_s", _of_row(lambda row: seconds(row.progress.step_s)), 64),
     TopColumn("others", _of_row(lambda row: beside(row.slower_by)), 70),
-    TopColumn("loss", _of_row(lambda row: short(row.loss)), 30),
-    TopColumn("tokens", _of_row(lambda row: short(row.tokens_per_s)), 25),
-    TopColumn("mfu", _of_row(lambda row: percent(None if row.mfu is None else row.mfu * 100)), 28),
+    TopColumn("loss", _of_row(lambda row: short(row.progress.loss)), 30),
+    TopColumn("tokens", _of_row(lambda row: short(row.progress.tokens_per_s)), 25),
+    TopColumn("mfu", _of_row(lambda row: _of_one(row.progress.mfu)), 28),
     TopColumn("cpu", _of_row(lambda row: percent(row.cpu)), 35),
     TopColumn("rss", _of_row(lambda row: memory(row.rss_bytes)), 32),
     TopColumn("traffic", _of_row(_traffic), 0, of_device=True),
@@ -160,43 +166,43 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
 # ---------------------------------------------------------------- one line a host
 
 
-def _each(line: HostLine, show: Callable[[TopRow], Optional[float]]) -> list[Optional[float]]:
+def _each(line: HostLine, show: Callable[[DeviceSample], Optional[float]]) -> list[Optional[float]]:
     """One figure for each device, however many ranks share it."""
-    return [show(row) for row in {row.device: row for row in line.rows}.values()]
+    return [show(row.figures) for row in {row.device: row for row in line.rows}.values()]
 
 
 def _utils(line: HostLine, _lang: str) -> str:
     if not _has_device(line):
         return "-"
-    return " ".join("  -" if one is None else f"{one:3.0f}" for one in _each(line, lambda row: row.utilisation))
+    return " ".join("  -" if one is None else f"{one:3.0f}" for one in _each(line, lambda one: one.utilisation))
 
 
-def _most(line: HostLine, show: Callable[[TopRow], Optional[float]], unit: str) -> str:
+def _most(line: HostLine, show: Callable[[DeviceSample], Optional[float]], unit: str) -> str:
     told = [one for one in _each(line, show) if one is not None]
     return f"{max(told):.0f}{unit}" if told else "-"
 
 
 def _sum_power(line: HostLine, _lang: str) -> str:
-    told = [one for one in _each(line, lambda row: row.power_w) if one is not None]
+    told = [one for one in _each(line, lambda one: one.power_w) if one is not None]
     return f"{sum(told):.0f}W" if told else "-"
 
 
 def _memory_of_host(line: HostLine, _lang: str) -> str:
-    used = [one for one in _each(line, lambda row: row.memory_used_bytes) if one is not None]
-    total = [one for one in _each(line, lambda row: row.memory_total_bytes) if one is not None]
+    used = [one for one in _each(line, lambda one: one.memory_used_bytes) if one is not None]
+    total = [one for one in _each(line, lambda one: one.memory_total_bytes) if one is not None]
     return gib(sum(used) if used else None, sum(total) if total else None)
 
 
 def _worst_health(line: HostLine, _lang: str) -> str:
-    told = {row.health for row in line.rows if row.health is not None}
+    told = {row.figures.health for row in line.rows if row.figures.health is not None}
     return ",".join(sorted(told - {"OK"})) or ("OK" if told else "-")
 
 
 def _link_of_host(line: HostLine, lang: str) -> str:
-    down = [row.device for row in line.rows if row.link_up is False and row.device is not None]
+    down = [row.device for row in line.rows if row.figures.link_up is False and row.device is not None]
     if down:
         return f"{word(lang, 'link-down')} {_span(down)}"
-    return word(lang, "link-up") if any(row.link_up for row in line.rows) else "-"
+    return word(lang, "link-up") if any(row.figures.link_up for row in line.rows) else "-"
 
 
 def _jobs_of_host(line: HostLine, _lang: str) -> str:
@@ -217,8 +223,7 @@ def _notes_of_host(line: HostLine, lang: str) -> str:
 
 
 def _host_memory(line: HostLine, _lang: str) -> str:
-    one = line.figures
-    return "-" if one is None else gib(one.memory_used_bytes, one.memory_total_bytes)
+    return gib(line.itself.figures.memory_used_bytes, line.itself.figures.memory_total_bytes)
 
 
 HOST_COLUMNS: tuple[TopColumn, ...] = (
@@ -226,16 +231,16 @@ HOST_COLUMNS: tuple[TopColumn, ...] = (
     TopColumn("utils", _utils, 97, is_right=False, of_device=True),
     TopColumn("mem", _memory_of_host, 60, of_device=True),
     TopColumn("power", _sum_power, 50, of_device=True),
-    TopColumn("hottest", lambda line, lang: _most(line, lambda row: row.temperature_c, "C"), 70, of_device=True),
+    TopColumn("hottest", lambda line, lang: _most(line, lambda one: one.temperature_c, "C"), 70, of_device=True),
     TopColumn("health", _worst_health, 80, is_right=False, of_device=True),
     TopColumn("link", _link_of_host, 55, is_right=False, of_device=True),
     TopColumn("job", _jobs_of_host, 85, is_right=False),
     TopColumn("ranks", _ranks_of_host, 65, is_right=False),
     TopColumn("others", _slowest_of_host, 75),
-    TopColumn("cpu", lambda line, lang: percent(line.figures.cpu if line.figures else None), 58),
-    TopColumn("load", lambda line, lang: load(line.figures.load1 if line.figures else None), 30),
+    TopColumn("cpu", lambda line, lang: percent(line.itself.figures.cpu), 58),
+    TopColumn("load", lambda line, lang: load(line.itself.figures.load1), 30),
     TopColumn("rss", _host_memory, 57),
-    TopColumn("disk", lambda line, lang: size(line.figures.disk_free_bytes if line.figures else None), 28),
+    TopColumn("disk", lambda line, lang: size(line.itself.figures.disk_free_bytes), 28),
     TopColumn("note", _notes_of_host, 72, is_right=False),
 )
 
@@ -243,37 +248,38 @@ HOST_COLUMNS: tuple[TopColumn, ...] = (
 # ---------------------------------------------------------------- one line a job
 
 
-def _step_of(job: JobRow, _lang: str) -> str:
-    if job.step is None:
+def _step_of(row: JobRow, _lang: str) -> str:
+    step, total = row.progress.step, row.progress.total_steps
+    if step is None:
         return "-"
-    return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
+    return str(step) if total is None else f"{step}/{total}"
 
 
-def _slowest(job: JobRow, lang: str) -> str:
-    if job.slowest is None:
+def _slowest(row: JobRow, lang: str) -> str:
+    if row.slowest is None:
         return "-"
-    return f"{word(lang, 'rank', n=job.slowest)} {beside(job.slower_by)}"
+    return f"{word(lang, 'rank', n=row.slowest)} {beside(row.slower_by)}"
 
 
-def _nodes(job: JobRow, _lang: str) -> str:
+def _nodes(row: JobRow, _lang: str) -> str:
     from ascendrun.core.names import fold_names
 
-    return fold_names(job.hosts)
+    return fold_names(row.job.hosts)
 
 
 JOB_COLUMNS: tuple[TopColumn, ...] = (
-    TopColumn("job", lambda job, lang: job.id, 99, is_right=False),
-    TopColumn("name", lambda job, lang: job.name, 80, is_right=False),
-    TopColumn("state", lambda job, lang: job.state, 98, is_right=False),
+    TopColumn("job", lambda row, lang: row.job.id, 99, is_right=False),
+    TopColumn("name", lambda row, lang: row.job.name, 80, is_right=False),
+    TopColumn("state", lambda row, lang: row.job.state, 98, is_right=False),
     TopColumn("nodes", _nodes, 40, is_right=False),
-    TopColumn("ranks", lambda job, lang: str(job.world_size or "-"), 50),
+    TopColumn("ranks", lambda row, lang: str(row.job.world_size or "-"), 50),
     TopColumn("step", _step_of, 90),
-    TopColumn("loss", lambda job, lang: short(job.loss), 70),
-    TopColumn("step_s", lambda job, lang: seconds(job.step_s), 75),
-    TopColumn("tokens", lambda job, lang: short(job.tokens_per_s), 65),
-    TopColumn("mfu", lambda job, lang: percent(None if job.mfu is None else job.mfu * 100), 60),
+    TopColumn("loss", lambda row, lang: short(row.progress.loss), 70),
+    TopColumn("step_s", lambda row, lang: seconds(row.progress.step_s), 75),
+    TopColumn("tokens", lambda row, lang: short(row.progress.tokens_per_s), 65),
+    TopColumn("mfu", lambda row, lang: _of_one(row.progress.mfu), 60),
     TopColumn("slowest", _slowest, 85, is_right=False),
-    TopColumn("note", lambda job, lang: "" if job.state == "RUNNING" else job.reason, 84, is_right=False),
+    TopColumn("note", lambda row, lang: "" if row.job.state == "RUNNING" else row.job.reason, 84, is_right=False),
 )
 
 

@@ -102,14 +102,14 @@ class DetailPage:
         return [*self._who(), "", *self._device(devices), *self._rank(ranks), *self._of_host(hosts)]
 
     def _who(self) -> list[str]:
-        row, lang = self._row, self._lang
-        parts = [part for part in (row.chip, row.health) if part]
-        if row.link_up is not None:
-            link = word(lang, "link-up" if row.link_up else "link-down")
-            downs = "" if row.link_downs is None else word(lang, "downs", n=row.link_downs)
+        row, now, lang = self._row, self._row.figures, self._lang
+        parts = [part for part in (now.name, now.health) if part]
+        if now.link_up is not None:
+            link = word(lang, "link-up" if now.link_up else "link-down")
+            downs = "" if now.link_downs is None else word(lang, "downs", n=now.link_downs)
             parts.append(f"{word(lang, 'port')} {link}{downs}")
-        if row.ecc_errors is not None:
-            parts.append(f"ECC {row.ecc_errors}")
+        if now.ecc_errors is not None:
+            parts.append(f"ECC {now.ecc_errors}")
         if row.age_s is not None:
             parts.append(word(lang, "age", age=describe_seconds(row.age_s)))
         lines = [" · ".join(parts)]
@@ -121,50 +121,50 @@ class DetailPage:
         return [*lines, f"! {said}"] if said else lines
 
     def _device(self, series: tuple[DeviceSample, ...]) -> list[str]:
-        row = self._row
-        if row.device is None:
+        if self._row.device is None:
             return []
-        total = row.memory_total_bytes
-        traffic = f"{megabytes(row.link_tx_bytes_s)}/{megabytes(row.link_rx_bytes_s)}"
+        now = self._row.figures
+        total = now.memory_total_bytes
+        traffic = f"{megabytes(now.link_tx_bytes_s)}/{megabytes(now.link_rx_bytes_s)}"
         return [
             self._head("device"),
-            self._line("util", percent(row.utilisation), series, lambda one: one.utilisation, 0, 100),
-            self._line("mem", gib(row.memory_used_bytes, total), series, lambda one: one.memory_used_bytes, 0, total),
-            self._line("power", figure(row.power_w, " W"), series, lambda one: one.power_w, 0),
-            self._line("temp", figure(row.temperature_c, " C"), series, lambda one: one.temperature_c),
-            self._line("freq", figure(row.frequency_mhz), series, lambda one: one.frequency_mhz),
+            self._line("util", percent(now.utilisation), series, lambda one: one.utilisation, 0, 100),
+            self._line("mem", gib(now.memory_used_bytes, total), series, lambda one: one.memory_used_bytes, 0, total),
+            self._line("power", figure(now.power_w, " W"), series, lambda one: one.power_w, 0),
+            self._line("temp", figure(now.temperature_c, " C"), series, lambda one: one.temperature_c),
+            self._line("freq", figure(now.frequency_mhz), series, lambda one: one.frequency_mhz),
             self._line("traffic", traffic, series, lambda one: one.link_tx_bytes_s, 0),
             "",
         ]
 
     def _rank(self, series: tuple[RankSample, ...]) -> list[str]:
-        row = self._row
+        row, told = self._row, self._row.progress
         if row.rank is None:
             return []
         return [
             self._head("of-rank"),
             self._line("cpu", percent(row.cpu), series, lambda one: one.cpu, 0),
             self._line("rss", describe_memory(row.rss_bytes), series, lambda one: one.rss_bytes, 0),
-            self._plain("step", "-" if row.step is None else str(row.step)),
-            self._plain("loss", short(row.loss)),
-            self._plain("tokens", short(row.tokens_per_s)),
-            self._plain("step_s", f"{seconds(row.step_s)}  ({beside(row.slower_by)})"),
+            self._plain("step", "-" if told.step is None else str(told.step)),
+            self._plain("loss", short(told.loss)),
+            self._plain("tokens", short(told.tokens_per_s)),
+            self._plain("step_s", f"{seconds(told.step_s)}  ({beside(row.slower_by)})"),
             "",
         ]
 
     def _of_host(self, series: tuple[HostSample, ...]) -> list[str]:
-        host = self._host
-        if host is None:
+        if self._host is None:
             return []
-        used = gib(host.memory_used_bytes, host.memory_total_bytes)
-        net = f"{megabytes(host.net_tx_bytes_s)}/{megabytes(host.net_rx_bytes_s)}"
+        now = self._host.figures
+        used = gib(now.memory_used_bytes, now.memory_total_bytes)
+        net = f"{megabytes(now.net_tx_bytes_s)}/{megabytes(now.net_rx_bytes_s)}"
         return [
             self._head("of-host"),
-            self._line("cpu", percent(host.cpu), series, lambda one: one.cpu, 0, 100),
-            self._line("load", "-" if host.load1 is None else f"{host.load1:.1f}", series, lambda one: one.load1, 0),
-            self._line("memory", used, series, lambda one: one.memory_used_bytes, 0, host.memory_total_bytes),
+            self._line("cpu", percent(now.cpu), series, lambda one: one.cpu, 0, 100),
+            self._line("load", "-" if now.load1 is None else f"{now.load1:.1f}", series, lambda one: one.load1, 0),
+            self._line("memory", used, series, lambda one: one.memory_used_bytes, 0, now.memory_total_bytes),
             self._line("traffic", net, series, lambda one: one.net_rx_bytes_s, 0),
-            self._plain("disk", describe_memory(host.disk_free_bytes)),
+            self._plain("disk", describe_memory(now.disk_free_bytes)),
         ]
 
     def _head(self, name: str) -> str:

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut
+from ascendrun.cli.toporder import Order, arrange
 from ascendrun.cli.topwords import word
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
-    from ascendrun.cli.top import Order
     from ascendrun.health.toprows import Choice
     from ascendrun.insight import TopSource
 
@@ -22,7 +22,6 @@ ALTERNATE, BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 def run_plain(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
-    from ascendrun.cli.top import arrange
     from ascendrun.cli.toptext import top_lines
 
     color = face.has_color(sys.stdout)

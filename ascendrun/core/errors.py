@@ -89,13 +89,6 @@ class HostKeyChanged(CannotConnect):
     code = "host-key-changed"
 
 
-class SomeNodesFailed(AscendrunError):
-    """An operation over several nodes failed on some of them; the output names which."""
-
-    code = "some-failed"
-    exit_code = 6
-
-
 class Conflict(AscendrunError):
     """The wish does not fit the state: devices held, a job already ended, another controller."""
 

@@ -45,10 +45,5 @@ def fold_findings(findings: Iterable[Finding]) -> Tuple[Finding, ...]:
     return tuple(sorted(folded, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def is_at_least(finding: Finding, severity: Severity) -> bool:
-    """Whether the finding is as bad as `severity`, or worse."""
-    return SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
-
-
 def _hosts_of(findings: Iterable[Finding]) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(host for finding in findings for host in finding.hosts))

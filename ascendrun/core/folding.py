@@ -7,9 +7,10 @@ whose number is far from the others', or is none (nan), is no part of that: its 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, Optional
 
 from ascendrun.core.loglines import LogLine
@@ -25,6 +26,8 @@ CROWD_CHECK = 128
 FEWEST_FOR_OUTLIERS = 4
 """Of fewer ranks nobody can say which one is the odd one."""
 OUTLIER_SIGMAS = 6.0
+USUAL = 1.4826
+"""The median distance from the median, times this, is the sigma of a normal distribution."""
 OUTLIER_SHARE = 0.05
 """However close the others are to each other, a number so little off is not worth a line of its own."""
 
@@ -64,23 +67,22 @@ class _Group:
 class _Peers:
     """The open groups of one key, in the order in which they opened, and their numbers."""
 
-    __slots__ = ("groups", "numbers")
+    __slots__ = ("groups", "newest", "numbers")
 
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.groups: list[_Group] = []
+    def __init__(self, first: _Group) -> None:
+        self.newest = first
+        self.numbers = [first.number]
+        self.groups = [first]
 
-    def join(self, last: int, since_s: float) -> Optional[_Group]:
-        """The oldest group behind the rank's last line that is young enough, None: there is none."""
-        newest = self.groups[-1]
-        if newest.number <= last or newest.opened_s < since_s:
-            return None
-        if len(self.groups) == 1:
-            return newest
-        for group in self.groups[bisect_right(self.numbers, last):]:
-            if group.opened_s >= since_s:
-                return group
-        return None
+    def open(self, group: _Group) -> None:
+        self.newest = group
+        self.numbers.append(group.number)
+        self.groups.append(group)
+
+    def oldest(self, last: int, since_s: float) -> _Group:
+        """The oldest group behind the rank's last line that is young enough; the newest must be so."""
+        behind = self.groups[bisect_right(self.numbers, last):]
+        return next(group for group in behind if group.opened_s >= since_s)
 
 
 class Folder:
@@ -94,30 +96,56 @@ class Folder:
     def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
         self.window_s = window_s
         self.ranks = ranks
-        self._find = Templates().find
+        self._templates = Templates()
         self._open: deque[_Group] = deque()
         self._by_key: dict[FoldKey, _Peers] = {}
         self._last_of_rank: dict[int, int] = {}
         self._count = 0
         self._characters = 0
 
-    def add(self, line: LogLine, *, now_s: float) -> None:
-        """`now_s`: the line's time on a clock that never goes back; one clock for all lines."""
-        _at, _host, rank, stream, text, attempt = line
-        template, shape = self._find(text, rank)
-        key = (template, stream, attempt)
-        peers = self._by_key.get(key)
-        group = None
-        if peers is not None:
-            group = peers.join(self._last_of_rank.get(rank, -1), now_s - self.window_s)
-        if group is None:
-            group = self._open_group(key, peers, now_s)
-        group.lines.append(line)
-        group.shapes.append(shape)
-        if len(text) > LONG_LINE:
-            self._characters += len(text)
-            group.characters += len(text)
-        self._last_of_rank[rank] = group.number
+    def add(self, lines: Sequence[LogLine], *, now_s: float) -> None:
+        """Lines that came at the same moment: `now_s`, on a clock that never goes back; one clock for all lines."""
+        self._join(lines, now_s, now_s)
+
+    def add_past(self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
+                 ) -> tuple[list[FoldedLine], float]:
+        """Lines that came one after the other, at the times that they bear, none after `until_s`; `now_s`: the time of
+        the line before them. What can be shown after them, as from `take`, and the time of the last."""
+        ready = self.take(now_s=now_s)
+        more, now_s = self._join(lines, now_s, max(now_s, until_s))
+        return ready + more, now_s
+
+    def _join(self, lines: Sequence[LogLine], now_s: float, until_s: float) -> tuple[list[FoldedLine], float]:
+        """One long loop: a call for each of millions of lines would cost more than what is done there."""
+        ready: list[FoldedLine] = []
+        by_key, last_of_rank, window_s, due_s = self._by_key, self._last_of_rank, self.window_s, self.due_s
+        found = self._templates.find_all([line[4] for line in lines], [line[2] for line in lines])
+        for line, (template, shape) in zip(lines, found):
+            at_s, _host, rank, stream, text, attempt = line
+            if now_s < until_s and at_s is not None and at_s > now_s:
+                now_s = at_s if at_s < until_s else until_s
+                if now_s > due_s:
+                    ready += self.take(now_s=now_s)
+                    due_s = self.due_s
+            key = (template, stream, attempt)
+            peers = by_key.get(key)
+            if peers is None:
+                group = self._open_group(key, now_s)
+                by_key[key] = _Peers(group)
+            else:
+                last, since_s, group = last_of_rank.get(rank, -1), now_s - window_s, peers.newest
+                if group.number <= last or group.opened_s < since_s:
+                    group = self._open_group(key, now_s)
+                    peers.open(group)
+                elif len(peers.groups) > 1:
+                    group = peers.oldest(last, since_s)
+            group.lines.append(line)
+            group.shapes.append(shape)
+            if len(text) > LONG_LINE:
+                self._characters += len(text)
+                group.characters += len(text)
+            last_of_rank[rank] = group.number
+        return ready, now_s
 
     def take(self, *, now_s: float) -> list[FoldedLine]:
         """What can no longer grow, in order."""
@@ -143,14 +171,10 @@ class Folder:
         is_crowded = len(self._open) > OPEN_GROUPS_LIMIT or self._characters > OPEN_CHARACTERS_LIMIT
         return is_full or is_crowded or now_s - group.opened_s > self.window_s
 
-    def _open_group(self, key: FoldKey, peers: Optional[_Peers], now_s: float) -> _Group:
+    def _open_group(self, key: FoldKey, now_s: float) -> _Group:
         group = _Group(key, self._count, now_s)
         self._count += 1
         self._open.append(group)
-        if peers is None:
-            peers = self._by_key[key] = _Peers()
-        peers.numbers.append(group.number)
-        peers.groups.append(group)
         return group
 
     def _close_first(self) -> list[FoldedLine]:
@@ -166,15 +190,11 @@ class Folder:
 def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
     """Lines in order of time, folded where ranks say the same within the window. `unfold` gives every line back."""
     folder = Folder(window_s=window_s)
-    now_s, due_s = 0.0, -math.inf
-    for count, line in enumerate(lines):
-        at_s = line[0]
-        if at_s is not None and at_s > now_s:
-            now_s = at_s
-        if now_s > due_s or count % CROWD_CHECK == 0:
-            yield from folder.take(now_s=now_s)
-            due_s = folder.due_s
-        folder.add(line, now_s=now_s)
+    now_s = 0.0
+    waiting = iter(lines)
+    while some := list(islice(waiting, CROWD_CHECK)):
+        ready, now_s = folder.add_past(some, now_s=now_s)
+        yield from ready
     yield from folder.finish()
 
 
@@ -189,13 +209,18 @@ def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
 
 def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedLine]:
     """Lines of one template as one folded line, and behind it each one whose numbers are far off. `shapes`: theirs."""
-    first = lines[0].text
-    if len(lines) == 1 or [line.text for line in lines].count(first) == len(lines):
+    texts, shape = [line[4] for line in lines], shapes[0]
+    first = texts[0]
+    if not shape.fields or texts.count(first) == len(texts):
         return [FoldedLine(tuple(lines), first)]
-    columns = [_make_column(lines, shapes, at) for at in range(len(shapes[0].fields))]
+    if shapes.count(shape) == len(shapes):
+        columns = [_make_column(kind, [text[start:end] for text in texts], 1) for start, end, kind in shape.fields]
+    else:
+        columns = [_make_column(kind, [text[one.fields[at][0]:one.fields[at][1]] for text, one in zip(texts, shapes)])
+                   for at, (_start, _end, kind) in enumerate(shape.fields)]
     parts = _parts(columns, len(lines))
     if len(parts) == 1:
-        return [FoldedLine(tuple(lines), _render(first, shapes[0], columns))]
+        return [FoldedLine(tuple(lines), _render(first, shape, columns))]
     return [one for part in parts for one in summarise([lines[at] for at in part], [shapes[at] for at in part])]
 
 
@@ -204,25 +229,18 @@ class _Column(NamedTuple):
     `examples`: a text of each width that there is."""
 
     kind: str
-    texts: list[str]
+    texts: Sequence[str]
     values: Sequence[float]
-    examples: list[str]
-
-    @property
-    def is_one(self) -> bool:
-        return self.texts.count(self.texts[0]) == len(self.texts)
+    examples: Sequence[str]
+    is_one: bool
 
 
-def _make_column(lines: Sequence[LogLine], shapes: Sequence[Shape], at: int) -> _Column:
-    start, end, kind = shapes[0].fields[at]
-    if shapes.count(shapes[0]) == len(shapes):
-        texts = [line[4][start:end] for line in lines]
-        examples = texts[:1]
-    else:
-        texts = [line[4][shape.fields[at][0]:shape.fields[at][1]] for line, shape in zip(lines, shapes)]
-        examples = list({len(text): text for text in texts}.values())
-    differs = kind == MEASURED and texts.count(texts[0]) < len(texts)
-    return _Column(kind, texts, list(map(float, texts)) if differs else (), examples)
+def _make_column(kind: str, texts: Sequence[str], widths: Optional[int] = None) -> _Column:
+    """`widths`: how many there are, None: not known."""
+    if texts.count(texts[0]) == len(texts):
+        return _Column(kind, texts, (), texts[:1], True)
+    examples = texts[:1] if widths == 1 else list({len(text): text for text in texts}.values())
+    return _Column(kind, texts, list(map(float, texts)) if kind == MEASURED else (), examples, False)
 
 
 def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
@@ -250,9 +268,13 @@ def find_odd(values: Sequence[float]) -> set[int]:
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     least = max(OUTLIER_SHARE * abs(middle), 1e-9)
-    if ordered[-1] - middle <= least and middle - ordered[0] <= least:
+    most = max(ordered[-1] - middle, middle - ordered[0])
+    if most <= least:
         return set()
-    usual = 1.4826 * sorted([abs(value - middle) for value in values])[len(values) // 2]
+    near = most / OUTLIER_SIGMAS / USUAL * 1.001
+    if bisect_left(ordered, middle + near) - bisect_right(ordered, middle - near) <= len(ordered) // 2:
+        return set()  # more than half are farther off than that: the usual distance is, too
+    usual = USUAL * sorted([abs(value - middle) for value in values])[len(values) // 2]
     limit = max(OUTLIER_SIGMAS * usual, least)
     return {at for at, value in enumerate(values) if abs(value - middle) > limit}
 

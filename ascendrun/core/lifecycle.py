@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, get_args
 
 from ascendrun.core import job as w
 from ascendrun.core.job import Action, Cause, Event, Job, NodeProgress, Phase, State
@@ -108,8 +108,8 @@ class _Draft:
         self.moves.append(Move(self.job.state, target, self.now_s, reason))
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 
-    def set_node(self, host: str, **changes: object) -> None:
-        nodes = tuple(replace(n, **changes) if n.host == host else n for n in self.job.nodes)  # type: ignore[arg-type]
+    def set_node(self, host: str, **changes: Any) -> None:
+        nodes = tuple(replace(n, **changes) if n.host == host else n for n in self.job.nodes)
         self.job = replace(self.job, nodes=nodes)
 
     def stop(self, cause: Cause, reason: str, *, now: bool = False) -> None:
@@ -391,4 +391,4 @@ _HANDLERS: Mapping[Type[object], Callable[..., None]] = {
     w.Tick: _tick,
 }
 
-assert set(_HANDLERS) == set(w.Event.__args__), "an event without a handler"  # type: ignore[attr-defined]
+assert set(_HANDLERS) == set(get_args(w.Event)), "an event without a handler"

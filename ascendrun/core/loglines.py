@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple, Optional
 
 SHOWN_LINE_BYTES = 64 * 1024
@@ -22,6 +22,13 @@ class LogLine(NamedTuple):
     stream: str
     text: str
     attempt: int = 1
+
+
+def make_lines(times: Iterable[Optional[float]], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
+               ) -> list[LogLine]:
+    """Lines of one stream, made without a call for each: there are millions."""
+    rows = zip(times, repeat(host), repeat(rank), repeat(stream), texts, repeat(attempt))
+    return list(map(tuple.__new__, repeat(LogLine), rows))
 
 
 # ---------------------------------------------------------------- split
@@ -178,13 +185,9 @@ class _Source:
             batch = next(self._batches, None)
             if batch is None:
                 return False
-            newest_s = self._newest_s
-            for line in batch:
-                at_s = line[0]
-                if at_s is not None and at_s > newest_s:
-                    newest_s = at_s
-                self.times.append(newest_s)
-            self._newest_s = newest_s
+            self.times = never_back([line[0] for line in batch], self._newest_s)
+            if batch:
+                self._newest_s = self.times[-1]
             self._lines = batch
         return True
 
@@ -199,6 +202,19 @@ class _Source:
             lines += self._lines[:count]
             del self.times[:count]
             self._lines = self._lines[count:]
+
+
+def never_back(times: Sequence[Optional[float]], newest_s: float) -> list[float]:
+    """Each time, or the greatest before it (at first `newest_s`) where there is none or it went back."""
+    given = [at_s for at_s in times if at_s is not None]
+    if len(given) == len(times) and sorted(given) == given and (not given or given[0] >= newest_s):
+        return given  # as it is nearly always
+    kept = []
+    for at_s in times:
+        if at_s is not None and at_s > newest_s:
+            newest_s = at_s
+        kept.append(newest_s)
+    return kept
 
 
 # ---------------------------------------------------------------- ranks

@@ -100,17 +100,17 @@ def _render(value: Argument) -> str:
 def _check_scalar(option: Option, value: Argument, text: Optional[str]) -> Scalar:
     if isinstance(value, tuple):
         raise WrongValue(f"wants {_WANTS[option.type]}, not a list")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
     if option.type == "bool" and isinstance(value, bool):
         return value
-    if option.type == "float" and is_number:
-        return float(value)  # type: ignore[arg-type]
-    if option.type == "int" and is_number and float(value) == int(value):  # type: ignore[arg-type]
-        return int(value)  # type: ignore[arg-type]
+    if option.type == "float" and number is not None:
+        return float(number)
+    if option.type == "int" and number is not None and float(number) == int(number):
+        return int(number)
     if option.type in ("str", "path"):
         if isinstance(value, str) and (value or option.type == "str" or option.default == ""):
             return value
-        if is_number and text is not None:
+        if number is not None and text is not None:
             return text
     told = shown(value) if isinstance(value, str) else str(value).lower()
     is_quoted = isinstance(value, str) and _UNQUOTED[option.type].fullmatch(value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterator, List, Optional, Sequence
 
+from ascendrun.core.errors import Problem
 from ascendrun.core.jobmodel import NAME_PATTERN
 from ascendrun.core.wording import shown, suggestion
 from ascendrun.core.yamlsource import ListNode, MappingNode, Node, Place, ScalarNode, Source
@@ -65,6 +66,23 @@ def split_stages(root: MappingNode, source: Source) -> Optional[List[StageRoot]]
         found.append(StageRoot(name or "", needs, _laid_over(root, item, name or f"stage-{index}")))
         earlier += [name] if name is not None else []
     return found
+
+
+def side_by_side(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterator[Problem]:
+    """Stages that may run at the same time and stage different files: both are linked into the one working folder that
+    the stages share on a host, and each start would take the other's files away."""
+    needed: Dict[Optional[str], FrozenSet[Optional[str]]] = {None: frozenset()}
+    for at, job in enumerate(jobs):
+        needed[job.stage] = needed.get(job.needs, frozenset()) | {job.needs}
+        for other in jobs[:at]:
+            if other.stage in needed[job.stage] or None in (job.spec.stage, other.spec.stage):
+                continue
+            if job.spec.stage != other.spec.stage:
+                root = next(root.root for root in roots if root.name == job.stage)
+                place = root.keys.get("stage", root.place)
+                yield place.problem(
+                    f"{other.stage} and {job.stage} may run side by side in one working folder and stage other files",
+                    f"needs: {other.stage} in {job.stage}, or the same stage.dir and stage.exclude in both")
 
 
 def _name(item: MappingNode, index: int, earlier: List[str], root: MappingNode, source: Source) -> Optional[str]:

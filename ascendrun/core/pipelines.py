@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 from ascendrun.core.job import Cause, Job, State
 
@@ -64,16 +64,3 @@ def judge_pipeline(jobs: Sequence[Job]) -> Standing:
         state = State.STOPPING  # its last stages are still being called off
     place = f"stage {newest.index(telling) + 1}/{len(newest)} {job.stage}"
     return Standing(telling, state, f"{place}: {job.reason}" if job.reason else place, stages)
-
-
-def first_to_repeat(jobs: Sequence[Job]) -> Optional[str]:
-    """The stage to go on from: the first whose newest job has not succeeded; None when all have."""
-    for index in newest_stages(jobs):
-        if jobs[index].state is not State.SUCCEEDED:
-            return jobs[index].stage
-    return None
-
-
-def live_stages(jobs: Sequence[Job]) -> List[Job]:
-    """Those that are not over."""
-    return [job for job in jobs if not job.is_over]

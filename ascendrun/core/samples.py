@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional, Tuple, Union
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple, Union
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,20 @@ class DeviceSample:
     ecc_errors: Optional[int] = None
     pids: Optional[Tuple[int, ...]] = None
     source: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class DeviceDetail:
+    """What the tools said of one device beyond its figures: only the newest is kept. `values`: counters and amounts by
+    the tool's own names. `bus_id`: of its PCIe slot. `processes`: (pid, MB of its memory, None: not told)."""
+
+    at_s: float
+    host: str
+    device: int
+    family: str
+    bus_id: Optional[str] = None
+    values: Mapping[str, int] = field(default_factory=dict)
+    processes: Tuple[Tuple[int, Optional[int]], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ that lags by a step is never shown as being at the step of the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 LONGEST = 2000
@@ -74,31 +74,34 @@ Template = Hashable
 
 
 class Templates:
-    """Finds templates, remembering what it has seen lately: most lines are like the ones before them."""
+    """Which template a text has; remembers the shapes that it has seen."""
 
     def __init__(self) -> None:
-        self._plain: dict[str, tuple[Template, Shape]] = {}
         self._shapes: dict[bytes, Shape] = {}
 
     def find(self, text: str, rank: int) -> tuple[Template, Shape]:
         """What is left of the line without its variable parts (equal for all lines that may be shown as one), and where
         those parts stand in it."""
-        known = self._plain.get(text)
-        if known is not None:
-            return known
-        zeros = text.encode("utf-8", "surrogatepass").translate(_ZEROS) if len(text) <= LONGEST else b""
-        _fields, literal, counted, has_rank = shape = self._shapes.get(zeros) or self._learn(zeros)
-        if has_rank:  # not remembered: it depends on who says it
-            shape = _own(text, shape, rank, zeros)
-            return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape
-        if not literal:
-            if len(self._plain) >= CACHED:
-                self._plain.clear()
-            self._plain[text] = found = text, shape
-            return found
-        if len(counted) == 1:
-            return (literal, text[counted[0]]), shape
-        return (literal, *[text[piece] for piece in counted]), shape
+        return self.find_all([text], [rank])[0]
+
+    def find_all(self, texts: Sequence[str], ranks: Sequence[int]) -> list[tuple[Template, Shape]]:
+        """The same for many lines at once, at a fraction of the cost of each."""
+        found: list[tuple[Template, Shape]] = []
+        has_rank = False
+        known = self._shapes.get
+        for text, zeros in zip(texts, _with_zeros(texts)):
+            _fields, literal, counted, speaks_of_rank = shape = known(zeros) or self._learn(zeros)
+            if not literal:
+                found.append((text, shape))
+            elif len(counted) == 1:
+                found.append(((literal, text[counted[0]]), shape))
+            else:
+                found.append(((literal, *[text[piece] for piece in counted]), shape))
+            if speaks_of_rank:
+                has_rank = True
+        if has_rank:  # then it depends on who says it
+            return [_own(*one) for one in zip(texts, found, ranks)]
+        return found
 
     def _learn(self, zeros: bytes) -> Shape:
         shape = find_shape(zeros.decode("utf-8", "surrogatepass"))
@@ -108,11 +111,27 @@ class Templates:
         return shape
 
 
-def _own(text: str, shape: Shape, rank: int, zeros: bytes) -> Shape:
-    """The shape without ranks that are not the speaker's own."""
+def _with_zeros(texts: Sequence[str]) -> list[bytes]:
+    """Each text with every digit as 0; of one that is too long nothing."""
+    short = texts
+    if max(map(len, texts), default=0) > LONGEST:
+        short = [text if len(text) <= LONGEST else "" for text in texts]
+    zeros = "\n".join(short).encode("utf-8", "surrogatepass").translate(_ZEROS).split(b"\n")
+    if len(zeros) == len(texts):
+        return zeros
+    return [text.encode("utf-8", "surrogatepass").translate(_ZEROS) for text in short]
+
+
+def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template, Shape]:
+    """The template and shape without ranks that are not the speaker's own."""
+    shape = found[1]
+    if not shape.has_rank:
+        return found
     fields = tuple(field for field in shape.fields
                    if field.kind != OWN_RANK or int(text[field.start:field.end]) == rank)
-    return _make_shape(zeros.decode("utf-8", "surrogatepass"), fields)._replace(has_rank=False)
+    zeros = _with_zeros([text])[0]
+    shape = _make_shape(zeros.decode("utf-8", "surrogatepass"), fields)._replace(has_rank=False)
+    return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape
 
 
 def _make_shape(zeros: str, fields: tuple[Field, ...]) -> Shape:

@@ -13,7 +13,7 @@ from ascendrun.core.jobmodel import JobSpec, job_json_schema
 from ascendrun.core.jobrules import Draft, broken_rules, typed_args
 from ascendrun.core.jobtree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.options import ProgramOptions, parse_program_options
-from ascendrun.core.pipeline import StageJob, StageRoot, split_stages
+from ascendrun.core.pipeline import StageJob, StageRoot, side_by_side, split_stages
 from ascendrun.core.wording import closest, in_order, shown, suggestion
 from ascendrun.core.yamlsource import ListNode, MappingNode, Node, Place, Source, find, read_yaml
 
@@ -66,6 +66,7 @@ def parse_stages(text: Union[str, bytes], file: str, *, overrides: Sequence[str]
         spec = _judge(draft, problems)
         if spec is not None:
             jobs.append(StageJob(None if roots is None else stage.name, stage.needs, spec))
+    problems.extend(side_by_side(jobs, roots or ()))
     problems = list(dict.fromkeys(problems + source.problems))
     if problems or not jobs:
         raise InvalidInput(in_order(problems))

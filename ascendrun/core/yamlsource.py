@@ -369,8 +369,3 @@ def to_plain(node: Node) -> Any:
     if isinstance(node, ListNode):
         return tuple(to_plain(item) for item in node.items)
     return scalar_value(node)
-
-
-def entry_place(node: MappingNode, key: str) -> Place:
-    """Where `key` stands in the mapping; the mapping's own place when it does not."""
-    return node.keys.get(key, node.place)

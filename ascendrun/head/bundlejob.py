@@ -23,7 +23,7 @@ class CannotWrite(AscendrunError):
 
 @dataclass(frozen=True)
 class Wish:
-    """What kind of archive. `path` None: ascendrun-<job>.tar.gz in this folder. `layout`: ascendrun or ascend-fd."""
+    """What kind of archive. `path` None: <layout>-<job>.tar.gz in this folder. `layout`: ascendrun or ascend-fd."""
 
     path: Optional[Path]
     layout: str
@@ -64,7 +64,7 @@ def bundle_job(state_dir: Path, ref: str, wish: Wish, *, notices: Optional[Notic
                             left_out=left_out, out=out, mtime_s=int(job.created_at_s))
     if wish.is_dry:
         return Bundle(write(None))
-    path = wish.path or Path(f"ascendrun-{job.id}.tar.gz")
+    path = wish.path or Path(f"{wish.layout}-{job.id}.tar.gz")
     try:
         contents, sha256 = write_archive(path, write)
         done = Bundle(contents, path, path.stat().st_size, sha256)

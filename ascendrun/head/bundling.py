@@ -11,7 +11,7 @@ import stat
 import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.redaction import Redactor
 
@@ -197,8 +197,8 @@ class _Nowhere(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: object) -> int:
-        return len(bytes(data))  # type: ignore[call-overload]
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
 
 
 class _Tar:

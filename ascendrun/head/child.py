@@ -112,8 +112,8 @@ class ChildStream:
             if error_backlog:
                 receiver.on_error_data(error_backlog)
             self._pump(receiver)
-        except Exception:
-            self._closing.set()  # the receiver failed: the stream ends, and the failure shows as this thread's
+        except Exception:  # the receiver failed: the stream ends, and the failure shows as this thread's
+            self._closing.set()
             raise
         finally:
             was_asked = self._closing.is_set()

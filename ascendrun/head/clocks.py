@@ -62,6 +62,19 @@ class _Span:
         share = (node_s - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
         return offsets[right - 1] + share * (offsets[right] - offsets[right - 1])
 
+    def all_to_head_s(self, nodes_s: Sequence[float]) -> Optional[list[float]]:
+        """None when they do not all lie between the same two knots."""
+        nodes, offsets = self.nodes, self.offsets
+        right = bisect_left(nodes, min(nodes_s))
+        if right != bisect_left(nodes, max(nodes_s)):
+            return None
+        if right == 0 or right == len(nodes):
+            offset_s = offsets[max(0, right - 1)]
+            return [node_s - offset_s for node_s in nodes_s]
+        begin_s, offset_s = nodes[right - 1], offsets[right - 1]
+        length_s, rise_s = nodes[right] - begin_s, offsets[right] - offset_s
+        return [node_s - (offset_s + (node_s - begin_s) / length_s * rise_s) for node_s in nodes_s]
+
 
 class HostClock:
     """One host's clock over an attempt. Without readings its times count as the head's, and `error_s` is None.
@@ -89,6 +102,13 @@ class HostClock:
         if not self._spans:
             return node_s
         return node_s - self._span_of(node_s).offset_at(node_s)
+
+    def all_to_head_s(self, nodes_s: Sequence[float]) -> Sequence[float]:
+        """The same for many times at once: nearly always all lie between the same two readings."""
+        if not self._spans or not nodes_s:
+            return nodes_s
+        quick = self._spans[0].all_to_head_s(nodes_s) if len(self._spans) == 1 else None
+        return [self.to_head_s(node_s) for node_s in nodes_s] if quick is None else quick
 
     def to_node_s(self, head_s: float) -> float:
         """The other way: what this host's clock showed at the head's `head_s`."""

@@ -188,6 +188,15 @@ class ControlClient:
             return header
         raise CannotConnect(f"the controller gave no answer to {op!r}")
 
+    def post(self, op: str, fields: Mapping[str, Any]) -> None:
+        """One request whose answers nobody will read. Raises CannotConnect."""
+        self._next_id += 1
+        try:
+            self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **fields}, b""))
+        except OSError as error:
+            raise CannotConnect(f"the controller ended while it was asked to {op!r}",
+                                hint="repeat the command: it starts a new controller") from error
+
     def stream(self, op: str, fields: Optional[Mapping[str, Any]] = None, body: bytes = b"", *,
                timeout_s: float) -> Iterator[Tuple[Dict[str, Any], bytes]]:
         """One request, its answers as they come; `timeout_s` bounds the wait for each."""

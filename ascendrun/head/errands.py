@@ -92,8 +92,17 @@ class Errands:
         errand.start()
 
     def sample(self, header: Mapping[str, Any], answer: Answer, keeper: "SampleKeeper") -> None:
-        """How each host is now: {host, devices, hosts} or {host, refused}; one answer a host as it comes."""
+        """How each host is now: {host, devices, hosts} or {host, refused}; one answer a host as it comes.
+
+        With `unless_asked`, hosts of which an answer is awaited already are left out.
+        """
         from ascendrun.head.sampleerrand import SampleErrand
+        if header.get("unless_asked"):
+            awaited = {name for errand in self._samples for name in errand.waiting}
+            header = {**header, "hosts": [host for host in header["hosts"] if host["name"] not in awaited]}
+            if not header["hosts"]:
+                answer({"ok": True, "empty": True}, b"", True)
+                return
         errand = SampleErrand(header, self._links, self._post, answer, keeper, ended=lambda: self._post(self._sweep))
         self._samples.append(errand)
         errand.start()

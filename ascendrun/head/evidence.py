@@ -125,7 +125,7 @@ class _Reading:
     def __init__(self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
                  ) -> None:
         self._stored, self._folder, self._attempt = stored, folder, attempt
-        self._is_newest, self._liveness = is_newest, liveness
+        self._liveness = liveness
         self._clocks = read_clocks(folder)
         self._rows = {str(row.get("name")): row for row in stored.hosts}
         self._nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}

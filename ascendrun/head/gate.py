@@ -36,7 +36,8 @@ def judge_answers(answers: Answers, reports: Mapping[str, NodeReport], hellos: M
                   spec: "JobSpec", plan: "LaunchPlan", now_s: float) -> Verdict:
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
-    from ascendrun.health.facts import NodeFacts, Unreached, read_facts
+    from ascendrun.health.facts import NodeFacts, Unreached
+    from ascendrun.health.probes import read_facts
     from ascendrun.health.report import one_line, refusal_text, view_findings
     from ascendrun.health.world import World
     facts: Dict[str, NodeFacts] = {}

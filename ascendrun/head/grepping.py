@@ -99,6 +99,9 @@ def relay(links: "Links", subject: "Subject", header: Mapping[str, Any], answer:
         answer({"ok": True, "host": host, "problem": problem, "complete": bool(reply.header.get("complete"))},
                reply.body, not waiting)
 
+    def say_later(host: str) -> Callable[[Reply], None]:
+        return lambda reply: post(partial(say, host, reply))
+
     away = {"code": "unreachable", "message": "does not answer now"}
     by_name = {host.name: host for host in subject.hosts}
     for name, request in requests.items():
@@ -106,8 +109,7 @@ def relay(links: "Links", subject: "Subject", header: Mapping[str, Any], answer:
         if link is None or not link.is_up:
             say(name, Reply({}, b"", away))
             continue
-        link.call("grep", {**request, "tag": tag}, deadline_s=ANSWER_S,
-                  done=lambda reply, name=name: post(partial(say, name, reply)))  # type: ignore[misc]
+        link.call("grep", {**request, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
 
 
 def starts_of(attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]

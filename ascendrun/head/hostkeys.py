@@ -17,7 +17,6 @@ from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 from ascendrun.core.errors import CannotConnect, HostKeyChanged, HostKeyUnknown
 
 OWN_FILE = "known_hosts"
-SYSTEM_FILES = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 DEFAULT_PORT = 22
 _MARKERS = {"@revoked": "revoked", "@cert-authority": "authority"}
 

@@ -351,7 +351,7 @@ class JobRunner:
         """A fault of our own before GO ends the job with that word: nobody would ever say what it waits for."""
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # told to the job, and raised again for the log
             if self.job.told_at_s is None and not self.job.is_over:
                 self._feed(w.Refused(None, f"a fault of ascendrun itself: {type(error).__name__}: {error} "
                                            f"(the trace is in {self._desk.state_dir / 'controller.log'})"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,13 +22,14 @@ SENDING_AT_ONCE = 16
 
 
 class Links:
-    """Use from one thread; the links themselves may be used from any."""
+    """Any thread may ask for a link and use it; `run_once`, `start_agents` and `tick` are one thread's."""
 
     def __init__(self, backend: Backend, image: AgentImage, listener: LinkListener) -> None:
         self._backend, self._image, self._listener = backend, image, listener
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: Dict[Host, Link] = {}
+        self._making = threading.Lock()
         self._kept: Deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> Link:
@@ -69,11 +71,12 @@ class Links:
 
     def _known(self, host: Host) -> Link:
         key = dialled(host)
-        link = self._links.get(key)
-        if link is None:
-            link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
-                        connecting=self._connecting, sending=self._sending)
-            self._links[key] = link
+        with self._making:  # two links to one host would be two connections, and nobody would close the first
+            link = self._links.get(key)
+            if link is None:
+                link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
+                            connecting=self._connecting, sending=self._sending)
+                self._links[key] = link
         return link
 
     def __iter__(self) -> Iterator[Link]:

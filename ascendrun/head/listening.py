@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.silence import SilenceWatch, silent_hosts
 
 if TYPE_CHECKING:
     from ascendrun.head.jobrunner import JobRunner
+
+LOOK_S = 1.0
+"""How often hosts are looked at: who is silent is told after many seconds, and a thousand looks cost milliseconds."""
 
 Lines = Sequence[Tuple[str, str]]
 
@@ -19,8 +22,14 @@ class Listening:
     def __init__(self, *, story: Callable[[str], Lines], tell: Callable[[str, Lines], None]) -> None:
         self._story, self._tell = story, tell
         self._watches: Dict[str, SilenceWatch] = {}
+        self._due_s = float("-inf")
 
-    def tick(self, runners: Iterable["JobRunner"]) -> None:
+    def tick(self, runners: Iterable["JobRunner"], *, now_s: Optional[float] = None) -> None:
+        """As often as one likes. `now_s`: monotonic, None: now."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + LOOK_S
         started = {runner.job.id: runner for runner in runners
                    if runner.job.told_at_s is not None and not runner.job.is_over}
         for job_id in tuple(self._watches):
@@ -30,7 +39,7 @@ class Listening:
             watch = self._watches.get(job_id)
             if watch is None:
                 watch = self._watches[job_id] = SilenceWatch(silent_hosts(self._story(job_id)))
-            lines = watch.look(_liveness(runner), now_s=time.monotonic())
+            lines = watch.look(_liveness(runner), now_s=now_s)
             if lines:
                 self._tell(job_id, lines)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Optional
 
-from ascendrun.core.loglines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line
+from ascendrun.core.loglines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line, make_lines
 from ascendrun.head.clocks import HostClock
 from ascendrun.head.spoolfiles import (
     CHUNK_BYTES,
@@ -24,6 +27,8 @@ TIMES_PATIENCE_S = 1.0
 SINCE_SLACK_S = 2.0
 """What is known of a clock is not exact, and the reader leaves nothing out that may be wanted."""
 BATCH_LINES = 2048
+USUAL_LINE_BYTES = 64
+LEAST_CHUNK_BYTES = 4096
 HELD_LINES = 1 << 15
 """So many lines of all streams together are held at once when they are merged: memory stays bounded."""
 
@@ -40,12 +45,13 @@ class StreamReader:
         self.files = files
         self.clock = clock
         self._batch_lines = batch_lines
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_lines * USUAL_LINE_BYTES))
         self._end = end or (1 << 62, 0)
         self._splitter = LineSplitter()
         self._generation: Optional[int] = None
         self._offset = 0
         self._times_offset = 0
-        self._times: list[tuple[int, float]] = []
+        self._times = _Times()
         self._untimed_since_s: Optional[float] = None
         if tail is not None:
             self._generation, self._offset = tail_position(files, tail)
@@ -64,7 +70,7 @@ class StreamReader:
             assert self._generation is not None
             data = read_at(self.files.path(self._generation), self._offset, self._room())
             if data:
-                data = self._with_times(cut_lines(data, self._batch_lines), final=final)
+                data = self._with_times(self._cut(data), final=final)
                 if not data:
                     return []
                 lines = self._split(data)
@@ -76,13 +82,24 @@ class StreamReader:
     def finish(self) -> list[LogLine]:
         """The last line, when it has no newline."""
         text = self._splitter.finish()
-        return [] if text is None else [self._line(text, self._times[0][1] if self._times else None)]
+        return [] if text is None else [self._line(text, self._times.first_s)]
 
     def _room(self) -> int:
         generation, offset = self._end
         if self._generation == generation:
-            return max(0, min(CHUNK_BYTES, offset - self._offset))
-        return CHUNK_BYTES if self._generation is not None and self._generation < generation else 0
+            return max(0, min(self._chunk_bytes, offset - self._offset))
+        return self._chunk_bytes if self._generation is not None and self._generation < generation else 0
+
+    def _cut(self, data: bytes) -> bytes:
+        """A batch of whole lines, if there are any: what is left over will be read again, so next time as much is read
+        as a batch seems to take."""
+        newlines = data.count(b"\n")
+        if newlines == 0:
+            self._chunk_bytes = CHUNK_BYTES
+            return data
+        batch_bytes = len(data) * self._batch_lines // newlines
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_bytes - batch_bytes // 16))
+        return cut_lines(data, self._batch_lines) if newlines > self._batch_lines else data[:data.rfind(b"\n") + 1]
 
     def _settle(self) -> bool:
         if self._generation is None:
@@ -99,7 +116,7 @@ class StreamReader:
             return True  # the last bytes came between our read and our look
         self._generation += 1
         self._offset = self._times_offset = 0
-        self._times = []
+        self._times = _Times()
         return True
 
     def _with_times(self, data: bytes, *, final: bool) -> bytes:
@@ -123,7 +140,7 @@ class StreamReader:
 
     def _covered(self) -> int:
         """How many bytes from our offset on have arrival times."""
-        return self._times[-1][0] - self._offset if self._times else 0
+        return self._times.ends[-1] - self._offset if self._times.ends else 0
 
     def _read_times(self) -> None:
         assert self._generation is not None
@@ -133,11 +150,7 @@ class StreamReader:
         raw = read_at(path, self._times_offset, TIME_RECORD.size * self._batch_lines)
         raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
         self._times_offset += len(raw)
-        to_head_s = self.clock.to_head_s if self.clock is not None and self.clock.readings else None
-        for end, arrival_ns in TIME_RECORD.iter_unpack(raw):
-            if end > self._offset:
-                at_s = arrival_ns / 1e9
-                self._times.append((end, at_s if to_head_s is None else to_head_s(at_s)))
+        self._times.add(raw, self._offset, self.clock)
 
     def _split(self, data: bytes) -> list[LogLine]:
         """A line came when its last byte came: its time is that of the record which covers its newline."""
@@ -145,27 +158,28 @@ class StreamReader:
             lines = self._split_plain(data)
         else:
             lines = []
-            for at_s, part in _pieces_by_time(data, self._offset, self._times):
+            for at_s, part in self._times.pieces(data, self._offset):
                 lines.extend(self._line(text, at_s) for text in self._splitter.feed(part))
         self._offset += len(data)
-        keep = next((i for i, record in enumerate(self._times) if record[0] >= self._offset), len(self._times))
-        del self._times[:keep]
+        self._times.forget_before(self._offset)
         return lines
 
     def _split_plain(self, data: bytes) -> list[LogLine]:
         """The same for whole lines that need no splitter, at a fraction of the cost."""
-        host, rank, stream, attempt = self.files.host, self.files.rank, self.files.stream, self.files.attempt
-        times = iter(self._times)
-        covered, at_s = 0, None
-        end = self._offset
-        lines = []
-        for raw in data[:-1].split(b"\n"):
-            end += len(raw) + 1
-            while covered < end:
-                covered, at_s = next(times, (1 << 62, None))
-            text = decode_line(raw) if len(raw) <= SHOWN_LINE_BYTES else self._splitter.feed(raw + b"\n")[0]
-            lines.append(LogLine(at_s, host, rank, stream, text, attempt))
-        return lines
+        files = self.files
+        raws = data.splitlines(keepends=True)
+        ends = list(accumulate(map(len, raws), initial=self._offset))[1:]
+        texts = self._texts(data, raws)
+        return make_lines(self._times.at(ends), files.host, files.rank, files.stream, texts, files.attempt)
+
+    def _texts(self, data: bytes, raws: Sequence[bytes]) -> list[str]:
+        if max(map(len, raws)) > SHOWN_LINE_BYTES:
+            return [decode_line(raw[:-1]) if len(raw) <= SHOWN_LINE_BYTES + 1 else self._splitter.feed(raw)[0]
+                    for raw in raws]
+        try:
+            return data[:-1].decode("utf-8").split("\n")
+        except UnicodeDecodeError:
+            return [decode_line(raw[:-1]) for raw in raws]
 
     def _line(self, text: str, at_s: Optional[float]) -> LogLine:
         files = self.files
@@ -179,18 +193,50 @@ def cut_lines(data: bytes, most: int) -> bytes:
     return data[:len(data) - len(data.split(b"\n", most)[-1])]
 
 
-def _pieces_by_time(
-    data: bytes, offset: int, times: list[tuple[int, float]]
-) -> Iterator[tuple[Optional[float], bytes]]:
-    """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
-    start = 0
-    for end, at_s in times:
-        stop = min(end - offset, len(data))
-        if stop > start:
-            yield at_s, data[start:stop]
-            start = stop
-    if start < len(data):
-        yield None, data[start:]
+class _Times:
+    """Arrival times of what is not read yet: the bytes before `ends[i]`, from the end before it on, came at `came_s[i]`
+    by the head's clock."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+        self.came_s: list[float] = []
+
+    @property
+    def first_s(self) -> Optional[float]:
+        """None: not known."""
+        return self.came_s[0] if self.came_s else None
+
+    def add(self, raw: bytes, offset: int, clock: Optional[HostClock]) -> None:
+        """Whole records as they lie in the file; those of bytes before `offset` are left out."""
+        numbers = struct.unpack(f">{len(raw) // 8}Q", raw)
+        known = bisect_right(numbers[::2], offset)
+        self.ends += numbers[2 * known::2]
+        came_s = [arrival_ns / 1e9 for arrival_ns in numbers[2 * known + 1::2]]
+        self.came_s += came_s if clock is None else clock.all_to_head_s(came_s)
+
+    def forget_before(self, offset: int) -> None:
+        """The record that ends there is kept: a line without newline may need it."""
+        count = bisect_left(self.ends, offset)
+        del self.ends[:count], self.came_s[:count]
+
+    def at(self, ends: Sequence[int]) -> Sequence[Optional[float]]:
+        """When the byte before each of the ends came."""
+        if ends == self.ends[:len(ends)]:
+            return self.came_s[:len(ends)]
+        last = len(self.ends)
+        places = [bisect_left(self.ends, end) for end in ends]
+        return [self.came_s[place] if place < last else None for place in places]
+
+    def pieces(self, data: bytes, offset: int) -> Iterator[tuple[Optional[float], bytes]]:
+        """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
+        start = 0
+        for end, at_s in zip(self.ends, self.came_s):
+            stop = min(end - offset, len(data))
+            if stop > start:
+                yield at_s, data[start:stop]
+                start = stop
+        if start < len(data):
+            yield None, data[start:]
 
 
 def read_all(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import threading
@@ -12,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from ascendrun.core.errors import AscendrunError
+from ascendrun.head.settingswatch import ReadSettings, SettingsWatch
 from ascendrun.head.statedir import StoreUnusable
 from ascendrun.head.store import LostLease, Store, StoredEvent
 from ascendrun.node.failpoint import failpoint
@@ -30,16 +29,12 @@ ASK_S = 10.0
 CLOSE_S = 3.0
 """How long the controller's end waits for notices that are due; the rest is sent by the next controller."""
 REST_S = 2.0
-LOOK_S = 2.0
-"""How often the settings files are looked at."""
 SICK_S = 30.0
 """A controller's loop that did not turn for so long is not alive: the dead-man's switch is not pressed."""
 BLOCK_S = 60.0
 """After a failure nothing is sent to the same target for this long at most, unless it asked for more itself."""
 KEEP_UP_S = 3600.0
 """How long notices that cannot be delivered keep a controller up that has nothing else to do."""
-
-ReadSettings = Callable[[], "Optional[NoticeSettings]"]
 
 
 def tell_nobody() -> None:
@@ -56,16 +51,14 @@ class Notifier:
 
     def __init__(self, store: Store, read_settings: ReadSettings = tell_nobody, *, files: Sequence[Path] = (),
                  ask_s: float = ASK_S) -> None:
-        self._store, self._read, self._files, self._ask_s = store, read_settings, tuple(files), ask_s
+        self._store, self._ask_s = store, ask_s
+        self._watch = SettingsWatch(read_settings, files, log=_log)
         self._head, self._head_id = socket.gethostname(), store.head_id
         self._lock = threading.Lock()
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._threads: Dict[str, threading.Thread] = {}
         self._cuts: Set["Cut"] = set()
-        self._settings: Optional["NoticeSettings"] = None
-        self._seen: Tuple[object, ...] = ()
-        self._looked_mono = float("-inf")
         self._beat_mono = time.monotonic()
         self._live: Tuple[Tuple[str, str], ...] = ()
         self._waiting: Dict[str, float] = {}
@@ -152,23 +145,7 @@ class Notifier:
 
     def settings(self) -> "Optional[NoticeSettings]":
         """As the files have them now; None: nobody is to be told of anything."""
-        with self._lock:
-            if time.monotonic() - self._looked_mono >= LOOK_S:
-                self._looked_mono = time.monotonic()
-                seen = tuple(_stamp(file) for file in self._files) or (object(),)
-                if seen != self._seen:
-                    self._seen = seen
-                    self._settings = self._reread()
-            return self._settings
-
-    def _reread(self) -> "Optional[NoticeSettings]":
-        try:
-            settings = self._read()
-        except AscendrunError as error:
-            problems = getattr(error, "problems", None) or [error.message]
-            _log("notices: the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
-            return self._settings
-        return settings if settings is not None and settings.everyone else None
+        return self._watch.get()
 
     def _target(self, name: str) -> "Optional[Target]":
         settings = self.settings()
@@ -322,11 +299,3 @@ def _log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         pass  # the log's own disk may be full
-
-
-def _stamp(file: Path) -> Optional[Tuple[int, int, int]]:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from ascendrun.core.errors import AscendrunError, CannotConnect
 from ascendrun.core.hosts import Host
@@ -51,13 +51,13 @@ class Once:
     `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
     """
 
-    def __init__(self, host: Host, fields: Mapping[str, object], *, backend: Backend, done: Callable[[Reply], None],
+    def __init__(self, host: Host, fields: Mapping[str, Any], *, backend: Backend, done: Callable[[Reply], None],
                  keep: Callable[[Connection], None], failed: Callable[[AscendrunError], None],
                  lost: Callable[[AscendrunError], None]) -> None:
         self._host, self._backend = host, backend
-        self._argv: List[str] = list(fields["argv"])  # type: ignore[call-overload]
-        self._timeout_s = float(fields["timeout_s"])  # type: ignore[arg-type]
-        self._max_bytes = int(fields["max_bytes"])  # type: ignore[call-overload]
+        self._argv: List[str] = list(fields["argv"])
+        self._timeout_s = float(fields["timeout_s"])
+        self._max_bytes = int(fields["max_bytes"])
         self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
         self._out, self._err = _Part(self._max_bytes, after=MAGIC), _Part(self._max_bytes)
         self._connection: Optional[Connection] = None

@@ -24,13 +24,13 @@ def _stand_ins() -> Dict[str, Optional[ModuleType]]:
     version for the SSH banner, and reads mail (`email`) to do so (20 ms).
     """
     metadata = ModuleType("importlib.metadata")
-    metadata.version = _version  # type: ignore[attr-defined]
+    vars(metadata)["version"] = _version
     wanted: Dict[str, Optional[ModuleType]] = {"invoke": None, "importlib.metadata": metadata}
     return {name: module for name, module in wanted.items() if name not in sys.modules}
 
 
 _added = _stand_ins()
-sys.modules.update(_added)  # type: ignore[arg-type]  # None makes an import fail at once
+sys.modules.update(_added)  # type: ignore[arg-type]  # typeshed knows no None there; it makes an import fail at once
 try:
     import paramiko
     from paramiko import common

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from operator import attrgetter
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.job import State
+from ascendrun.core.samples import DeviceDetail
+from ascendrun.head.npu_exporter import detail_families
 from ascendrun.health.topjoin import STALE_S
 from ascendrun.health.topview import HostRow, JobRow, TopRow, TopView
 
@@ -28,27 +31,33 @@ JOB_LABELS = ("job_id", "job_name")
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
 LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
 
+Look = Callable[[], Tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
+"""Gives the view, how many jobs are in each state, and the details of devices."""
 Row = Tuple[str, str, Callable[[Any], Optional[float]]]
 
 
-def _scaled(name: str, by: float) -> Callable[[Any], Optional[float]]:
+def _scaled(path: str, by: float) -> Callable[[Any], Optional[float]]:
+    """`path`: a field of the thing, or of what it holds, as in progress.step."""
+    find = attrgetter(path)
+
     def read(one: Any) -> Optional[float]:
-        value = getattr(one, name)
+        value = find(one)
         return None if value is None else value / by
 
     return read
 
 
-def _plain(name: str) -> Callable[[Any], Optional[float]]:
-    return _scaled(name, 1.0)
+def _plain(path: str) -> Callable[[Any], Optional[float]]:
+    return _scaled(path, 1.0)
 
 
 def _health(row: TopRow) -> Optional[float]:
-    return None if row.health in (None, "UNKNOWN") else float(row.health == "OK")
+    health = row.figures.health
+    return None if health in (None, "UNKNOWN") else float(health == "OK")
 
 
 def _link(row: TopRow) -> Optional[float]:
-    return None if row.link_up is None else float(row.link_up)
+    return None if row.figures.link_up is None else float(row.figures.link_up)
 
 
 def _processes(row: TopRow) -> Optional[float]:
@@ -58,32 +67,35 @@ def _processes(row: TopRow) -> Optional[float]:
 
 
 NPU_ROWS: Tuple[Row, ...] = (
-    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("utilisation")),
-    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("memory_used_bytes", MIB)),
-    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("memory_total_bytes", MIB)),
-    ("npu_chip_info_power", "Power in W", _plain("power_w")),
-    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("temperature_c")),
-    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("frequency_mhz")),
+    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("figures.utilisation")),
+    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("figures.memory_used_bytes", MIB)),
+    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("figures.memory_total_bytes", MIB)),
+    ("npu_chip_info_power", "Power in W", _plain("figures.power_w")),
+    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("figures.temperature_c")),
+    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("figures.frequency_mhz")),
     ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
     ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
-    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("link_tx_bytes_s", MEGA)),
-    ("npu_chip_info_bandwidth_rx", "Received over the NPU's network port, MB/s", _scaled("link_rx_bytes_s", MEGA)),
+    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("figures.link_tx_bytes_s", MEGA)),
+    ("npu_chip_info_bandwidth_rx", "Received over the NPU's network port, MB/s",
+     _scaled("figures.link_rx_bytes_s", MEGA)),
     ("npu_chip_info_process_info_num", "Processes on the NPU", _processes),
-    ("npu_chip_info_name", "The NPU's name is the label model_name; always 1", lambda row: 1.0 if row.chip else None),
+    ("npu_chip_info_name", "The NPU's name is the label model_name; always 1",
+     lambda row: 1.0 if row.figures.name else None),
 )
 """Of family npu, under the names and in the units of npu-exporter."""
 
 DEVICE_ROWS: Tuple[Row, ...] = (
-    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("utilisation")),
-    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("memory_used_bytes")),
-    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("memory_total_bytes")),
-    ("ascendrun_device_power_watts", "A device's power", _plain("power_w")),
-    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("temperature_c")),
-    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("frequency_mhz")),
+    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("figures.utilisation")),
+    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("figures.memory_used_bytes")),
+    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("figures.memory_total_bytes")),
+    ("ascendrun_device_power_watts", "A device's power", _plain("figures.power_w")),
+    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("figures.temperature_c")),
+    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("figures.frequency_mhz")),
     ("ascendrun_device_healthy", "1: the device says OK, 0: it says something else", _health),
     ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
-    ("ascendrun_device_link_downs", "How often that port went down since the driver started", _plain("link_downs")),
-    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("ecc_errors")),
+    ("ascendrun_device_link_downs", "How often that port went down since the driver started",
+     _plain("figures.link_downs")),
+    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("figures.ecc_errors")),
     ("ascendrun_device_foreign_processes", "Processes on the device that are no rank of ours",
      lambda row: None if row.foreign_pids is None else float(len(row.foreign_pids))),
 )
@@ -91,54 +103,58 @@ DEVICE_AGE: Tuple[Row, ...] = (
     ("ascendrun_device_sample_age_seconds", "How old the device's newest figures are", _plain("age_s")),
 )
 RANK_ROWS: Tuple[Row, ...] = (
-    ("ascendrun_rank_step", "The newest step that the rank told", _plain("step")),
-    ("ascendrun_rank_step_seconds", "Median of the rank's newest steps", _plain("step_s")),
+    ("ascendrun_rank_step", "The newest step that the rank told", _plain("progress.step")),
+    ("ascendrun_rank_step_seconds", "Median of the rank's newest steps", _plain("progress.step_s")),
     ("ascendrun_rank_slowdown_ratio", "Its own time a step by the median of the other ranks'", _plain("slower_by")),
     ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", _plain("cpu")),
     ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", _plain("rss_bytes")),
     ("ascendrun_rank_straggles", "1: the rank keeps the others waiting", lambda row: float("slow" in row.problems)),
 )
 JOB_ROWS: Tuple[Row, ...] = (
-    ("ascendrun_job_ranks", "Ranks of the job", lambda job: float(job.world_size) if job.world_size else None),
-    ("ascendrun_job_step", "The newest step that was told", _plain("step")),
-    ("ascendrun_job_total_steps", "Steps that the program means to make", _plain("total_steps")),
-    ("ascendrun_job_epoch", "Epochs done", _plain("epoch")),
-    ("ascendrun_job_loss", "The newest loss; NaN where the program says so", _plain("loss")),
-    ("ascendrun_job_tokens_per_second", "Tokens a second, as the program tells them", _plain("tokens_per_s")),
-    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", _plain("mfu")),
-    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", _plain("step_s")),
+    ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
+    ("ascendrun_job_step", "The newest step that was told", _plain("progress.step")),
+    ("ascendrun_job_total_steps", "Steps that the program means to make", _plain("progress.total_steps")),
+    ("ascendrun_job_epoch", "Epochs done", _plain("progress.epoch")),
+    ("ascendrun_job_loss", "The newest loss; NaN where the program says so", _plain("progress.loss")),
+    ("ascendrun_job_tokens_per_second", "Tokens a second, as the program tells them", _plain("progress.tokens_per_s")),
+    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", _plain("progress.mfu")),
+    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", _plain("progress.step_s")),
     ("ascendrun_job_slowest_ratio", "The slowest rank's own time a step by the others' median", _plain("slower_by")),
-    ("ascendrun_job_stragglers", "Ranks that keep the others waiting", lambda job: float(len(job.stragglers))),
-    ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("started_at_s")),
+    ("ascendrun_job_stragglers", "Ranks that keep the others waiting", lambda row: float(len(row.stragglers))),
+    ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("job.started_at_s")),
 )
 HOST_ROWS: Tuple[Row, ...] = (
-    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("cpu")),
-    ("ascendrun_host_load1", "Load of a host over a minute", _plain("load1")),
-    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("memory_used_bytes")),
-    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("memory_total_bytes")),
-    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("disk_free_bytes")),
-    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("net_rx_bytes_s")),
-    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("net_tx_bytes_s")),
+    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("figures.cpu")),
+    ("ascendrun_host_load1", "Load of a host over a minute", _plain("figures.load1")),
+    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("figures.memory_used_bytes")),
+    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("figures.memory_total_bytes")),
+    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("figures.disk_free_bytes")),
+    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("figures.net_rx_bytes_s")),
+    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("figures.net_tx_bytes_s")),
 )
 HOST_AGE: Tuple[Row, ...] = (
     ("ascendrun_host_sample_age_seconds", "How old the host's newest figures are", _plain("age_s")),
 )
 
 
-def make_families(view: TopView, *, states: Mapping[str, int]) -> List[Metric]:
-    """`states`: how many jobs, ended ones too, stand in each state."""
+def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> List[Metric]:
+    """`states`: how many jobs, ended ones too, stand in each state. `details`: of devices, beyond their figures."""
     devices = list({(row.host, row.device): row for row in view.rows if row.device is not None}.values())
     measured = [row for row in devices if row.age_s is not None and "stale" not in row.problems]
     npus = [row for row in measured if row.family == "npu"]
     ranks = [row for row in view.rows if row.rank is not None]
+    detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
+    told = [(_npu_labels(row, detail_of), row) for row in npus]
     families = [
-        *_families(NPU_ROWS, NPU_LABELS, [(_npu_labels(row), row) for row in npus]),
+        *_families(NPU_ROWS, NPU_LABELS, told),
+        *detail_families(NPU_LABELS, [(given, detail_of[key]) for given, row in told
+                                      if (key := (row.host, row.device or 0)) in detail_of]),
         *_machines(npus),
         *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
         *_families(DEVICE_AGE, DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
         *_families(RANK_ROWS, RANK_LABELS, [(_rank_labels(row), row) for row in ranks]),
         _rank_devices(ranks),
-        *_families(JOB_ROWS, JOB_LABELS, [((job.id, job.name), job) for job in view.jobs]),
+        *_families(JOB_ROWS, JOB_LABELS, [((row.job.id, row.job.name), row) for row in view.jobs]),
         *_job_states(view.jobs),
         *_hosts(view.hosts),
         _liveness(view.hosts),
@@ -160,12 +176,14 @@ def _is_fresh(host: HostRow) -> bool:
     return host.age_s is not None and host.age_s <= STALE_S
 
 
-def _npu_labels(row: TopRow) -> Tuple[str, ...]:
-    return ("", str(row.device), row.chip or "", "", "", "", "", row.host)
+def _npu_labels(row: TopRow, detail_of: Mapping[Tuple[str, int], DeviceDetail]) -> Tuple[str, ...]:
+    detail = detail_of.get((row.host, row.device or 0))
+    bus_id = (detail.bus_id if detail is not None else None) or ""
+    return ("", str(row.device), row.figures.name or "", "", bus_id, "", "", row.host)
 
 
 def _device_labels(row: TopRow) -> Tuple[str, ...]:
-    return (row.host, str(row.device), row.family or "", row.chip or "")
+    return (row.host, str(row.device), row.family or "", row.figures.name or "")
 
 
 def _rank_labels(row: TopRow) -> Tuple[str, ...]:
@@ -208,7 +226,8 @@ def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
         ((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None])
 
 
-def _job_states(jobs: Sequence[JobRow]) -> Iterator[Metric]:
+def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
+    jobs = [row.job for row in rows]
     yield _gauge("ascendrun_job_state", "1 for the state in which a live job is", (*JOB_LABELS, "state"), [
         ((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State])
     restarts = CounterMetricFamily("ascendrun_job_restarts", "How often the job was started again", labels=JOB_LABELS)
@@ -224,9 +243,9 @@ def _liveness(hosts: Sequence[HostRow]) -> Metric:
 
 
 class TopCollector:
-    """Looks anew for each scrape. `look` gives the view and the jobs of each state; may raise AscendrunError."""
+    """Looks anew for each scrape. `look` may raise AscendrunError."""
 
-    def __init__(self, look: Callable[[], Tuple[TopView, Mapping[str, int]]]) -> None:
+    def __init__(self, look: Look) -> None:
         self._look = look
         self._one_at_a_time = threading.Lock()
 
@@ -239,9 +258,9 @@ class TopCollector:
         began_s = time.monotonic()
         why: Optional[str] = None
         try:
-            view, states = self._look()
+            view, states, details = self._look()
             why = view.trouble
-            yield from make_families(view, states=states)
+            yield from make_families(view, states=states, details=details)
         except AscendrunError as error:
             why = str(error)
         if why is not None:
@@ -251,7 +270,7 @@ class TopCollector:
         yield _gauge("ascendrun_scrape_seconds", "How long the look took", (), [((), time.monotonic() - began_s)])
 
 
-def make_registry(look: Callable[[], Tuple[TopView, Mapping[str, int]]]) -> CollectorRegistry:
+def make_registry(look: Look) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TopCollector(look))
     return registry

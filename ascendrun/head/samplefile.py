@@ -63,6 +63,7 @@ MIGRATIONS: Tuple[str, ...] = (
         why TEXT NOT NULL);
     CREATE INDEX raw_texts_by_tool ON raw_texts (host, tool)
     """,
+    "CREATE TABLE details (thing INTEGER PRIMARY KEY, at_s REAL NOT NULL, text TEXT NOT NULL)",
 )
 
 

@@ -17,10 +17,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.samples import Newest, RawText, Sample
+from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
 from ascendrun.head.samplefile import FILE_NAME, KNOWN_GENERATIONS
 from ascendrun.node.failpoint import failpoint
 
@@ -37,6 +37,10 @@ START_BUSY_S = 0.2
 MOST_WAITING_BYTES = 32 << 20
 LINE_BYTES = 4 << 20
 """A longer line is none of the sampler's."""
+UNREAD = "sampler"
+"""Stands for the tool of a line that nobody could read."""
+WHY_CHARS = 200
+MOST_UNREAD = 100
 STEP_PAUSE_S = 0.02
 """Between two steps of summing up: samples that arrive go first."""
 
@@ -94,6 +98,8 @@ class SampleKeeper:
         self._readers: Dict[str, "LineReader"] = {}
         self._tails: Dict[Tuple[str, int], bytes] = {}
         self._last_fault = ""
+        self._details: List[DeviceDetail] = []
+        self._unread: Set[Tuple[str, str]] = set()
         self._retry_mono = 0.0
 
     def start(self) -> None:
@@ -169,8 +175,7 @@ class SampleKeeper:
                 self._work(pieces, asked, finished)
                 if time.monotonic() >= next_tend_mono:
                     next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
-            except Exception as error:
-                # A fault of ours costs samples, never the thread: whoever asks must get an answer. The log has it.
+            except Exception as error:  # costs samples, never the thread: who asks must get an answer; the log has it
                 self._say(error)
                 next_tend_mono = time.monotonic() + TEND_S
             with self._changed:
@@ -192,6 +197,7 @@ class SampleKeeper:
     def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
         samples: List[Sample] = []
         raw: List[RawText] = []
+        self._details = []
         progress: Dict[Tuple[str, int], int] = {}
         is_well = self._store is not None or not self._last_fault
         store = self._open() if pieces or asked else None
@@ -217,9 +223,21 @@ class SampleKeeper:
         self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
         progress[key] = piece.end - len(tail)
         for line in whole.split(b"\n") if separator else ():
-            read = self._reader(piece.source).read(_values(line), ahead_s=piece.ahead_s)
-            samples.extend(read.samples)
-            raw.extend(read.raw)
+            samples += self._read_line(self._reader(piece.source), _values(line), piece.ahead_s, raw)
+
+    def _read_line(self, reader: "LineReader", line: Mapping[str, Any], ahead_s: float, raw: List[RawText]
+                   ) -> Sequence[Sample]:
+        """A line that our reader stumbles over costs nothing but itself, is kept raw and told."""
+        try:
+            read = reader.read(line, ahead_s=ahead_s)
+        except Exception as error:  # a fault of ours: the lines around it are no part of it
+            why = f"reading it failed: {type(error).__name__}: {error}"
+            raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
+            self._say_unread(reader.host, why)
+            return ()
+        raw += read.raw
+        self._details += read.details
+        return read.samples
 
     def _reader(self, source: Source) -> "LineReader":
         from ascendrun.health.samplelines import LineReader
@@ -228,8 +246,7 @@ class SampleKeeper:
                                                     every_s=source.every_s)
         return self._readers[source.name]
 
-    @staticmethod
-    def _read_lines(asked: _Lines, samples: List[Sample], raw: List[RawText]) -> Newest:
+    def _read_lines(self, asked: _Lines, samples: List[Sample], raw: List[RawText]) -> Newest:
         """The slow items first: what they say stands in the samples that the others give."""
         from ascendrun.core.samples import DeviceSample, HostSample
         from ascendrun.health.samplelines import LineReader
@@ -240,9 +257,7 @@ class SampleKeeper:
         for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
             found = []
             for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
-                read = reader.read(line, ahead_s=asked.ahead_s)
-                found.extend(read.samples)
-                raw.extend(read.raw)
+                found += self._read_line(reader, line, asked.ahead_s, raw)
         samples.extend(found)
         return Newest(devices=tuple(one for one in found if isinstance(one, DeviceSample)),
                       hosts=tuple(one for one in found if isinstance(one, HostSample)))
@@ -263,7 +278,7 @@ class SampleKeeper:
     def _add(self, store: "SampleStore", samples: Sequence[Sample], raw: Sequence[RawText],
              progress: Mapping[Tuple[str, int], int]) -> None:
         try:
-            store.add(samples, raw=raw, progress=progress)
+            store.add(samples, raw=raw, details=self._details, progress=progress)
         except AscendrunError as error:
             self._give_up(error)
 
@@ -306,6 +321,12 @@ class SampleKeeper:
             self._waiting, self._waiting_bytes = [], 0
         self._last_fault = ""
         _print("samples are kept again")
+
+    def _say_unread(self, host: str, why: str) -> None:
+        """Once a host and fault: a line comes every few seconds."""
+        if (host, why) not in self._unread and len(self._unread) < MOST_UNREAD:
+            self._unread.add((host, why))
+            _print(f"a line of the samples of {host} could not be read and is kept as it came: {why[:WHY_CHARS]}")
 
     def _say(self, error: Exception) -> None:
         """Once while it comes again and again; the log's own disk may be full."""

@@ -11,11 +11,12 @@ import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from ascendrun.core.samplerollup import IDENTITY, figures_of, mean_of, peak_of
-from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample, RawText, Sample
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, Newest, RankSample, RawText, Sample
 from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_of
+from ascendrun.head.sampledetails import add_details
 from ascendrun.head.samplefile import (
     BUSY_S,
     FILE_NAME,
@@ -106,7 +107,7 @@ class SampleStore:
 
     # Writing
 
-    def add(self, samples: Iterable[Sample], *, raw: Iterable[RawText] = (),
+    def add(self, samples: Iterable[Sample], *, raw: Iterable[RawText] = (), details: Iterable[DeviceDetail] = (),
             progress: Mapping[Tuple[str, int], int] = {}) -> None:
         """Everything in one transaction. A second sample of one thing at one time replaces the first.
 
@@ -133,6 +134,7 @@ class SampleStore:
             db.executemany("DELETE FROM progress WHERE source = ? AND generation <= ?",
                            [(source, generation - KNOWN_GENERATIONS) for source, generation in progress])
             self._add_raw(db, raw)
+            add_details(db, details, lambda detail: self._id_of("device", detail))
 
     def progress(self, source: str) -> Mapping[int, int]:
         """{generation: offset} up to which a node's file has been read; {}: not begun. Raises StoreUnusable."""
@@ -161,8 +163,8 @@ class SampleStore:
         with telling(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
 
-    def _id_of(self, kind: str, sample: Sample) -> int:
-        names = IDENTITY[type(sample)]
+    def _id_of(self, kind: str, sample: Union[Sample, DeviceDetail]) -> int:
+        names = IDENTITY[_KINDS[kind]]
         key = (kind, *(getattr(sample, name) for name in names))
         known = self._ids.get(key)
         if known is not None:
@@ -240,6 +242,7 @@ class SampleStore:
                     db.execute(f"DELETE FROM {kind}_{table} WHERE thing = ? AND at_s < ?", (thing, floors[level.name]))
             if newest_s < floors[TEN_MINUTES.name]:
                 db.execute("DELETE FROM things WHERE id = ?", (thing,))
+                db.execute("DELETE FROM details WHERE thing = ?", (thing,))
                 self._ids.clear()
         db.execute("DELETE FROM raw_texts WHERE at_s < ?", (now_s - MINUTE.kept_s,))
         self._swept = int(rows[-1][0]) if len(rows) == SWEPT_AT_ONCE else 0

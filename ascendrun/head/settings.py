@@ -217,12 +217,8 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return Path(base) / "ascendrun"
 
 
-def spool_file(state_dir: Path, job_id: str, attempt: int, host: str, name: str) -> Path:
-    """The head's copy of a node's pulled file; `name` is "<file>.<generation>" as in `node/layout.py`."""
-    return spool_dir(state_dir, job_id, attempt) / host / name
-
-
 def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
+    """The head's copies of what an attempt's nodes write: <host>/<file>.<generation>, named as in `node/layout.py`."""
     return state_dir / "jobs" / job_id / f"attempt-{attempt}"
 
 

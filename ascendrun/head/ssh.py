@@ -165,9 +165,13 @@ class ParamikoConnection:
         self.link.sinks[channel.chanid] = stream
         try:
             self._start(channel, command, until, deadline_s)
-        except BaseException:
+        except Exception:
             if stream.forget():
                 raise
+        except BaseException:  # ^C, or a fault of ours: nobody will read what comes
+            stream.forget()
+            stream.close()
+            raise
         return stream
 
     def close(self) -> None:

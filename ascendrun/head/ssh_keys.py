@@ -49,11 +49,11 @@ class _LockedAgent(paramiko.Agent):
         paramiko.agent.AgentSSH.__init__(self)
         connection = _agent_socket(path)
         if connection is not None:
-            self._connect(connection)  # type: ignore[attr-defined]
+            self._connect(connection)  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
 
     def _send_message(self, msg: Any) -> Any:
         with self._turn:
-            return super()._send_message(msg)  # type: ignore[misc]
+            return super()._send_message(msg)  # type: ignore[misc]  # likewise
 
 
 class KeyRing:
@@ -147,8 +147,7 @@ def load_key(path: str, ask: Optional[Ask]) -> Union[Identity, Unusable]:
         return _identity(path, phrase)
     except OSError as error:
         return Unusable(f"{path}: {(error.strerror or str(error)).lower()}", "check IdentityFile in ~/.ssh/config")
-    except Exception as error:
-        # paramiko and cryptography raise a dozen kinds for keys of other formats and for wrong passphrases
+    except Exception as error:  # paramiko and cryptography raise a dozen kinds: other formats, wrong passphrases
         return Unusable(f"{path}: cannot be used ({error or type(error).__name__})", f"check it: ssh-keygen -yf {path}")
 
 

@@ -157,7 +157,7 @@ class Link(paramiko.Transport):
         self.handshake_timeout = 3600.0
 
     def _check_banner(self) -> None:
-        super()._check_banner()  # type: ignore[misc]
+        super()._check_banner()  # type: ignore[misc]  # paramiko's own, not in its stubs
         self.has_banner = True
         self.banner_event.set()
 
@@ -194,10 +194,10 @@ class Link(paramiko.Transport):
         if threading.current_thread() is self and not self.clear_to_send.is_set():
             self._held.append(data)
             return
-        super()._send_user_message(data)  # type: ignore[misc]
+        super()._send_user_message(data)  # type: ignore[misc]  # paramiko's own, not in its stubs
 
     def _parse_newkeys(self, m: Any) -> None:
-        super()._parse_newkeys(m)  # type: ignore[misc]
+        super()._parse_newkeys(m)  # type: ignore[misc]  # paramiko's own, not in its stubs
         held, self._held = self._held, []
         for data in held:
             self._send_user_message(data)
@@ -256,7 +256,7 @@ class Link(paramiko.Transport):
             self._send_user_message(message)
 
     _channel_handler_table = {
-        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
         common.MSG_CHANNEL_SUCCESS: _give_success,
         common.MSG_CHANNEL_DATA: _give_data,
         common.MSG_CHANNEL_EXTENDED_DATA: _give_error_data,

@@ -321,10 +321,6 @@ class Store:
         row = self._db.execute("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1").fetchone()
         return row is not None
 
-    def last_number(self) -> int:
-        """The number of the newest line of any story; 0: there is none."""
-        return int(self._db.execute(f"SELECT COALESCE(MAX(number), 0) FROM {self._numbered()}").fetchone()[0])
-
     def _numbered(self) -> str:
         """A store that no controller of this version has opened yet has no numbers: made from the times then."""
         if version_of(self._db) >= 2:

@@ -9,7 +9,8 @@ from ascendrun.core.garbage import nothing_collected
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.submission import Submission, make_job
 from ascendrun.head.translate import load_report
-from ascendrun.health.facts import NodeFacts, Unreached, read_facts
+from ascendrun.health.facts import NodeFacts, Unreached
+from ascendrun.health.probes import read_facts
 from ascendrun.health.world import World
 
 

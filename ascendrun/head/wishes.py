@@ -29,7 +29,7 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
         raise
     except AscendrunError as error:
         answer(error_answer(error), b"", True)
-    except Exception as error:  # ours: the log keeps the trace
+    except Exception as error:  # a fault of ours: the log keeps the trace, who asked is told
         traceback.print_exc()
         _refuse(answer, "internal", f"{type(error).__name__}: {error}", f"the trace is in {log}")
 

@@ -19,6 +19,9 @@ PER_NODE = re.compile(r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?
 PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
 """Not for a shell by hand: of one rank only, or a mark by which the processes of an attempt are found and ended."""
 
+OUR_FOLDER = "<ascendrun's folder>"
+"""Stands in values for it where hosts have it in different places: what lies in it is the same."""
+
 
 @dataclass(frozen=True)
 class EnvGroup:
@@ -96,8 +99,14 @@ def _rows(world: World, salt: str) -> Iterator[EnvRow]:
     yield from _table(world, "python", lambda facts: _python(facts))
     yield from _table(world, "package", lambda facts: facts.python.modules if facts.python else None)
     yield from _table(world, "limit", lambda facts: _limits(facts))
+    roots = {facts.root for facts in world.facts.values() if facts.root}
+
+    def shown(facts: NodeFacts, name: str, value: str) -> str:
+        value = mask(name, value, salt=salt)
+        return value.replace(facts.root, OUR_FOLDER) if len(roots) > 1 and facts.root else value
+
     yield from _table(world, "variable", lambda facts: None if facts.environ is None else
-                      {name: mask(name, value, salt=salt) for name, value in facts.environ.items()})
+                      {name: shown(facts, name, value) for name, value in facts.environ.items()})
 
 
 def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Optional[Mapping[str, Optional[str]]]]

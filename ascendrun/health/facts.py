@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
-from ascendrun.core.reports import NodeReport, Route
-from ascendrun.health.npu_facts import NpuFacts, read_npu
+from ascendrun.core.reports import Route
+from ascendrun.health.npu_facts import NpuFacts
 
 
 @dataclass(frozen=True)
@@ -168,23 +168,3 @@ class NodeFacts:
         if routes and routes.count(routes[0]) == len(routes):
             return (routes[0],)
         return tuple({id(route): route for route in routes}.values())
-
-
-def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[str, Any]) -> NodeFacts:
-    """From a node's report, its agent's greeting and its raw survey answers."""
-    from ascendrun.health.probes import late_probes, read_answers
-    said = read_answers(results)
-    login = hello.get("login") or {}
-    return NodeFacts(
-        host=report.host, is_local=hello.get("is_local"), root=report.root,
-        login_s=login.get("wait_s"), login_noise=login.get("noise"),
-        user=report.user, uid=hello.get("uid"), hostname=report.hostname, boot_id=report.boot_id or None,
-        machine_id=report.machine_id or None, kernel=report.kernel, arch=report.arch, os_name=said.get("os"),
-        cpus=report.cpus, memory_bytes=report.memory_bytes, agent_python=report.python_version,
-        clock_offset_s=report.clock_offset_s, limits=said.get("limits"), sshd=said.get("sshd"),
-        kills_user_processes=said.get("logind"), lingering_users=said.get("linger"), disks=said.get("disk"),
-        writes=said.get("write"), paths=said.get("paths"), python=said.get("python"), torch=said.get("torch"),
-        environ=said.get("environ"), routes=report.routes, addresses=said.get("addresses"),
-        taken_ports=said.get("ports"), port_ranges=said.get("port-ranges"), touched=said.get("touch"),
-        runtime=said.get("runtime"), npu=read_npu(said), late=late_probes(results),
-    )

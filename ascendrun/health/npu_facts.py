@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from ascendrun.ascend.chips import Chip, chip_of
-from ascendrun.ascend.hccn import Address, Fec, Link, LinkHistory, NetHealth, Ping, Tls
+from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
 from ascendrun.ascend.hccn_conf import HccnConf
 from ascendrun.ascend.hccn_counters import Optical
+from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.ascend.install import CannVersion, Components, DriverInstall, DriverVersion, FirmwareVersion
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
 from ascendrun.ascend.npu_smi_board import Board
 from ascendrun.ascend.npu_smi_views import ChipEcc, ChipHealth
 from ascendrun.ascend.tool_errors import ToolError
-
-if TYPE_CHECKING:
-    from ascendrun.health.facts import NodeFacts
 
 
 @dataclass(frozen=True)
@@ -188,21 +186,3 @@ def read_npu(said: Mapping[str, Any]) -> NpuFacts:
     return NpuFacts(table=said.get("npu-smi"), devices=said.get("npu-devices"), cards=said.get("npu-cards"),
                     ports=said.get("hccn"), files=said.get("ascend-files"), shell_cann=said.get("cann"),
                     pings=said.get("hccn-pings"))
-
-
-def _chips_text(facts: "NodeFacts") -> Optional[str]:
-    info = facts.npu.info
-    if info is None:
-        return None
-    names = dict.fromkeys(chip.name or "?" for chip in info.chips)
-    return f"{len(info.chips)} x {', '.join(names)}"
-
-
-NPU_ROWS: Tuple[Tuple[str, Callable[["NodeFacts"], Optional[str]]], ...] = (
-    ("npus", _chips_text),
-    ("driver", lambda facts: facts.npu.driver_version),
-    ("firmware", lambda facts: facts.npu.files.firmware.version
-     if facts.npu.files is not None and facts.npu.files.firmware is not None else None),
-    ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
-)
-"""Further lines of doctor's table of facts: name, and what a node says."""

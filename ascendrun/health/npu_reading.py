@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ascendrun.ascend import hccn, install, npu_smi, npu_smi_board, npu_smi_views
+from ascendrun.ascend import hccn, hccn_history, install, npu_smi, npu_smi_board, npu_smi_views
 from ascendrun.ascend.hccn_conf import parse_hccn_conf
 from ascendrun.ascend.hccn_counters import parse_optical
 from ascendrun.ascend.tool_errors import ToolError
@@ -34,7 +34,7 @@ ITEMS: Mapping[str, Tuple[str, Callable[[str], Any]]] = {
     "net_health": ("net_health", _once(hccn.parse_net_health)),
     "fec": ("fec", _once(hccn.parse_fec)),
     "optical": ("optical", parse_optical),
-    "link_stat": ("history", hccn.parse_link_history),
+    "link_stat": ("history", hccn_history.parse_link_history),
 }
 """By hccn_tool's item: the field of Port, and what reads it."""
 

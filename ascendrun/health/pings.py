@@ -25,8 +25,7 @@ def addresses_of(raw: Optional[Mapping[str, Any]]) -> Mapping[int, str]:
     """By device: the IPv4 address of a port whose link is up; what is wrong with the others is found without a ping."""
     try:
         ports = read_ports(raw) if raw is not None else None
-    except Exception:
-        # A foreign tool's text may be anything; where it cannot be read nothing is pinged.
+    except Exception:  # a foreign tool's text may be anything; where it cannot be read nothing is pinged
         return {}
     return {device: port.ip.address for device, port in (ports.ports if ports is not None else {}).items()
             if _is_up(port) and port.ip is not None and port.ip.address is not None}

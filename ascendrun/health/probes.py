@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ascendrun.core.reports import NodeReport
 from ascendrun.health import reading, scripts
+from ascendrun.health.facts import NodeFacts
+from ascendrun.health.npu_facts import read_npu
 from ascendrun.health.npu_probes import NPU_PROBES
 from ascendrun.health.wish import Item, Probe, Wish
 
@@ -92,8 +95,7 @@ def read_answers(results: Mapping[str, Any]) -> Dict[str, Any]:
             continue
         try:
             said[probe.name] = probe.read(raw)
-        except Exception:
-            # A foreign tool's text may be anything; a reader that stumbles over it has read nothing.
+        except Exception:  # a foreign tool's text may be anything; a reader that stumbles over it has read nothing
             said[probe.name] = None
     return said
 
@@ -102,3 +104,22 @@ def late_probes(results: Mapping[str, Any]) -> Tuple[str, ...]:
     """The names of the questions that had no answer in time: what hangs there is worth knowing by itself."""
     return tuple(sorted(name for name, raw in results.items()
                         if isinstance(raw, dict) and (raw.get("late") or raw.get("timed_out"))))
+
+
+def read_facts(report: NodeReport, hello: Mapping[str, Any], results: Mapping[str, Any]) -> NodeFacts:
+    """From a node's report, its agent's greeting and its raw survey answers."""
+    said = read_answers(results)
+    login = hello.get("login") or {}
+    return NodeFacts(
+        host=report.host, is_local=hello.get("is_local"), root=report.root,
+        login_s=login.get("wait_s"), login_noise=login.get("noise"),
+        user=report.user, uid=hello.get("uid"), hostname=report.hostname, boot_id=report.boot_id or None,
+        machine_id=report.machine_id or None, kernel=report.kernel, arch=report.arch, os_name=said.get("os"),
+        cpus=report.cpus, memory_bytes=report.memory_bytes, agent_python=report.python_version,
+        clock_offset_s=report.clock_offset_s, limits=said.get("limits"), sshd=said.get("sshd"),
+        kills_user_processes=said.get("logind"), lingering_users=said.get("linger"), disks=said.get("disk"),
+        writes=said.get("write"), paths=said.get("paths"), python=said.get("python"), torch=said.get("torch"),
+        environ=said.get("environ"), routes=report.routes, addresses=said.get("addresses"),
+        taken_ports=said.get("ports"), port_ranges=said.get("port-ranges"), touched=said.get("touch"),
+        runtime=said.get("runtime"), npu=read_npu(said), late=late_probes(results),
+    )

@@ -66,6 +66,15 @@ class DoctorReport:
 
 Row = Tuple[str, Callable[[NodeFacts], Optional[str]]]
 
+
+def _chips_text(facts: NodeFacts) -> Optional[str]:
+    info = facts.npu.info
+    if info is None:
+        return None
+    names = dict.fromkeys(chip.name or "?" for chip in info.chips)
+    return f"{len(info.chips)} x {', '.join(names)}"
+
+
 ROWS: Tuple[Row, ...] = (
     ("os", lambda facts: facts.os_name),
     ("kernel", lambda facts: _joined(facts.kernel, facts.arch)),
@@ -75,14 +84,19 @@ ROWS: Tuple[Row, ...] = (
     ("python", lambda facts: None if facts.python is None or facts.python.version is None
      else _joined(facts.python.version, facts.python.executable)),
     ("torch", lambda facts: module_of(facts, "torch")),
+    ("npus", _chips_text),
+    ("driver", lambda facts: facts.npu.driver_version),
+    ("firmware", lambda facts: facts.npu.files.firmware.version
+     if facts.npu.files is not None and facts.npu.files.firmware is not None else None),
+    ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
 )
-"""Name, and what a node says; a node that could not be asked says None. Later rows: `npu_rows` of npu_facts."""
+"""Name, and what a node says; a node that could not be asked, or has no such thing, says None."""
 
 
-def fact_rows(world: World, rows: Tuple[Row, ...] = ROWS) -> Tuple[FactRow, ...]:
+def fact_rows(world: World) -> Tuple[FactRow, ...]:
     """The lines of the table; a row that nobody can answer is left out."""
     found: List[FactRow] = []
-    for name, value_of in rows:
+    for name, value_of in ROWS:
         values = {host: value_of(facts) for host, facts in world.facts.items()}
         same = compare(values)
         if same is None:
@@ -107,11 +121,10 @@ def view_findings(findings: Tuple[Finding, ...], lang: str) -> Tuple[FindingView
 
 def make_report(world: World, findings: Tuple[Finding, ...], *, lang: str, checks: int, wall_s: float
                 ) -> DoctorReport:
-    from ascendrun.health.npu_facts import NPU_ROWS
     is_fit = not any(finding.severity is Severity.FAIL for finding in findings)
     return DoctorReport(is_fit=is_fit, hosts=(*world.facts, *world.unreached), unreached=world.unreached,
                         family=world.family, job=world.job.name if world.job is not None else None,
-                        facts=fact_rows(world, (*ROWS, *NPU_ROWS)), findings=view_findings(findings, lang),
+                        facts=fact_rows(world), findings=view_findings(findings, lang),
                         checks=checks, wall_s=wall_s)
 
 

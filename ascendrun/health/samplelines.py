@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from ascendrun.core.samplerollup import IDENTITY
-from ascendrun.core.samples import HostSample, RankSample, RawText, Sample
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
 from ascendrun.health.sampling import EVERY_S, DeviceReader, Said
 
 TEXT_BYTES = 4 << 20
@@ -20,10 +20,11 @@ _RANK = tuple(field.name for field in fields(RankSample) if field.name not in ("
 
 @dataclass(frozen=True)
 class Read:
-    """What a line gave; both empty for a line that is none of the sampler's."""
+    """What a line gave; all empty for a line that is none of the sampler's."""
 
     samples: Tuple[Sample, ...] = ()
     raw: Tuple[RawText, ...] = ()
+    details: Tuple[DeviceDetail, ...] = ()
 
 
 class LineReader:
@@ -31,26 +32,35 @@ class LineReader:
 
     def __init__(self, host: str, *, job: Optional[str] = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
         """`job` None: lines of a host without one, which has no ranks."""
-        self._host, self._job, self._attempt = host, job, attempt
+        self.host, self._job, self._attempt = host, job, attempt
         self._devices = DeviceReader(host, every_s=every_s)
 
     def read(self, line: Mapping[str, Any], *, ahead_s: float = 0.0) -> Read:
-        """`ahead_s`: so much the host's clock is ahead of the head's."""
+        """`ahead_s`: so much the host's clock is ahead of the head's. ValueError: figures that no device has."""
         at_ns = line.get("at_ns")
         if not isinstance(at_ns, int) or not 0 < at_ns < 2**63:
             return Read()
         at_s = round(at_ns / 1e9 - ahead_s, 3)
         if isinstance(line.get("tool"), str):
-            return Read(*self._devices.take(_said(line, at_s)))
+            devices, raw = self._devices.take(_said(line, at_s))
+            for device in devices:
+                _check(device)
+            return Read(devices, raw, self._devices.new_details())
         samples: List[Sample] = []
         if isinstance(line.get("host"), dict):
-            samples.append(HostSample(at_s=at_s, host=self._host, **_figures(HostSample, _HOST, line["host"])))
+            samples.append(HostSample(at_s=at_s, host=self.host, **_figures(HostSample, _HOST, line["host"])))
         for rank in _list(line.get("ranks")) if self._job is not None else ():
             number = rank.get("rank") if isinstance(rank, dict) else None
             if isinstance(number, int) and 0 <= number < 10**7:
-                samples.append(RankSample(at_s=at_s, host=self._host, job=self._job or "", attempt=self._attempt,
+                samples.append(RankSample(at_s=at_s, host=self.host, job=self._job or "", attempt=self._attempt,
                                           rank=number, **_figures(RankSample, _RANK, rank)))
         return Read(tuple(samples))
+
+
+def _check(device: DeviceSample) -> None:
+    for name, value in vars(device).items():
+        if isinstance(value, int) and not -2**63 <= value < 2**63:
+            raise ValueError(f"device {device.device}: {name} has {len(str(value))} digits")
 
 
 def _said(line: Mapping[str, Any], at_s: float) -> Said:

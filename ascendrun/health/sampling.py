@@ -12,14 +12,16 @@ is not done here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend import npu_smi, npu_smi_views, nvidia_smi
-from ascendrun.ascend.hccn import LinkHistory, parse_link, parse_link_history
+from ascendrun.ascend.hccn import parse_link
 from ascendrun.ascend.hccn_counters import parse_stat
+from ascendrun.ascend.hccn_history import LinkHistory, parse_link_history
 from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
-from ascendrun.core.samples import DeviceSample, RawText
+from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
+from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
 from ascendrun.health import npu_scripts
 from ascendrun.health.sections import Section, read_sections
 
@@ -29,6 +31,16 @@ HOSTS_A_SECOND = 40.0
 MB = 2**20
 FORGOTTEN_AFTER = 3.5
 """So many times an item's own pace: then what it said last is told no more."""
+DETAIL_S = 30.0
+"""What is said beyond the figures is kept again after so long, though nothing changed."""
+PORT_COUNTERS = (
+    "mac_rx_mac_pause_num", "mac_tx_mac_pause_num", "mac_rx_pfc_pkt_num", "mac_tx_pfc_pkt_num", "mac_rx_bad_pkt_num",
+    "mac_tx_bad_pkt_num", "mac_rx_bad_oct_num", "mac_tx_bad_oct_num", "mac_rx_fcs_err_pkt_num", "roce_rx_all_pkt_num",
+    "roce_tx_all_pkt_num", "roce_rx_err_pkt_num", "roce_tx_err_pkt_num", "roce_rx_cnp_pkt_num", "roce_tx_cnp_pkt_num",
+    "roce_unexpected_ack_num", "roce_out_of_order_num", "roce_verification_err_num", "roce_qp_status_err_num",
+    "roce_new_pkt_rty_num", "roce_ecn_db_num",
+)
+"""Of a port's counters those that are kept."""
 REPEATED_S = 3600.0
 """The same complaint of a tool is kept once in so long."""
 TABLE, CARDS, ECC, PORTS, HISTORY, GPUS = "npu-smi", "npu-cards", "npu-ecc", "npu-ports", "npu-history", "nvidia-smi"
@@ -91,6 +103,7 @@ class _Heard:
     at_s: float
     item: str
     figures: Mapping[str, Any]
+    more: Mapping[str, int] = field(default_factory=dict)
 
 
 class DeviceReader:
@@ -102,6 +115,8 @@ class DeviceReader:
         self._octets: Dict[int, Tuple[float, Optional[int], Optional[int]]] = {}
         self._devices: Dict[Tuple[int, Optional[int]], int] = {}
         self._told: Dict[Tuple[str, str], float] = {}
+        self._details: Dict[int, DeviceDetail] = {}
+        self._new_details: List[DeviceDetail] = []
 
     def take(self, said: Said) -> Tuple[Tuple[DeviceSample, ...], Tuple[RawText, ...]]:
         """Samples come with the items that say the most of a device; never raises for a text."""
@@ -114,6 +129,17 @@ class DeviceReader:
             return (), self._complain(said, "it did not answer in time")
         samples, why = readers[said.item](said)
         return samples, self._complain(said, why) if why else ()
+
+    def new_details(self) -> Tuple[DeviceDetail, ...]:
+        """What else was said of devices since the last call, where it differs or was kept some time ago."""
+        new, self._new_details = tuple(self._new_details), []
+        return new
+
+    def _keep_detail(self, detail: DeviceDetail) -> None:
+        kept = self._details.get(detail.device)
+        if kept is None or detail.at_s - kept.at_s >= DETAIL_S or replace(kept, at_s=detail.at_s) != detail:
+            self._details[detail.device] = detail
+            self._new_details.append(detail)
 
     def _complain(self, said: Said, why: str) -> Tuple[RawText, ...]:
         told_s = self._told.get((said.item, why))
@@ -133,6 +159,9 @@ class DeviceReader:
             self._devices[(chip.npu_id, chip.chip_id)] = device
             samples.append(DeviceSample(said.at_s, self._host, device, "npu", source="npu-smi",
                                         **_table_figures(info, chip), **self._slow_figures(device, said.at_s)))
+            self._keep_detail(DeviceDetail(
+                said.at_s, self._host, device, "npu", bus_id=chip.bus_id, processes=_processes(info, chip),
+                values=self._more(chip, device, said.at_s)))
         return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
 
     def _read_cards(self, said: Said) -> Tuple[Tuple[DeviceSample, ...], Optional[str]]:
@@ -147,9 +176,8 @@ class DeviceReader:
             for chip in view.chips:
                 device = self._devices.get((npu_id, chip.chip_id))
                 if device is not None:
-                    figures = {"frequency_mhz": chip.aicore_now_mhz} if section.words[0] == "common" else \
-                        {"ecc_errors": _sum(chip.hbm.double_bit, chip.ddr.double_bit)}
-                    self._heard[(section.words[0], device)] = _Heard(said.at_s, said.item, figures)
+                    figures, more = _common_figures(chip) if section.words[0] == "common" else _ecc_figures(chip)
+                    self._heard[(section.words[0], device)] = _Heard(said.at_s, said.item, figures, more)
             complaints.append(_complaint(view.errors, view.unparsed, is_empty=not view.chips))
         return (), next((one for one in complaints if one), None)
 
@@ -161,16 +189,18 @@ class DeviceReader:
                 complaints.append("a call did not come back")
                 continue
             parsed: Any
+            more: Mapping[str, int] = {}
             if item == "link":
                 parsed = parse_link(section.text)
                 figures: Dict[str, Any] = {"link_up": parsed.is_up}
             elif item == "link_stat":
                 parsed = parse_link_history(section.text)
-                figures = {"link_downs": _downs(parsed)}
+                figures, more = {"link_downs": _downs(parsed)}, _known({"link_ups": parsed.up_count})
             else:
                 parsed = parse_stat(section.text)
-                figures = self._rates(device, said.at_s, parsed.values)
-            self._heard[(item, device)] = _Heard(said.at_s, said.item, figures)
+                figures, more = self._rates(device, said.at_s, parsed.values), {
+                    name: parsed.values[name] for name in PORT_COUNTERS if name in parsed.values}
+            self._heard[(item, device)] = _Heard(said.at_s, said.item, figures, more)
             complaints.append(_complaint(parsed.errors, parsed.unparsed, is_empty=False))
         return (), next((one for one in complaints if one), None)
 
@@ -186,11 +216,18 @@ class DeviceReader:
         return {"link_tx_bytes_s": rates[0], "link_rx_bytes_s": rates[1]}
 
     def _slow_figures(self, device: int, at_s: float) -> Dict[str, Any]:
-        figures: Dict[str, Any] = {}
+        return {name: value for heard in self._lately(device, at_s) for name, value in heard.figures.items()}
+
+    def _more(self, chip: NpuChip, device: int, at_s: float) -> Mapping[str, int]:
+        more = _known({"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb}) if chip.ddr_total_mb else {}
+        for heard in self._lately(device, at_s):
+            more.update(heard.more)
+        return more
+
+    def _lately(self, device: int, at_s: float) -> Iterator[_Heard]:
         for (_, of), heard in self._heard.items():
             if of == device and at_s - heard.at_s <= FORGOTTEN_AFTER * pace_s(heard.item, self._every_s):
-                figures.update(heard.figures)
-        return figures
+                yield heard
 
     # GPUs
 
@@ -219,6 +256,24 @@ def _table_figures(info: NpuSmiInfo, chip: NpuChip) -> Dict[str, Any]:
             "memory_used_bytes": _bytes(chip.hbm_used_mb if has_hbm else chip.ddr_used_mb),
             "memory_total_bytes": _bytes(chip.hbm_total_mb if has_hbm else chip.ddr_total_mb),
             "power_w": chip.power_w, "temperature_c": _float(chip.temperature_c), "pids": pids}
+
+
+def _common_figures(chip: ChipCommon) -> Tuple[Dict[str, Any], Mapping[str, int]]:
+    return {"frequency_mhz": chip.aicore_now_mhz}, _known({"hbm_percent": chip.hbm_percent})
+
+
+def _ecc_figures(chip: ChipEcc) -> Tuple[Dict[str, Any], Mapping[str, int]]:
+    more = _known({f"hbm_{name}": count for name, count in vars(chip.hbm).items()})
+    return {"ecc_errors": _sum(chip.hbm.double_bit, chip.ddr.double_bit)}, more
+
+
+def _processes(info: NpuSmiInfo, chip: NpuChip) -> Tuple[Tuple[int, Optional[int]], ...]:
+    return tuple((one.pid, one.memory_mb) for one in info.processes or ()
+                 if one.npu_id == chip.npu_id and one.chip_id in (None, chip.chip_id))
+
+
+def _known(values: Mapping[str, Optional[int]]) -> Dict[str, int]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool) -> Optional[str]:

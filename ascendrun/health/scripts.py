@@ -42,7 +42,7 @@ try:
     said["backend"] = backend
     said["has_backend"] = torch.distributed.is_available() and torch.distributed.is_backend_available(backend)
     said["step"] = None
-except BaseException as error:
+except BaseException as error:  # told to the head, whatever an import ended with
     said["error"] = (type(error).__name__ + ": " + str(error))[:2000]
 print()
 print(json.dumps(said))

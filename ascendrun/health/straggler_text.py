@@ -13,13 +13,13 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
         "rank": "rank {rank} on {host}", "node": "{host} (ranks {ranks})",
         "slow": "{who} is slow: {percent} % more time than the others", "costs": ", {costs} % of every step",
         "suspect": "{who} stands out", "sign": "; likeliest sign: {sign}",
-        "no-sign": "; nothing that is measured tells why", "over": "{who} keeps up again",
+        "no-sign": "; nothing that is measured tells why",
     },
     "zh": {
         "rank": "{host} 上的 rank {rank}", "node": "{host}(rank {ranks})",
         "slow": "{who} 偏慢：比其他 rank 多用 {percent} % 的时间", "costs": "，每一步因此损失 {costs} %",
         "suspect": "{who} 的指标异常", "sign": "；最可能的原因：{sign}",
-        "no-sign": "；已有的测量看不出原因", "over": "{who} 已恢复正常速度",
+        "no-sign": "；已有的测量看不出原因",
     },
 }
 _SIGNS: Mapping[str, Mapping[Sign, str]] = {
@@ -69,10 +69,6 @@ def tell_straggler(straggler: Straggler, lang: str = "en") -> str:
         return told + words["no-sign"]
     marks = [tell_mark(mark, lang) for mark in straggler.evidence if mark.sign is straggler.sign]
     return told + words["sign"].format(sign=" · ".join([_SIGNS[lang][straggler.sign], *marks]))
-
-
-def tell_over(straggler: Straggler, lang: str = "en") -> str:
-    return _WORDS[lang]["over"].format(who=name_straggler(straggler, lang))
 
 
 def tell_mark(mark: Mark, lang: str = "en") -> str:

@@ -34,18 +34,7 @@ def make_view(
     devices = [one for one in devices if one.host in kept or now_s - one.at_s <= STALE_S]
     hosts = [one for one in hosts if one.host in kept or now_s - one.at_s <= STALE_S]
     of_rank = {(one.job, one.attempt, one.rank): one for one in ranks}
-    on_device: Dict[Tuple[str, int], List[Tuple[JobSeen, RankPlace]]] = {}
-    loose: List[Tuple[JobSeen, RankPlace]] = []
-    for job in jobs:
-        for place in job.places:
-            if place.is_over:
-                continue
-            sample = of_rank.get((job.id, job.attempt, place.rank))
-            device = place.device if sample is None or sample.device is None else sample.device
-            if device is None:
-                loose.append((job, place))
-            else:
-                on_device.setdefault((place.host, device), []).append((job, place))
+    on_device, loose = _place_ranks(jobs, of_rank)
     beside = {job.id: _beside_others(job) for job in jobs}
     silent = {host: word for job in jobs for host, word in job.liveness.items() if word in SILENT}
     samples = {(one.host, one.device): one for one in devices}
@@ -68,6 +57,26 @@ def make_view(
     host_rows = _host_rows(rows, hosts, jobs, names, refused, was_asked, now_s)
     return TopView(now_s, _totals(rows, host_rows), tuple(_job_row(job, beside[job.id]) for job in jobs), host_rows,
                    tuple(rows))
+
+
+def _place_ranks(
+    jobs: Sequence[JobSeen], of_rank: Mapping[Tuple[str, int, int], RankSample]
+) -> Tuple[Dict[Tuple[str, int], List[Tuple[JobSeen, RankPlace]]], List[Tuple[JobSeen, RankPlace]]]:
+    """The live ranks by the device that each has, and those that have none. What was measured counts more than what
+    was given."""
+    on_device: Dict[Tuple[str, int], List[Tuple[JobSeen, RankPlace]]] = {}
+    loose: List[Tuple[JobSeen, RankPlace]] = []
+    for job in jobs:
+        for place in job.places:
+            if place.is_over:
+                continue
+            sample = of_rank.get((job.id, job.attempt, place.rank))
+            device = place.device if sample is None or sample.device is None else sample.device
+            if device is None:
+                loose.append((job, place))
+            else:
+                on_device.setdefault((place.host, device), []).append((job, place))
+    return on_device, loose
 
 
 def place_key(row: TopRow) -> Tuple[object, ...]:
@@ -143,21 +152,14 @@ def _device_fields(
     key: Tuple[str, int], sample: Optional[DeviceSample], here: Sequence[Tuple[JobSeen, RankPlace]],
     of_rank: Mapping[Tuple[str, int, int], RankSample], now_s: float,
 ) -> Dict[str, Any]:
+    known: Dict[str, Any] = {"host": key[0], "device": key[1], "sample": sample}
     if sample is None:
-        return {"host": key[0], "device": key[1]}
+        return known
     ours: Set[int] = set()
     for job, place in here:
         measured = of_rank.get((job.id, job.attempt, place.rank))
         ours.update(pid for pid in (place.pid, measured.pid if measured else None) if pid is not None)
-    return {
-        "host": sample.host, "device": sample.device, "family": sample.family, "chip": sample.name,
-        "utilisation": sample.utilisation, "memory_used_bytes": sample.memory_used_bytes,
-        "memory_total_bytes": sample.memory_total_bytes, "power_w": sample.power_w,
-        "temperature_c": sample.temperature_c, "frequency_mhz": sample.frequency_mhz, "health": sample.health,
-        "link_up": sample.link_up, "link_downs": sample.link_downs, "link_tx_bytes_s": sample.link_tx_bytes_s,
-        "link_rx_bytes_s": sample.link_rx_bytes_s, "ecc_errors": sample.ecc_errors,
-        "foreign_pids": _foreign(sample.pids, ours, len(here)), "age_s": _age(sample.at_s, now_s),
-    }
+    return {**known, "foreign_pids": _foreign(sample.pids, ours, len(here)), "age_s": _age(sample.at_s, now_s)}
 
 
 def _foreign(pids: Optional[Tuple[int, ...]], ours: Set[int], ranks: int) -> Optional[Tuple[int, ...]]:
@@ -181,8 +183,7 @@ def _rank_fields(
         "job": job.id, "job_name": job.name, "rank": place.rank,
         "pid": sample.pid if sample and sample.pid is not None else place.pid,
         "cpu": sample.cpu if sample else None, "rss_bytes": sample.rss_bytes if sample else None,
-        "rank_age_s": _age(sample.at_s, now_s) if sample else None, "step": progress.step, "loss": progress.loss,
-        "tokens_per_s": progress.tokens_per_s, "mfu": progress.mfu, "step_s": progress.step_s,
+        "rank_age_s": _age(sample.at_s, now_s) if sample else None, "progress": progress,
         "slower_by": slower_by, "slow_sign": slow.sign if slow else None,
         "metrics_age_s": None if progress.at_s is None else _age(progress.at_s, now_s),
         "problems": ("slow",) if slow else (),
@@ -195,9 +196,9 @@ def _age(at_s: float, now_s: float) -> float:
 
 def _with_problems(row: TopRow, silent: Mapping[str, str]) -> TopRow:
     found = list(row.problems)
-    if row.health is not None and row.health != "OK":
+    if row.figures.health not in (None, "OK"):
         found.append("health")
-    if row.link_up is False:
+    if row.figures.link_up is False:
         found.append("link")
     if row.foreign_pids:
         found.append("foreign")
@@ -235,12 +236,7 @@ def _host_rows(
             why = _why(host, here, liveness, refused, was_asked)
         found.append(HostRow(
             host=host, devices=len(counts[host]) if host in counts else None, jobs=tuple(job.id for job in here),
-            liveness=liveness, cpu=one.cpu if one else None, load1=one.load1 if one else None,
-            memory_used_bytes=one.memory_used_bytes if one else None,
-            memory_total_bytes=one.memory_total_bytes if one else None,
-            disk_free_bytes=one.disk_free_bytes if one else None, net_rx_bytes_s=one.net_rx_bytes_s if one else None,
-            net_tx_bytes_s=one.net_tx_bytes_s if one else None,
-            age_s=_age(one.at_s, now_s) if one else measured.get(host), why=why,
+            liveness=liveness, sample=one, age_s=_age(one.at_s, now_s) if one else measured.get(host), why=why,
             detail=refused.get(host) if why is not None else None,
         ))
     return tuple(found)
@@ -268,25 +264,23 @@ def _job_row(job: JobSeen, beside: Mapping[int, float]) -> JobRow:
     slower = {**beside, **{rank: one.slower_by for rank, one in job.slow.items()
                              if one.slower_by is not None}}
     slowest = max(slower, key=lambda rank: slower[rank]) if slower else None
-    return JobRow(
-        id=job.id, name=job.name, state=job.state, reason=job.reason, attempt=job.attempt, hosts=job.hosts,
-        world_size=job.world_size, started_at_s=job.started_at_s, step=say("step"),
-        total_steps=say("total_steps"), epoch=say("epoch"), loss=say("loss"),
-        tokens_per_s=say("tokens_per_s"), mfu=say("mfu"), step_s=median(times) if times else None, slowest=slowest,
-        slower_by=None if slowest is None else slower[slowest], stragglers=tuple(sorted(job.slow)),
-    )
+    progress = Progress(step=say("step"), total_steps=say("total_steps"), epoch=say("epoch"), loss=say("loss"),
+                        tokens_per_s=say("tokens_per_s"), mfu=say("mfu"), step_s=median(times) if times else None)
+    return JobRow(job, progress, slowest=slowest, slower_by=None if slowest is None else slower[slowest],
+                  stragglers=tuple(sorted(job.slow)))
 
 
 def _totals(rows: Sequence[TopRow], hosts: Sequence[HostRow]) -> Totals:
     devices = {(row.host, row.device): row for row in rows if row.device is not None}
     busy = {(row.host, row.device) for row in rows if row.device is not None and (row.job or row.foreign_pids)}
-    power = [row.power_w for row in devices.values() if row.power_w is not None]
-    memory = [(row.memory_used_bytes, row.memory_total_bytes) for row in devices.values()
-              if row.memory_used_bytes is not None and row.memory_total_bytes is not None]
+    figures = [row.figures for row in devices.values()]
+    power = [one.power_w for one in figures if one.power_w is not None]
+    memory = [(one.memory_used_bytes, one.memory_total_bytes) for one in figures
+              if one.memory_used_bytes is not None and one.memory_total_bytes is not None]
     return Totals(
         hosts=len(hosts), hosts_without=sum(1 for host in hosts if host.why is not None), devices=len(devices),
         busy=len(busy), bad=sum(1 for row in devices.values() if {"health", "link"} & set(row.problems)),
-        unknown=sum(1 for row in devices.values() if row.health is None), power_w=sum(power) if power else None,
+        unknown=sum(1 for one in figures if one.health is None), power_w=sum(power) if power else None,
         memory_used_bytes=sum(used for used, _ in memory) if memory else None,
         memory_total_bytes=sum(total for _, total in memory) if memory else None,
     )

@@ -15,11 +15,11 @@ FOLD_FROM = 3
 
 SORTS: Mapping[str, Callable[[TopRow], Any]] = {
     "host": lambda row: None,
-    "util": lambda row: row.utilisation,
-    "mem": lambda row: row.memory_used_bytes,
-    "power": lambda row: row.power_w,
-    "temp": lambda row: row.temperature_c,
-    "step": lambda row: row.slower_by if row.slower_by is not None else row.step_s,
+    "util": lambda row: row.figures.utilisation,
+    "mem": lambda row: row.figures.memory_used_bytes,
+    "power": lambda row: row.figures.power_w,
+    "temp": lambda row: row.figures.temperature_c,
+    "step": lambda row: row.slower_by if row.slower_by is not None else row.progress.step_s,
     "job": lambda row: None if row.job is None else (natural_key(row.job), row.rank or 0),
     "age": lambda row: row.age_s,
 }
@@ -77,7 +77,8 @@ def matches_host(host: str, wanted: Collection[str]) -> bool:
 
 def matches_text(row: TopRow, text: str) -> bool:
     """A piece of, or a glob for, what names a row: host, job, its name, chip, health, a problem."""
-    words = [word for word in (row.host, row.job, row.job_name, row.chip, row.health, *row.problems) if word]
+    names = (row.host, row.job, row.job_name, row.figures.name, row.figures.health, *row.problems)
+    words = [name for name in names if name]
     if row.rank is not None:
         words.append(f"rank{row.rank}")
     wanted = text.lower()
@@ -98,20 +99,21 @@ def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> Tupl
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host with all its rows, and what is known of itself."""
+    """A host with all its rows, and itself; without figures where it was not asked for."""
 
     host: str
     rows: Tuple[TopRow, ...]
-    figures: Optional[HostRow] = None
+    itself: HostRow
 
 
 def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> Tuple[HostLine, ...]:
     """Hosts in the order in which the rows name them first."""
-    figures = {one.host: one for one in hosts}
+    known = {one.host: one for one in hosts}
     found: Dict[str, List[TopRow]] = {}
     for row in rows:
         found.setdefault(row.host, []).append(row)
-    return tuple(HostLine(host, tuple(here), figures.get(host)) for host, here in found.items())
+    return tuple(HostLine(host, tuple(here), known.get(host) or HostRow(host, None, ()))
+                 for host, here in found.items())
 
 
 def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
@@ -119,8 +121,8 @@ def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
     alike: Dict[Tuple[Any, ...], List[HostLine]] = {}
     for line in rows_by_host(rows):
         if all(_is_idle(row) for row in line.rows):
-            first = line.rows[0]
-            key = (first.family, first.chip, first.memory_total_bytes, first.link_up, first.problems,
+            first, figures = line.rows[0], line.rows[0].figures
+            key = (first.family, figures.name, figures.memory_total_bytes, figures.link_up, first.problems,
                    tuple(row.device for row in line.rows))
             alike.setdefault(key, []).append(line)
     folded = {line.host: key for key, group in alike.items() if len(group) >= FOLD_FROM for line in group}
@@ -131,27 +133,28 @@ def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
 
 
 def _is_idle(row: TopRow) -> bool:
+    figures = row.figures
     return (row.job is None and row.device is not None and set(row.problems) <= {"stale"}
-            and row.health is not None and row.utilisation is not None and row.utilisation <= IDLE_PERCENT)
+            and figures.health is not None and figures.utilisation is not None and figures.utilisation <= IDLE_PERCENT)
 
 
 def _fold(group: Sequence[HostLine]) -> IdleHosts:
     rows = [row for line in group for row in line.rows]
-    first = rows[0]
+    first, figures = rows[0], rows[0].figures
     ages = [row.age_s for row in rows if row.age_s is not None]
     return IdleHosts(
         hosts=tuple(line.host for line in group),
         devices=tuple(row.device for row in group[0].rows if row.device is not None),
-        family=first.family, chip=first.chip, utilisation=_range(rows, "utilisation"),
-        memory_used_bytes=_range(rows, "memory_used_bytes"), memory_total_bytes=first.memory_total_bytes,
-        power_w=_range(rows, "power_w"), temperature_c=_range(rows, "temperature_c"), link_up=first.link_up,
+        family=first.family, chip=figures.name, utilisation=_range(rows, "utilisation"),
+        memory_used_bytes=_range(rows, "memory_used_bytes"), memory_total_bytes=figures.memory_total_bytes,
+        power_w=_range(rows, "power_w"), temperature_c=_range(rows, "temperature_c"), link_up=figures.link_up,
         age_s=max(ages) if ages else None, problems=first.problems,
     )
 
 
 def _range(rows: Sequence[TopRow], name: str) -> Any:
     """(least, greatest) of those that tell it; None: none does."""
-    values = [getattr(row, name) for row in rows if getattr(row, name) is not None]
+    values = [value for value in (getattr(row.figures, name) for row in rows) if value is not None]
     return (min(values), max(values)) if values else None
 
 
@@ -159,8 +162,8 @@ def choose_view(view: TopView, choice: Choice) -> TopView:
     """The view with only what is chosen: rows, and the hosts and jobs that stand for themselves."""
     rows = choose_rows(view.rows, choice)
     shown = {row.host for row in rows}
-    jobs = tuple(job for job in view.jobs if choice.job is None or choice.job in (job.id, job.name))
-    wanted = {job.id for job in jobs}
+    jobs = tuple(row for row in view.jobs if choice.job is None or choice.job in (row.job.id, row.job.name))
+    wanted = {row.job.id for row in jobs}
     hosts = tuple(host for host in view.hosts if host.host in shown or _stands_alone(host, choice, wanted))
     return replace(view, rows=rows, hosts=hosts, jobs=jobs)
 

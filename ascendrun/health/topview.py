@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
+from ascendrun.core.samples import DeviceSample, HostSample
+
 
 @dataclass(frozen=True)
 class RankPlace:
@@ -61,32 +63,24 @@ class JobSeen:
     liveness: Mapping[str, str] = field(default_factory=dict)
 
 
+_NO_DEVICE_FIGURES = DeviceSample(at_s=0.0, host="", device=-1, family="")
+_NO_HOST_FIGURES = HostSample(at_s=0.0, host="")
+
+
 @dataclass(frozen=True)
 class TopRow:
     """One rank on one device; a device without a rank; a rank without a device; or a host with neither. None: not
     known, never 0.
 
-    `foreign_pids`: processes on the device that belong to no rank of ours, None: cannot be told. `slower_by`: the own
-    step time by the median of the job's other ranks. Ages in seconds: of the device's, the rank's, the program's
-    figures. `problems`: health, link, foreign, slow, silent, stale.
+    `sample`: the device's newest, None: it was not measured. `foreign_pids`: processes on the device that belong to no
+    rank of ours, None: cannot be told. `progress`: what the rank's program told. `slower_by`: the own step time by the
+    median of the job's other ranks. Ages in seconds: of the device's, the rank's, the program's figures.
+    `problems`: health, link, foreign, slow, silent, stale.
     """
 
     host: str
     device: Optional[int] = None
-    family: Optional[str] = None
-    chip: Optional[str] = None
-    utilisation: Optional[float] = None
-    memory_used_bytes: Optional[int] = None
-    memory_total_bytes: Optional[int] = None
-    power_w: Optional[float] = None
-    temperature_c: Optional[float] = None
-    frequency_mhz: Optional[float] = None
-    health: Optional[str] = None
-    link_up: Optional[bool] = None
-    link_downs: Optional[int] = None
-    link_tx_bytes_s: Optional[float] = None
-    link_rx_bytes_s: Optional[float] = None
-    ecc_errors: Optional[int] = None
+    sample: Optional[DeviceSample] = None
     foreign_pids: Optional[Tuple[int, ...]] = None
     age_s: Optional[float] = None
     job: Optional[str] = None
@@ -96,36 +90,42 @@ class TopRow:
     cpu: Optional[float] = None
     rss_bytes: Optional[int] = None
     rank_age_s: Optional[float] = None
-    step: Optional[int] = None
-    loss: Optional[float] = None
-    tokens_per_s: Optional[float] = None
-    mfu: Optional[float] = None
-    step_s: Optional[float] = None
+    progress: Progress = Progress()
     slower_by: Optional[float] = None
     slow_sign: Optional[str] = None
     metrics_age_s: Optional[float] = None
     problems: Tuple[str, ...] = ()
 
+    @property
+    def figures(self) -> DeviceSample:
+        """What was measured of the device; without a sample every figure is None, and the rest says nothing."""
+        return _NO_DEVICE_FIGURES if self.sample is None else self.sample
+
+    @property
+    def family(self) -> Optional[str]:
+        """npu or cuda; None: the device was not measured."""
+        return None if self.sample is None else self.sample.family
+
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host. `devices`: how many it has, None: not known. `why`: why there are no figures of it now (a word of
-    WHY), None: there are; `detail`: what was said of that."""
+    """One host. `devices`: how many it has, None: not known. `sample`: its newest, None: none. `age_s`: of that, or
+    else of its devices' and ranks' newest. `why`: why there are no figures of it now (a word of WHY), None: there are;
+    `detail`: what was said of that."""
 
     host: str
     devices: Optional[int]
     jobs: Tuple[str, ...]
     liveness: Optional[str] = None
-    cpu: Optional[float] = None
-    load1: Optional[float] = None
-    memory_used_bytes: Optional[int] = None
-    memory_total_bytes: Optional[int] = None
-    disk_free_bytes: Optional[int] = None
-    net_rx_bytes_s: Optional[float] = None
-    net_tx_bytes_s: Optional[float] = None
+    sample: Optional[HostSample] = None
     age_s: Optional[float] = None
     why: Optional[str] = None
     detail: Optional[str] = None
+
+    @property
+    def figures(self) -> HostSample:
+        """What was measured of it; without a sample every figure is None, and the rest says nothing."""
+        return _NO_HOST_FIGURES if self.sample is None else self.sample
 
 
 WHY = ("unreachable", "no-answer", "starting", "no-samples", "not-asked")
@@ -133,24 +133,11 @@ WHY = ("unreachable", "no-answer", "starting", "no-samples", "not-asked")
 
 @dataclass(frozen=True)
 class JobRow:
-    """One live job; its figures are those of its lowest rank that says them, its step time the median of all ranks.
+    """One live job. `progress`: each figure of its lowest rank that says it, the step time the median of all ranks.
     `slowest`: the rank whose steps take longest beside the others', `slower_by` times as long."""
 
-    id: str
-    name: str
-    state: str
-    reason: str
-    attempt: int
-    hosts: Tuple[str, ...]
-    world_size: int
-    started_at_s: Optional[float]
-    step: Optional[int] = None
-    total_steps: Optional[int] = None
-    epoch: Optional[float] = None
-    loss: Optional[float] = None
-    tokens_per_s: Optional[float] = None
-    mfu: Optional[float] = None
-    step_s: Optional[float] = None
+    job: JobSeen
+    progress: Progress
     slowest: Optional[int] = None
     slower_by: Optional[float] = None
     stragglers: Tuple[int, ...] = ()

@@ -55,6 +55,7 @@ class Follow:
         self._sent: Offsets = {(file, int(generation)): int(offset) for file, generations in offsets.items()
                                for generation, offset in generations.items()}
         self._told_truncated: Set[Tuple[str, int, int]] = set()
+        self._held: Set[Tuple[str, int]] = set()
         self._last_batch_s = 0.0
 
     def look(self, now_s: float) -> bool:
@@ -80,7 +81,7 @@ class Follow:
                 continue  # a generation is sent whole before the next one begins: readers go on with the next for good
             if self._send_file(key, size):
                 unfinished.add(key[0])
-                more = True
+                more = more or key not in self._held
         if has_logs:  # news do not count: what a rank says first comes right after the news of its start
             self._last_batch_s = now_s
         return more
@@ -119,11 +120,15 @@ class Follow:
         self._sent[key] = size
 
     def _send_file(self, key: Tuple[str, int], size: int) -> bool:
+        """True when there is more of it to send."""
         path = os.path.join(self._folder, "%s.%d" % key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
+        except FileNotFoundError:
+            return False  # released, or the attempt was forgotten
+        except OSError as error:
+            self._hold(key, error)
+            return True
         try:
             for _ in range(ROUND_CHUNKS):
                 offset = self._sent.get(key, 0)
@@ -136,7 +141,15 @@ class Follow:
                 failpoint("run.after_data")
         finally:
             os.close(fd)
+        self._held.discard(key)
         return self._sent[key] < size
+
+    def _hold(self, key: Tuple[str, int], error: OSError) -> None:
+        """It cannot be opened now: its bytes, and those behind them, come when it can. Said once."""
+        if key not in self._held:
+            self._held.add(key)
+            self._send({"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1],
+                        "message": str(error)}, b"")
 
 
 class Follower:

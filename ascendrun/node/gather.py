@@ -110,8 +110,7 @@ class Gathering:
             deadline = min(self._end, time.monotonic() + float(item.get("timeout_s") or ITEM_S))
             try:
                 {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
-            except Exception as error:
-                # One thing that cannot be had must not cost the others; the head keeps the words.
+            except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
                 text = error.message if isinstance(error, Refusal) else "%s: %s" % (type(error).__name__, error)
                 self._note(item, text)
             with self._lock:

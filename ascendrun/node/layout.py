@@ -92,11 +92,3 @@ def attempt_dir(root: str, tag: str) -> str:
 def root_of(attempt_folder: str) -> str:
     """The node root that an attempt's folder lies under."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(attempt_folder))))
-
-
-def pulled_path(root: str, tag: str, file: str, generation: int) -> str:
-    """The path of one pulled file; raises ValueError when `file` is none of those listed above."""
-    name = "%s.%d" % (file, generation)
-    if not PULLED_FILE.match(name):
-        raise ValueError("not a pulled file: %r" % (name,))
-    return os.path.join(attempt_dir(root, tag), name)

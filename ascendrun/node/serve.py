@@ -17,7 +17,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+    from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
     from ascendrun.node.attempts import Attempts
     from ascendrun.node.execute import Commands
@@ -132,7 +132,7 @@ class Agent:
             "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
             "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
             "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
-            "release": Operation(simple(self._release), "tag", 60),
+            "release": Operation(simple(self._release), "release", 60),
             "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
             "processes": Operation(simple(lambda r: attempts().processes(r["tag"])), "own", 30),
             "attempts": Operation(simple(lambda r: attempts().listing()), "own", 30),
@@ -230,22 +230,25 @@ class Agent:
             return
         if pending.deadline is not None:
             self._pending.append(pending)
-        if not self._lanes.add(self._lane(operation.lane, header), job):
+        if not self._lanes.add(self.lane_of(name, header), job):
             pending.take()
             self._refuse(pending.number, Refusal("busy", "this agent is doing too much at once", "try again"))
 
-    def _lane(self, kind: str, header: Dict[str, Any]) -> str:
+    def lane_of(self, op: str, header: Mapping[str, Any]) -> str:
+        """Orders of one lane wait for each other."""
+        kind = self._operations[op].lane
         if kind == "own":
             self._own_lanes += 1
             return "own-%d" % self._own_lanes
+        if kind == "release":  # a slow disk must not hold up the stop of the same attempt
+            return "release-%s" % header.get("tag")
         return "%s-%s" % (kind, header.get(kind))
 
     def _work(self, pending: Pending, operation: Operation, header: Dict[str, Any], body: bytes) -> None:
         try:
             fields, reply_body = operation.run(header, body)
             refusal = None
-        except Exception as error:
-            # The agent serves other orders too: whatever goes wrong in one is told to the head, and printed.
+        except Exception as error:  # the agent serves other orders too: what goes wrong in one is told, and printed
             refusal = explain(error, pending.op)
         if not pending.take():
             return

@@ -104,8 +104,7 @@ class Surveys:
             if item["kind"] in kinds:
                 return kinds[item["kind"]]()
             return _with_deadline(lambda: looking.look(item, deadline), deadline)
-        except Exception as error:
-            # One question that goes wrong must not cost the answers to the others; the head shows the text.
+        except Exception as error:  # one question that goes wrong must not cost the others' answers; the head shows it
             return {"error": "%s: %s" % (type(error).__name__, error), "late": False}
 
     def _run(self, item: Item, shell: Optional[Dict[str, Any]], deadline: float) -> Raw:
@@ -175,8 +174,7 @@ def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
     def work() -> None:
         try:
             box.append(call())
-        except Exception as error:
-            # Told to whoever waits, below.
+        except Exception as error:  # told to whoever waits, below
             failed.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name="survey-look")

@@ -100,7 +100,7 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
                 if os.fstat(file.fileno()).st_size != entry.size:
                     raise BadTree("%s changed while it was being staged" % show(entry.path))
                 tar.addfile(member, file)
-            tar.members = []  # type: ignore[attr-defined]
+            tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
 
 
 def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Optional[str]:
@@ -140,6 +140,7 @@ def check_entries(entries: Sequence[Entry]) -> None:
     links = {entry.path: entry.digest for entry in entries if entry.kind == "l"}
     for entry in entries:
         check_path(entry.path)
+        check_folders(entry.path, links)
         if entry.kind == "l":
             check_link(entry.path, links)
 
@@ -153,8 +154,18 @@ def check_path(path: bytes) -> None:
         raise BadTree("the name is too long: %r..." % path[:80])
 
 
+def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
+    """Raises BadTree for what would lie below a link: it would be made where the link leads."""
+    end = path.find(b"/")
+    while links and end >= 0:
+        if path[:end] in links:
+            raise BadTree("%s lies below the link %s" % (show(path), show(path[:end])))
+        end = path.find(b"/", end + 1)
+
+
 def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
     """Raises BadTree unless the link, followed through all other links of the tree, stays inside."""
+    check_folders(path, links)
     todo = path.split(b"/")
     here: List[bytes] = []
     depth = 0

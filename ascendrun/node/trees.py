@@ -205,7 +205,7 @@ def unpack_tar(archive: IO[bytes], folder: str) -> None:
                 if count > MAX_ENTRIES or total > MAX_BYTES:
                     raise BadTree("the archive is over the limits (%d entries, %d bytes)" % (count, total))
                 _unpack_member(tar, member, root)
-                tar.members = []  # type: ignore[attr-defined]
+                tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
                 failpoint("stage.mid_file")
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise BadTree(str(error)) from error

@@ -55,10 +55,6 @@ class FrameReader:
         self._waiting_for_magic = expect_magic
         self.noise = b""
 
-    @property
-    def saw_magic(self) -> bool:
-        return not self._waiting_for_magic
-
     def feed(self, data: Bytes) -> List[Tuple[Dict[str, Any], bytes]]:
         """The frames completed by `data`, as a list of (dict, bytes). Raises FrameError on nonsense."""
         self._buffer += data

@@ -36,6 +36,7 @@ def report(line):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--local_rank", help="what deepspeed's launcher adds; the environment says it too")
     epochs = parser.parse_args().epochs
 
     told_to_stop = []

@@ -126,7 +126,7 @@ def test_a_supervisor_that_is_killed_takes_its_sampler_along(node, agent):
 def test_a_sampler_that_is_killed_harms_nobody(node, agent):
     agent.start(node.job(TAG, ["sh", "-c", "read line </dev/null; exec sleep 600"], sampling=sampling()))
     agent.wait(lambda: ranks_of(agent, 0))
-    rank = agent.told(TAG, "rank_started")[0]["pid"]
+    rank = agent.wait_told(TAG, "rank_started")["pid"]  # a file of its own, which may come after the samples
     samplers = [pid for pid in node.alive(TAG) if pid != rank]
     assert len(samplers) == 1
     assert agent.do("processes", tag=TAG)["pids"] == [rank], "it is none of the job's processes"

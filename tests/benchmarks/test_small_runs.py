@@ -17,8 +17,8 @@ from ascendrun.sim.vcluster.requirements import NotSupported, require_all
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 from benchmarks import goals, jobs, logs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
-from benchmarks import results as pages  # noqa: E402
-from benchmarks.bed import Bed  # noqa: E402
+from benchmarks import results as pages  # noqa: E402  # as above
+from benchmarks.bed import Bed  # noqa: E402  # as above
 
 DEADLINE_S = 240.0
 
@@ -88,7 +88,7 @@ def test_logs_are_merged_folded_and_read_at_a_rate_that_is_told(tmp_path: Path) 
 def test_a_trial_sees_what_a_launcher_leaves_and_takes_it_away(needs_cluster: None) -> None:
     with Bed(1) as bed:
         leaves = ["ssh", "-o", "KexAlgorithms=curve25519-sha256", bed.cluster.hosts[0],
-                  "echo '[FIRST 0 1.0]'; setsid -f sleep 600 </dev/null >/dev/null 2>&1; cat"]
+                  "setsid -f sleep 600 </dev/null >/dev/null 2>&1; echo '[FIRST 0 1.0]'; cat"]
         with trial.Trial(bed, leaves, {}) as watched:
             assert watched.await_ranks(1, patience_s=30.0) is not None, watched.tail()
             ended = watched.await_end(watched.kill_launcher(), patience_s=2.0)

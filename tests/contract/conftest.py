@@ -1,6 +1,6 @@
 """The contract runs on the virtual cluster: its fixtures, from the folder of the scenarios."""
 
-from tests.cluster.conftest import (  # noqa: F401
+from tests.cluster.conftest import (  # noqa: F401  # fixtures
     ascendrun,
     cluster,
     cluster_of,

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Any, Dict, Sequence
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("ascendrun", "setup-env", "setup_env.py")
@@ -62,6 +62,6 @@ def pip_only_from(wheels: Path) -> Dict[str, str]:
     return {**kept, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
 
 
-def run(argv: Sequence[object], environ: Dict[str, str], **options: object) -> "subprocess.CompletedProcess[str]":
+def run(argv: Sequence[object], environ: Dict[str, str], **options: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(word) for word in argv], env=environ, text=True, capture_output=True, timeout=120,
-                          stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload, no-any-return]
+                          stdin=subprocess.DEVNULL, **options)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from ascendrun.core.hosts import Host
 from ascendrun.head.hostkeys import HostKey, known_name, record_host_keys
@@ -59,8 +59,8 @@ class Sshd:
     def host_key(self) -> HostKey:
         return public_key(self.host_key_file)
 
-    def host(self, name: str = "node1", **fields: object) -> Host:
-        return Host(name=name, addr="127.0.0.1", port=self.port, user=getpass.getuser(), **fields)  # type: ignore[arg-type]
+    def host(self, name: str = "node1", **fields: Any) -> Host:
+        return Host(name=name, addr="127.0.0.1", port=self.port, user=getpass.getuser(), **fields)
 
     def start(self) -> "Sshd":
         if os.geteuid() == 0:

@@ -52,8 +52,7 @@ def _run(checks: Iterable[Check], world: World) -> List[Finding]:
     for check in checks:
         try:
             found += check.function(world)
-        except Exception as error:
-            # A fault of ours, or an answer that no node should give: it must not hide what the other checks found.
+        except Exception as error:  # ours, or an answer that no node should give: the other checks' findings count
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-broken", Severity.WARN, (), {"check": check.name, "why": why}))
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ascendrun.ascend.hccn import LinkHistory
 from ascendrun.ascend.hccn_counters import Optical
+from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import ids_text, is_many, npu_nodes, severity_at
 from ascendrun.health.npu_facts import Port, PortPing, chip_of_node

@@ -10,6 +10,7 @@ from ascendrun.backends.local import LOGIN_FILE, LocalBackend, local_root, read_
 from ascendrun.core.errors import CannotConnect
 from ascendrun.core.hosts import Host
 from ascendrun.head.settings import Settings
+from ascendrun.head.transport import Deadlines
 
 
 def test_a_host_without_variables_of_its_own_has_none(tmp_path: Path) -> None:
@@ -27,4 +28,4 @@ def test_variables_that_cannot_be_read_refuse_the_connection(tmp_path: Path) -> 
     root.mkdir(parents=True)
     (root / LOGIN_FILE).write_bytes(b"NAME=\xff\n")
     with pytest.raises(CannotConnect, match=LOGIN_FILE):
-        LocalBackend(settings).connect(Host("npu1", addr="local"), deadlines=None)  # type: ignore[arg-type]
+        LocalBackend(settings).connect(Host("npu1", addr="local"), deadlines=Deadlines())

@@ -31,7 +31,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
 
     def say(*argv: str) -> Run:
         capsysbinary.readouterr()
-        made: Any = lambda settings: cluster  # noqa: E731
+        made: Any = lambda settings: cluster  # noqa: E731  # a cluster only as far as a story goes
         code = main(argv, make_cluster=made)
         captured = capsysbinary.readouterr()
         return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)

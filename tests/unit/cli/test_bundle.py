@@ -31,6 +31,8 @@ def test_the_list_comes_first_and_the_same_list_after(desk: Desk, job: Job) -> N
     assert done.code == 0 and done.out == dry.out and "spec.json" in done.out
     path = desk.folder / f"ascendrun-{job.id}.tar.gz"
     assert str(path.name) in done.err and "sha256" in done.err and "1 secrets" in done.err
+    assert desk.say("bundle", "demo", "--layout", "ascend-fd").code == 0  # beside the other, not over it
+    assert (desk.folder / f"ascend-fd-{job.id}.tar.gz").exists()
     with tarfile.open(path) as tar:
         assert {name.partition("/")[2] for name in tar.getnames()} == {
             "MANIFEST.json", *(line.split()[0] for line in done.out.splitlines()[1:])}

@@ -66,6 +66,15 @@ def test_all_stories_are_one_stream_with_hosts_folded(desk: Desk, writer: Writer
     assert "\x1b" not in lines[4]
 
 
+def test_a_reason_of_several_lines_is_one_line_with_the_way_to_the_rest(desk: Desk, writer: Writer) -> None:
+    job = writer.submit("one")
+    writer.tell(job, "state FAILED: rank 3 failed\nTraceback:\n  it was so", "note short")
+    lines = desk.say("events").out.splitlines()
+    assert lines[-2].endswith("FAILED: rank 3 failed … (all of it: ascendrun show j-0001)")
+    assert lines[-1].endswith("  short")
+    assert texts(desk.say("events", "-o", "jsonl").out)[-2] == "FAILED: rank 3 failed\nTraceback:\n  it was so"
+
+
 def test_programs_get_every_line_unfolded(desk: Desk, writer: Writer) -> None:
     writer.tell(writer.submit("one"), "note n1: x", "note n2: x")
     events = json.loads(desk.say("events", "-o", "json").out)["events"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,18 @@ def test_a_wrong_choice_names_its_option(story: Desk, argv: list[str], words: st
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [([], "no output yet (QUEUED"), (["--rank", "9"], "its ranks are 0-3"), (["--node", "x"], "it runs on n1, n2")],
+    [([], "no output yet (QUEUED"), (["--rank", "9"], "its ranks are 0-3"), (["--node", "x"], "it runs on n[1-2]")],
 )
 def test_nothing_to_show_is_explained(desk: Desk, argv: list[str], words: str) -> None:
     result = desk.say("logs", "demo", *argv)
     assert (result.code, result.out) == (0, "")
     assert words in result.err
+
+
+def test_a_job_that_has_ended_without_a_word_has_no_output_yet_to_come(desk: Desk) -> None:
+    desk.cluster.view = replace(desk.cluster.view, state="SUCCEEDED", attempt=1, ended_at_s=5.0)
+    told = desk.say("logs", "demo").err
+    assert "no output; what happened: ascendrun show" in told and "yet" not in told
 
 
 def test_a_giant_line_is_cut_on_screen(desk: Desk) -> None:

@@ -98,15 +98,21 @@ def test_npus_have_npu_exporter_s_names_labels_and_units(samples: Samples) -> No
     known = {line for line in NAMES if not line.startswith(("#", "labels:"))}
     labels = set(next(line for line in NAMES if line.startswith("labels:")).split()[1:])
     ours = {name for name in samples if not name.startswith("ascendrun_")}
-    assert len(ours) >= 12 and ours <= known
+    assert len(ours) >= 38 and ours <= known
+    more = {"npu_chip_info_process_info": {"process_id", "container_id"}}
     for name in ours:
-        if name.startswith("npu_chip_info_"):
-            assert all(set(given) == labels | {"host"} for given, _ in samples[name])
+        if name.startswith("npu_chip_"):
+            assert all(set(given) == labels | {"host"} | more.get(name, set()) for given, _ in samples[name])
     where = {"host": "npu01", "id": "3"}
     assert value(samples, "npu_chip_info_hbm_total_memory", **where) == 65536  # MB
     assert value(samples, "npu_chip_info_power", **where) == 313
     assert value(samples, "npu_chip_info_health_status", host="npu02", id="6") == 0
     assert value(samples, "npu_chip_info_link_status", host="npu03", id="2") == 0
+    assert value(samples, "npu_chip_info_hbm_ecc_single_bit_error_cnt", **where) == 3
+    assert value(samples, "npu_chip_link_up_num", **where) == 2
+    assert value(samples, "npu_chip_roce_out_of_order_num", **where) == 7
+    assert value(samples, "npu_chip_info_process_info", process_id="1003", **where) == 3105
+    assert value(samples, "npu_chip_info_power", pcie_bus_info="0000:C1:00.0", **where) == 313
     assert value(samples, "machine_unhealthy_npu_nums", host="npu02") == 1
     assert value(samples, "machine_unknown_npu_nums", host="npu04") == 1
 

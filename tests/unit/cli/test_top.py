@@ -7,7 +7,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -20,6 +20,7 @@ from top_world import TopWorld, controller_lock, make_usual_world, make_world
 
 from ascendrun.cli import main
 from ascendrun.cli.output import width_of
+from ascendrun.cli.toporder import SORT_NAMES
 from ascendrun.cli.toptext import top_lines
 from ascendrun.cluster import Cluster
 from ascendrun.core.hosts import Host
@@ -27,6 +28,7 @@ from ascendrun.core.job import State
 from ascendrun.core.samples import DeviceSample, Newest
 from ascendrun.head.settings import Settings
 from ascendrun.head.store import Store
+from ascendrun.health.toprows import SORTS
 from ascendrun.health.topview import TopView
 from ascendrun.insight import TopSource
 
@@ -87,6 +89,10 @@ def test_what_is_not_known_is_a_dash_and_what_is_wrong_is_said(say: Say, world: 
     assert any("DOWN" in line and line.startswith("npu03") for line in lines)
     assert any("Alarm" in line and line.startswith("npu02") for line in lines)
     assert any("foreign 77123" in line and line.startswith("npu04") for line in lines)
+
+
+def test_whatever_can_be_sorted_by_can_be_asked_for() -> None:
+    assert tuple(SORTS) == SORT_NAMES
 
 
 def test_only_the_unhealthy(say: Say, world: TopWorld) -> None:
@@ -231,8 +237,8 @@ def test_with_room_there_is_more(world: TopWorld) -> None:
 def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(world: TopWorld) -> None:
     asked: list[str] = []
 
-    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
-        asked.extend(host.name for host in hosts)  # type: ignore[attr-defined]
+    def ask(hosts: Sequence[Host], timeout_s: float) -> tuple[Newest, dict[str, str]]:
+        asked.extend(host.name for host in hosts)
         fresh = DeviceSample(time.time(), "far1", 0, "npu", health="OK", utilisation=1.0)
         return Newest(devices=(fresh,)), {"far2": "connection refused"}
 
@@ -244,7 +250,24 @@ def test_hosts_that_nobody_samples_are_asked_and_those_that_are_sampled_are_not(
     by_name = {host.host: host for host in view.hosts}
     assert by_name["far1"].why is None
     assert (by_name["far2"].why, by_name["far2"].detail) == ("no-answer", "connection refused")
-    assert [row.utilisation for row in view.rows if row.host == "far1"] == [1.0]
+    assert [row.figures.utilisation for row in view.rows if row.host == "far1"] == [1.0]
+
+
+def test_who_looks_once_waits_for_no_host_of_which_figures_are_kept_and_has_it_asked(world: TopWorld) -> None:
+    def ask(hosts: Sequence[Host], timeout_s: float) -> tuple[Newest, dict[str, str]]:
+        raise AssertionError("nobody waits")
+
+    wished: list[str] = []
+    hosts = tuple(Host(name) for name in ("kept1", "kept2", "fresh1"))
+    world.add_samples(["kept1", "kept2"], age_s=20.0)
+    world.add_samples(["fresh1"], age_s=0.0)
+    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, ask=ask,
+                       wish=lambda asked: wished.extend(host.name for host in asked))
+    assert not source.must_ask(now_s=time.time())
+    view = source.look(now_s=time.time(), answer_s=30.0)
+    assert wished == ["kept1", "kept2"]
+    ages = {row.host: row.age_s for row in view.rows if row.host in ("kept1", "fresh1")}
+    assert ages["kept1"] is not None and ages["kept1"] >= 20.0  # and it is said how old they are
 
 
 def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(world: TopWorld) -> None:
@@ -252,7 +275,7 @@ def test_hosts_whose_answer_does_not_come_in_time_are_said_to_have_given_none(wo
 
     may_answer = threading.Event()
 
-    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
+    def ask(hosts: Sequence[Host], timeout_s: float) -> tuple[Newest, dict[str, str]]:
         may_answer.wait(60)
         return Newest(), {}
 
@@ -269,7 +292,7 @@ def test_a_look_that_does_not_wait_is_not_held_up_by_hosts(world: TopWorld) -> N
 
     answered, may_answer = threading.Event(), threading.Event()
 
-    def ask(hosts: object, timeout_s: float) -> tuple[Newest, dict[str, str]]:
+    def ask(hosts: Sequence[Host], timeout_s: float) -> tuple[Newest, dict[str, str]]:
         may_answer.wait(60)
         answered.set()
         return Newest(), {"far1": "too late"}
@@ -300,9 +323,9 @@ def test_a_straggler_that_the_story_tells_of_is_marked(say: Say, tmp_path: Path)
 
 def test_a_look_after_the_metrics_grew_sees_the_new_step(world: TopWorld) -> None:
     source = TopSource(Cluster(Settings(state_dir=world.state_dir)))
-    before = source.look(now_s=time.time()).jobs[0].step
+    before = source.look(now_s=time.time()).jobs[0].progress.step
     world.write_metrics("j-0001", "npu01", 0, steps=60, step_s=1.5, own=1.0)
-    assert (before, source.look(now_s=time.time()).jobs[0].step) == (1040, 1060)
+    assert (before, source.look(now_s=time.time()).jobs[0].progress.step) == (1040, 1060)
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from textual.widgets import Input
 from top_stage import DEADLINE_S, Stage, play
 from top_world import TopWorld, controller_lock, make_usual_world
 
-from ascendrun.cli.top import Order
 from ascendrun.cli.topdetail import DetailScreen
+from ascendrun.cli.toporder import Order
 from ascendrun.cli.topscreens import LogScreen, StoryScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
@@ -62,7 +62,7 @@ def test_a_new_order_shows_what_comes_first(world: TopWorld) -> None:
         assert hottest is not None and (hottest.host, hottest.device) == ("npu02", 3)
         await stage.press("r")
         coolest = stage.app.selected
-        assert coolest is not None and coolest.temperature_c == 52.0
+        assert coolest is not None and coolest.figures.temperature_c == 52.0
 
     play(world, steps)
 
@@ -75,7 +75,7 @@ def test_the_cursor_stays_with_its_row_when_a_later_look_moves_it(world: TopWorl
         world.now_s += 1
         world.add_samples(["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"temperature_c": 99.0}})
         stage.app.begin_look()
-        await stage.until(lambda: stage.table.lines[0].temperature_c == 99.0)
+        await stage.until(lambda: stage.table.lines[0].figures.temperature_c == 99.0)
         after = stage.app.selected
         assert after is not None and (after.host, after.device) == (chosen.host, chosen.device)
         assert stage.table.cursor == 4

@@ -11,8 +11,8 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 from top_world import TopWorld
 
-from ascendrun.cli.top import Order
 from ascendrun.cli.topapp import TopApp
+from ascendrun.cli.toporder import Order
 from ascendrun.cli.toptable import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.head.settings import Settings

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ascendrun.core.job import TERMINAL, Job, NodeProgress, Phase, State
-from ascendrun.core.samples import DeviceSample, HostSample, RankSample
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
 from ascendrun.head.daemon import LOCK_NAME
 from ascendrun.head.samplestore import SampleStore
 from ascendrun.head.settings import spool_dir
 from ascendrun.head.store import Store
+from ascendrun.health.sampling import PORT_COUNTERS
 
 GIB = 1024**3
 PER_NODE = 8
@@ -96,7 +97,11 @@ class TopWorld:
                                             device=None if family == "cpu" else device, threads=80, state="R"))
         store = SampleStore.open(self.state_dir)
         try:
-            store.add(found)
+            store.add(found, details=[
+                DeviceDetail(one.at_s, one.host, one.device, one.family, "0000:C1:00.0", {
+                    "hbm_single_bit": 3, "link_ups": 2, **dict.fromkeys(PORT_COUNTERS, 7), "hbm_percent": 85},
+                    tuple((pid, 3105) for pid in one.pids or ()))
+                for one in found if isinstance(one, DeviceSample) and one.family == "npu"])
         finally:
             store.close()
 

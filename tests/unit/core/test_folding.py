@@ -95,7 +95,7 @@ def test_a_late_twin_stands_alone() -> None:
 
 def test_the_folder_holds_a_line_no_longer_than_its_window() -> None:
     folder = Folder(window_s=0.3)
-    folder.add(line(0, "x"), now_s=10.0)
+    folder.add([line(0, "x")], now_s=10.0)
     assert folder.take(now_s=10.2) == []
     assert folder.take(now_s=10.4) == [FoldedLine((line(0, "x"),), "x")]
     assert folder.finish() == []
@@ -103,10 +103,10 @@ def test_the_folder_holds_a_line_no_longer_than_its_window() -> None:
 
 def test_a_line_that_all_ranks_have_said_waits_no_longer() -> None:
     folder = Folder(window_s=10.0, ranks=2)
-    folder.add(line(0, "x"), now_s=1.0)
+    folder.add([line(0, "x")], now_s=1.0)
     assert folder.take(now_s=1.0) == []
-    folder.add(line(1, "x"), now_s=1.0)
-    folder.add(line(1, "y"), now_s=1.0)
+    folder.add([line(1, "x")], now_s=1.0)
+    folder.add([line(1, "y")], now_s=1.0)
     assert [one.ranks for one in folder.take(now_s=1.0)] == [(0, 1)]
     assert [one.text for one in folder.finish()] == ["y"]
 
@@ -218,16 +218,31 @@ def test_at_most_half_of_the_values_are_odd(values: list[float]) -> None:
     assert len(find_odd(values)) * 2 <= len(values)
 
 
+WORDS = ["12", "2.31", " loss 0.5", " rank 3", "1e-05", " 35 ms", "10:30:01", "0x7f3a10ff", " nan", " step 7", "1.2.3"]
+TEXTS = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(WORDS)), max_size=8).map("".join)
+TEXT_LISTS = st.lists(st.one_of(TEXTS, st.just("a\nb"), st.just("x" * 2001), st.just("rank 3 took 2 ms")), max_size=6)
+
+
+@given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0, 1.01, 2.0, 9.0])), min_size=4, max_size=20))
+def test_odd_are_those_that_are_more_than_six_usual_distances_and_a_twentieth_off(values: list[float]) -> None:
+    middle = sorted(values)[len(values) // 2]
+    off = [abs(value - middle) for value in values]
+    limit = max(6 * 1.4826 * sorted(off)[len(off) // 2], 0.05 * abs(middle), 1e-9)
+    assert find_odd(values) == {at for at, distance in enumerate(off) if distance > limit}
+
+
+@given(TEXT_LISTS, st.integers(0, 9))
+def test_many_lines_have_the_same_templates_as_each_alone(texts: list[str], rank: int) -> None:
+    ranks = [rank + at % 2 for at in range(len(texts))]
+    assert Templates().find_all(texts, ranks) == [Templates().find(*said) for said in zip(texts, ranks)]
+
+
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-1000, max_value=1000),
                 min_size=1, max_size=9))
 def test_the_spread_covers_every_value(values: list[object]) -> None:
     mean, _, half = describe_spread([float(str(value)) for value in values], [str(values[0])]).partition("±")
     span = 2 * float(half or 0)
     assert all(abs(float(str(value)) - float(mean)) <= span + 0.002 for value in values)
-
-
-WORDS = ["12", "2.31", " loss 0.5", " rank 3", "1e-05", " 35 ms", "10:30:01", "0x7f3a10ff", " nan", " step 7", "1.2.3"]
-TEXTS = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(WORDS)), max_size=8).map("".join)
 
 
 def turned(text: str, at: int) -> str:
@@ -264,6 +279,6 @@ def test_what_waits_to_be_folded_is_bounded_by_its_size() -> None:
     folder = Folder(window_s=1e9)
     given_out = 0
     for number in range(400):
-        folder.add(line(0, f"{number} " + "x" * 60_000), now_s=0.0)
+        folder.add([line(0, f"{number} " + "x" * 60_000)], now_s=0.0)
         given_out += len(folder.take(now_s=0.0))
     assert given_out > 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import pytest
 
@@ -15,9 +15,9 @@ from ascendrun.core.lifecycle import CONFIRM_S, MOVES, IllegalMove, Step, _Draft
 HOSTS = ("node1", "node2")
 
 
-def make_job(**changes: object) -> Job:
+def make_job(**changes: Any) -> Job:
     job = Job(id="j-0001", name="demo", run="head-j-0001", hosts=HOSTS, grace_s=30, start_s=60, created_at_s=0.0)
-    return replace(job, **changes)  # type: ignore[arg-type]
+    return replace(job, **changes)
 
 
 class Story:

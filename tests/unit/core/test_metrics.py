@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Dict
 
 import pytest
 from hypothesis import given
@@ -87,7 +88,7 @@ ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max
 @given(st.dictionaries(
     st.sampled_from(["step", "loss", "at_s", "event", "path", "checkpoint", "steps", "eval_x", "step_s", "done"]),
     ANYTHING))
-def test_every_number_that_comes_out_is_one(values: dict) -> None:  # type: ignore[type-arg]
+def test_every_number_that_comes_out_is_one(values: Dict[str, Any]) -> None:
     import json
 
     line = parse_line(json.dumps(values).encode())

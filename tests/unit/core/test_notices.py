@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 from hypothesis import given
@@ -27,13 +27,13 @@ from ascendrun.core.notices import (
 )
 
 
-def make_job(**changes: object) -> Job:
+def make_job(**changes: Any) -> Job:
     job = Job(id="j-0007", name="qwen32b", run="h-j-0007", hosts=("npu1", "npu2"), grace_s=1, start_s=1,
               created_at_s=10.0, world_size=16)
-    return replace(job, **changes)  # type: ignore[arg-type]
+    return replace(job, **changes)
 
 
-def make(kind: str = "state", text: str = "FAILED: rank 3 ended with exit code 1", **changes: object) -> Notice:
+def make(kind: str = "state", text: str = "FAILED: rank 3 ended with exit code 1", **changes: Any) -> Notice:
     notice = notice_of(make_job(**changes), kind, text, seq=9, head_id="ab12", head="login1", at_s=100.0)
     assert notice is not None
     return notice

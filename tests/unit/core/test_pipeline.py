@@ -56,6 +56,19 @@ def test_an_override_of_the_common_part_reaches_every_stage_and_one_of_a_stage_t
     assert "no stage zz" in refused.value.problems[0].message
 
 
+def test_stages_that_may_run_side_by_side_must_stage_the_same_files() -> None:
+    """They share one working folder on a host: each start would take the other's files away."""
+    text = (COMMON + "stage: {dir: a}\nstages:\n- {name: one}\n- {name: two, stage: {dir: b}}\n"
+            "- {name: three, needs: one, stage: {dir: c}}\n- {name: four, needs: one, stage: {dir: c}}\n")
+    with pytest.raises(InvalidInput) as refused:
+        stages(text)
+    assert [(problem.line, problem.message.split(" may")[0]) for problem in refused.value.problems] == [
+        (10, "two and three"), (11, "two and four")]
+    assert refused.value.problems[0].hint == "needs: two in three, or the same stage.dir and stage.exclude in both"
+    assert len(stages(text.replace("needs: one, stage: {dir: c}", "needs: one, stage: {dir: b}"))) == 4
+    assert len(stages(text.replace("needs: one", "needs: two").replace("four, needs: two", "four, needs: three"))) == 4
+
+
 def test_a_file_without_stages_is_one_job() -> None:
     one, = stages(COMMON)
     assert (one.stage, one.needs, one.spec.name) == (None, None, "pipe")

@@ -62,8 +62,8 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
     folders = {"a": Folders(work="/r/w", checkpoints="/r/c", attempt=layout.attempt_dir("/r", "h-j1.2"), trees="/r/t")}
     planned = make_plan(job(), hosts, {"a": report("a")}, job="j1", attempt=2, tag="h-j1.2", folders=folders, trees=())
     env = ranks_of(planned)[0].env
-    assert env["TORCHELASTIC_ERROR_FILE"] == layout.pulled_path("/r", "h-j1.2", "rank-0.error", 0)
-    assert env["ASCENDRUN_METRICS"] == layout.pulled_path("/r", "h-j1.2", "rank-0.metrics", 0)
+    assert env["TORCHELASTIC_ERROR_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.error.0"
+    assert env["ASCENDRUN_METRICS"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.metrics.0"
     assert env[layout.TAG_VARIABLE] == "h-j1.2"
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from ascendrun.core.job import HeldBy, Job, NeedFailed, NodesFree, State
 from ascendrun.core.schedule import Claim, judge_all, judge_queue
 
 
-def job(number: int, state: State, **changes: object) -> Job:
+def job(number: int, state: State, **changes: Any) -> Job:
     made = Job(id=f"j-{number:04d}", name=f"job{number}", run=f"h-j-{number:04d}", hosts=("a", "b"), grace_s=1,
                start_s=1, created_at_s=0.0, state=state)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def whole(*hosts: str) -> Tuple[Claim, ...]:

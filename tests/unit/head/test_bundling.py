@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -31,10 +31,10 @@ from ascendrun.head.bundling import (
 BIG = 100 << 20
 
 
-def pack(pieces: List[Piece], *, known: Dict[str, str] = {}, max_bytes: int = BIG) -> bytes:  # noqa: B006
+def pack(pieces: List[Piece], *, known: Optional[Dict[str, str]] = None, max_bytes: int = BIG) -> bytes:
     out = io.BytesIO()
-    make_archive(pieces, Redactor(known), root="r", facts={"job": "j-0001"}, max_bytes=max_bytes, out=out, mtime_s=7,
-                 left_out=[("x", "why")])
+    make_archive(pieces, Redactor(known or {}), root="r", facts={"job": "j-0001"}, max_bytes=max_bytes, out=out,
+                 mtime_s=7, left_out=[("x", "why")])
     return out.getvalue()
 
 

@@ -65,6 +65,14 @@ def test_a_slow_round_trip_between_good_ones_moves_nothing() -> None:
     assert HostClock(readings).to_head_s(65.0) == pytest.approx(60.0, abs=0.001)
 
 
+@given(st.lists(st.floats(0, 4000), max_size=8))
+def test_many_times_at_once_are_what_each_would_be(times: list[float]) -> None:
+    drifting = HostClock([make_reading(at, at + 0.001, at * 1.0001 + 5) for at in (1000.0, 2000.0, 3000.0)])
+    for clock in (drifting, HostClock(), HostClock([make_reading(1000.0, 1000.001, 1000.0),
+                                                    make_reading(2000.0, 2000.001, 2500.0)])):
+        assert list(clock.all_to_head_s(times)) == [clock.to_head_s(one) for one in times]
+
+
 def test_a_clock_that_was_set_is_read_by_the_side_on_which_a_time_lies() -> None:
     readings = [Reading(60.0 * n, 0.0 if n < 5 else 3600.0, 0.001) for n in range(10)]
     clock = HostClock(readings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Tuple
+from typing import Any, Dict, Tuple
 
 import pytest
 
@@ -23,10 +23,10 @@ STORY = [("submitted", "demo submitted for n1"), ("state", "RUNNING: all 2 ranks
 EVENTS = [StoredEvent(seq, 100.0 + seq, kind, text) for seq, (kind, text) in enumerate(STORY)]
 
 
-def make_job(**changes: object) -> Job:
+def make_job(**changes: Any) -> Job:
     job = Job(id="j-0001", name="demo", run="h-j-0001", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0,
               state=State.FAILED, attempt=2, world_size=2)
-    return replace(job, **changes)  # type: ignore[arg-type]
+    return replace(job, **changes)
 
 
 def stored(job: Job) -> StoredJob:
@@ -44,7 +44,7 @@ def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_follow
     ({"state": State.QUEUED}, 1), ({"state": State.CHECKING}, 1), ({"state": State.RUNNING, "told_at_s": 5.0}, 2),
     ({"state": State.FAILED}, 2), ({"state": State.QUEUED, "attempt": 1}, 1),
 ])
-def test_an_attempt_that_only_waits_has_nothing_to_say(changes: dict, attempt: int) -> None:  # type: ignore[type-arg]
+def test_an_attempt_that_only_waits_has_nothing_to_say(changes: Dict[str, Any], attempt: int) -> None:
     assert attempt_to_explain(make_job(**changes)) == attempt
 
 

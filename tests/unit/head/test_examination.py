@@ -13,7 +13,7 @@ from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.doctor import Answers, Examination, Question, scrub
 from ascendrun.head.remote import Reply
 from ascendrun.health.checks import run_checks
-from ascendrun.health.facts import read_facts
+from ascendrun.health.probes import read_facts
 from ascendrun.health.world import World
 
 NAMES = ("n1", "n2", "n3")

@@ -44,18 +44,19 @@ class World:
         return self.links[host]
 
     def start(self) -> Gatherer:
+        links: Any = self
         subject = Subject("j-0001", "head-j-0001", "npu", 2, HOSTS)
-        return Gatherer(self.state_dir, self, lambda call: call(), lambda job_id: subject)  # type: ignore[arg-type]
+        return Gatherer(self.state_dir, links, lambda call: call(), lambda job_id: subject)
 
     def come_up(self, name: str) -> FakeLink:
         link = self.links[Host(name=name)]
         link.is_up = True
-        self.gatherer.on_up(link)  # type: ignore[arg-type]
+        self.gatherer.on_up(link)
         return link
 
     def say(self, link: FakeLink, name: str, file: str, data: bytes, *, offset: int = 0) -> None:
         header = {"event": "gathered", "tag": "head-j-0001.1", "name": name, "file": file, "offset": offset}
-        self.gatherer.take(link, header, data)  # type: ignore[arg-type]
+        self.gatherer.take(link, header, data)
 
     def end(self, link: FakeLink, *files: Mapping[str, Any], error: Optional[Mapping[str, Any]] = None) -> None:
         header = {"files": list(files), "problems": [{"name": "hccn", "text": "no such command: hccn_tool"}],

@@ -7,15 +7,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ascendrun.head.hook import OUTPUT_BYTES, run_hook
+from ascendrun.head.hook import OUTPUT_BYTES, HookEnd, run_hook
 
 
-def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: object) -> object:
+def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> HookEnd:
     return run_hook(["/bin/sh", "-c", script], stdin=stdin, env={"PATH": os.environ["PATH"], "X": "y"},
-                    timeout_s=timeout_s, **options)  # type: ignore[arg-type]
+                    timeout_s=timeout_s, **options)
 
 
 def is_alive(pid: int) -> bool:
@@ -28,42 +29,42 @@ def is_alive(pid: int) -> bool:
 
 def test_it_reads_the_notice_and_its_environment() -> None:
     end = run("cat; echo $X", stdin=b'{"kind": "failed"}\n')
-    assert (end.code, end.output) == (0, b'{"kind": "failed"}\ny\n') and end.is_fine  # type: ignore[attr-defined]
+    assert (end.code, end.output) == (0, b'{"kind": "failed"}\ny\n') and end.is_fine
 
 
 def test_its_exit_code_and_what_it_said_are_kept() -> None:
     end = run("echo out; echo err >&2; exit 3")
-    assert (end.code, end.output, end.is_fine) == (3, b"out\nerr\n", False)  # type: ignore[attr-defined]
+    assert (end.code, end.output, end.is_fine) == (3, b"out\nerr\n", False)
 
 
 def test_of_much_output_the_beginning_and_the_end_are_kept() -> None:
     end = run("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo last")
-    assert end.output.startswith(b"first\n") and end.output.endswith(b"last\n")  # type: ignore[attr-defined]
-    assert len(end.output) < OUTPUT_BYTES + 100  # type: ignore[attr-defined]
+    assert end.output.startswith(b"first\n") and end.output.endswith(b"last\n")
+    assert len(end.output) < OUTPUT_BYTES + 100
 
 
 def test_one_that_takes_no_input_is_no_failure() -> None:
-    assert run("exit 0", stdin=b"x" * 1_000_000).code == 0  # type: ignore[attr-defined]
+    assert run("exit 0", stdin=b"x" * 1_000_000).code == 0
 
 
 @pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600", "sleep 600 & sleep 600 & wait"])
 def test_when_its_time_is_over_its_whole_session_is_gone(tmp_path: Path, script: str) -> None:
     end = run(f"echo $$ > {tmp_path}/pid; (trap '' TERM; sleep 601) & echo $! >> {tmp_path}/pid; {script}",
               timeout_s=0.3)
-    assert end.code is None  # type: ignore[attr-defined]
+    assert end.code is None
     for pid in map(int, (tmp_path / "pid").read_text().split()):
         assert not is_alive(pid)
 
 
 def test_what_it_left_in_the_background_ends_with_it(tmp_path: Path) -> None:
-    assert run(f"sleep 602 & echo $! > {tmp_path}/pid").code == 0  # type: ignore[attr-defined]
+    assert run(f"sleep 602 & echo $! > {tmp_path}/pid").code == 0
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_new_process_group_of_the_same_session_does_not_escape(tmp_path: Path) -> None:
     code = f"import os,time; os.setpgid(0,0); open('{tmp_path}/pid','w').write(str(os.getpid())); time.sleep(600)"
     end = run(f'{sys.executable} -c "{code}" & while [ ! -s {tmp_path}/pid ]; do sleep 0.02; done; exit 0')
-    assert end.code == 0  # type: ignore[attr-defined]
+    assert end.code == 0
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
@@ -71,7 +72,7 @@ def test_the_controllers_end_is_its_end() -> None:
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     began = time.monotonic()
-    assert run("sleep 600", stop=stop).code is None  # type: ignore[attr-defined]
+    assert run("sleep 600", stop=stop).code is None
     assert time.monotonic() - began < 300
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,8 +160,8 @@ def test_streams_are_found_by_rank_host_and_kind(tmp_path: Path) -> None:
     (tmp_path / "n1" / "events.0").write_bytes(b"{}\n")
     (tmp_path / "complete").touch()
 
-    def found(**wanted: object) -> list[tuple[str, int, str]]:
-        return [(one.host, one.rank, one.stream) for one in find_streams(tmp_path, 1, **wanted)]  # type: ignore[arg-type]
+    def found(**wanted: Any) -> list[tuple[str, int, str]]:
+        return [(one.host, one.rank, one.stream) for one in find_streams(tmp_path, 1, **wanted)]
 
     assert found(streams=["out"]) == [("n1", 0, "out"), ("n1", 1, "out"), ("n2", 2, "out"), ("n2", 10, "out")]
     assert found(ranks={10}) == [("n2", 10, "out"), ("n2", 10, "err")]

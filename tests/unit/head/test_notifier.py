@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from ascendrun.core.notices import QUEUE_LIMIT
 from ascendrun.head.noticequeue import NoticeQueue
 from ascendrun.head.notifier import Notifier
 from ascendrun.head.settings import load_settings
+from ascendrun.head.settingswatch import LOOK_S
 from ascendrun.head.store import Store
 
 OK = Say(200, b'{"errcode":0,"code":0}')
@@ -322,6 +324,32 @@ def test_a_changed_settings_file_is_followed_and_a_broken_one_is_not(heads: Any,
     head.move(job, "FAILED")
     other.await_asked(1)
     assert one.asked == []
+
+
+def test_settings_on_a_disk_that_hangs_stop_neither_the_loop_nor_the_notices(heads: Any, serve: Any, tmp_path: Path
+                                                                            ) -> None:
+    one, other = serve(), serve()
+    head = heads(settings_text([target(one)]))
+    job = head.submit()
+    head.beat()
+    hanging = tmp_path / "hanging"
+    os.mkfifo(hanging)  # who opens it waits until somebody writes
+    os.replace(hanging, head.file)
+    opened: List[int] = []
+
+    def is_read() -> bool:
+        head.beat()
+        with contextlib.suppress(OSError):
+            opened.append(os.open(head.file, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+    await_that(is_read)
+    began_mono = time.monotonic()
+    head.move(job, "FAILED")
+    assert time.monotonic() - began_mono < LOOK_S  # it is not waited for a second time
+    one.await_asked(1)
+    with os.fdopen(opened[0], "w") as writer:
+        writer.write(settings_text([target(other, name="other")]))
+    await_that(lambda: [named.name for named in head.notifier.settings().targets] == ["other"])
 
 
 def test_notices_for_a_target_that_is_gone_are_given_up(heads: Any, serve: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Type
+from typing import Any, Dict, List, Type
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,9 @@ from ascendrun.head.transport import Deadlines
 TARGET = SshTarget(name="npu01", address="10.0.0.1", port=22, user="anna")
 
 
-def argv_for(host: Host, **more: object) -> List[str]:
+def argv_for(host: Host, **more: Any) -> List[str]:
     return build_argv(host, deadlines=Deadlines(), known_hosts=["/s/known_hosts"], log="/l",
-                      **more)  # type: ignore[arg-type]
+                      **more)
 
 
 def options(argv: List[str]) -> Dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 
 from ascendrun.core.samples import Newest
 from ascendrun.head import samplekeeper
+from ascendrun.head.sampledetails import read_details
 from ascendrun.head.samplekeeper import SampleKeeper, Source
 from ascendrun.head.samplestore import SampleStore
 from ascendrun.node.sample import GENERATIONS
@@ -127,6 +128,42 @@ def test_lines_that_are_none_cost_nothing_but_themselves(keepers: Any, tmp_path:
     assert seconds_in(tmp_path) == [0, 1]
 
 
+def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_other(
+    keepers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper, answers = keepers(), []
+    stumble = {"at_ns": T * 10**9, "tool": "npu-ports", "code": 0, "text": f"@@ stat {'9' * 5000}\nnothing\n@@= 0\n"}
+    both = line(0) + json.dumps(stumble).encode() + b"\n" + line(1)
+    assert keeper.take(SOURCE, 0, 0, both + json.dumps(stumble).encode() + b"\n", ahead_s=0.0)
+    keeper.take_lines("b2", [stumble, {"at_ns": T * 10**9, "host": {"cpu": 5.0}}], ahead_s=0.0, done=answers.append)
+    newest: Newest = wait_for(lambda: answers)[0]
+    keeper.close()
+    assert [one.cpu for one in newest.hosts] == [5.0] and seconds_in(tmp_path) == [0, 0, 1]
+    store = SampleStore.open(tmp_path)
+    assert store.progress(SOURCE.name) == {0: len(both) + len(json.dumps(stumble)) + 1}
+    raw = store.raw(hosts=["a1"], tool="sampler")
+    store.close()
+    assert json.loads(raw[-1].text) == stumble and raw[-1].why.startswith("reading it failed: ValueError")
+    told = [one for one in capsys.readouterr().err.splitlines() if "could not be read" in one]
+    assert ["of a1" in one for one in told] == [True, False]  # once a host
+
+
+def test_of_what_is_said_beyond_figures_the_newest_is_kept(keepers: Any, tmp_path: Path) -> None:
+    assert read_details(tmp_path, since_s=0) == ()
+    said = (Path(__file__).parents[2] / "recordings/ascend/npu_smi_info/L1-910B3-busy.txt").read_text()
+    keeper, data = keepers(), b""
+    for second in (0, 40):
+        data += json.dumps({"at_ns": (T + second) * 10**9, "tool": "npu-smi", "code": 0, "text": said}).encode() + b"\n"
+    assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0)
+    keeper.close()
+    found = read_details(tmp_path, since_s=0)
+    assert len(found) >= 2 and {one.at_s for one in found} == {T + 40.0} and found[0].bus_id
+    assert any(one.processes for one in found) and read_details(tmp_path, since_s=T + 41) == ()
+    with sqlite3.connect(tmp_path / "samples.db") as db:
+        db.execute("PRAGMA user_version = 1")  # as before a controller of this release has opened the file
+    assert read_details(tmp_path, since_s=0) == ()
+
+
 def test_what_was_received_is_not_asked_for_again_after_the_attempt(keepers: Any, tmp_path: Path) -> None:
     keeper = keepers()
     assert keeper.take(SOURCE, 0, 0, lines(2), ahead_s=0.0)
@@ -150,6 +187,7 @@ def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path)
 FEED = """
 import sys, pathlib, time
 from ascendrun.head import samplekeeper
+from ascendrun.head.sampledetails import read_details
 from ascendrun.head.samplekeeper import SampleKeeper, Source
 samplekeeper.GATHER_S = 0.002
 keeper = SampleKeeper(pathlib.Path(sys.argv[1]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,8 @@ def test_a_failed_write_leaves_neither_record_nor_story_behind(tmp_path: Path) -
     store = Store.open(tmp_path)
     job = add(store, "k")
     with pytest.raises(sqlite3.Error):
-        store.save(replace(job, state=State.RUNNING), [("state", "fine"), ("state", None)], now_s=2.0)  # type: ignore[list-item]
+        nothing: Any = None
+        store.save(replace(job, state=State.RUNNING), [("state", "fine"), ("state", nothing)], now_s=2.0)
     assert store.find("j-0001").job.state is State.QUEUED
     assert [event.kind for event in store.events("j-0001")] == ["submitted"]
 

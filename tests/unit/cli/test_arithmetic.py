@@ -1,0 +1,63 @@
+"""Before a device is taken: what a bundled program's own arithmetic is asked, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import List, Optional, Sequence
+
+import pytest
+
+from ascendrun.cli.arithmetic import Arithmetic, Ended, can_reckon, judge, reckon, run_here
+from ascendrun.head.programs import load_programs
+
+
+@pytest.mark.parametrize("program, args, is_asked", [
+    ("qwen_lora", {}, True), ("qwen_lora", {"mode": "train"}, True), ("qwen_lora", {"mode": "compare"}, False),
+    ("qwen_lora", {"mode": "plan"}, False), ("meshtest", {}, False), ("no such program", {}, False)])
+def test_trainings_of_programs_that_know_their_arithmetic_are_reckoned(program: str, args: object, is_asked: bool
+                                                                       ) -> None:
+    assert can_reckon(load_programs().get(program), args) is is_asked  # type: ignore[arg-type]
+
+
+def asked(args: object, *, family: str = "npu", chip: Optional[str] = "910B3") -> List[Sequence[str]]:
+    seen: List[Sequence[str]] = []
+
+    def run(argv: Sequence[str]) -> Ended:
+        seen.append(argv)
+        return Ended(0, "12 M weights\n\nchosen: ddp\n", "")
+
+    found = reckon("qwen_lora", args, ranks=16, family=family, chip=lambda: chip, run=run)  # type: ignore[arg-type]
+    assert not seen or found == Arithmetic(True, ("12 M weights", "chosen: ddp"))
+    return seen
+
+
+def test_the_program_is_asked_with_the_job_s_own_arguments_for_its_ranks_and_its_chip() -> None:
+    assert asked({"lr": 1e-4, "levels": ("a", "b")}) == [
+        [sys.executable, "-m", "ascendrun.programs.qwen_lora", "--lr=0.0001", "--levels=a,b", "--mode=plan",
+         "--ranks=16", "--card=910B3"]]
+
+
+def test_a_chip_that_the_job_names_is_not_asked_for_and_a_cpu_has_none() -> None:
+    assert "--card=910A" in asked({"card": "910A"}, chip=None)[0]
+    assert not any(word.startswith("--card") for word in asked({}, family="cpu", chip=None)[0])
+
+
+def test_devices_that_nobody_knows_are_told_with_the_way_out() -> None:
+    found = reckon("qwen_lora", {}, ranks=2, family="npu", chip=lambda: None, run=lambda argv: Ended(0, "", ""))
+    assert found.fits is None and "--set args.card=910B3" in found.lines[0]
+
+
+def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_is_no_verdict() -> None:
+    assert judge(Ended(1, "sums\n", "TooLarge: needs 71 GB of 64 GB\ntry more cards")) == Arithmetic(
+        False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards"))
+    other = judge(Ended(1, "", "BadData: /data/train.json: no such file"))
+    assert other.fits is None
+    assert "no such file" in other.lines[-1] and "--set args.mode=plan" in other.lines[-1]
+    assert judge(Ended(2, "", "")).lines[-1].startswith("memory was not reckoned: exit code 2")
+
+
+def test_a_command_s_error_file_and_else_its_last_words_tell_why() -> None:
+    write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(%r); print('sums'); raise SystemExit(1)"
+    told = run_here([sys.executable, "-c", write % '{"message": {"message": "TooLarge: 9 of 8 GB"}}'])
+    assert told == Ended(1, "sums\n", "TooLarge: 9 of 8 GB")
+    assert run_here([sys.executable, "-c", "raise SystemExit('wrong option')"]) == Ended(1, "", "wrong option")

@@ -1,0 +1,54 @@
+"""Which hosts are silent is told in time, and looked at no more often than that needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ascendrun.core.job import Job, State
+from ascendrun.head.listening import LOOK_S, Listening
+
+JOB = Job(id="j-0001", name="demo", run="r", hosts=("n1", "n2"), grace_s=1, start_s=1, created_at_s=1.0,
+          state=State.RUNNING, told_at_s=2.0)
+TURN_S = 0.25
+
+
+@dataclass
+class FakeHost:
+    """A link to a host, and how often somebody asked how it is."""
+
+    word: str = "ALIVE"
+    looks: int = 0
+    is_up: bool = True
+
+    def liveness(self) -> str:
+        self.looks += 1
+        return self.word
+
+
+class FakeRunner:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.hosts = {name: FakeHost() for name in job.hosts}
+
+    def link(self, host: str) -> FakeHost:
+        return self.hosts[host]
+
+
+def test_hosts_are_looked_at_once_a_second_and_silence_is_still_told() -> None:
+    told: list[tuple[str, str]] = []
+    runner = FakeRunner(JOB)
+
+    def tell(_job: str, lines: Sequence[tuple[str, str]]) -> None:
+        told.extend(lines)
+    listening = Listening(story=lambda _job: (), tell=tell)
+    for turn in range(41):
+        listening.tick([runner], now_s=100.0 + turn * TURN_S)  # type: ignore[list-item]
+    assert runner.hosts["n1"].looks <= 41 * TURN_S / LOOK_S + 1
+    runner.hosts["n2"].word, runner.hosts["n2"].is_up = "UNREACHABLE", False
+    for turn in range(80):
+        listening.tick([runner], now_s=120.0 + turn * TURN_S)  # type: ignore[list-item]
+    assert [(kind, text.partition(":")[0]) for kind, text in told] == [("unreachable", "n2")]
+    runner.job = replace(JOB, state=State.FAILED, ended_at_s=9.0)
+    listening.tick([runner], now_s=200.0)  # type: ignore[list-item]
+    assert len(told) == 1
