@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -104,8 +105,10 @@ def test_commands_end_with_the_agent(node, agent):
     agent.post("exec", argv=["sleep", "600"], timeout_s=600)
     sleeper = agent.wait(lambda: [pid for pid in reap.descendants(procs.snapshot(), [agent.process.pid])
                                   if pid != agent.process.pid and Path("/proc/%d/comm" % pid).read_text() == "sleep\n"])
+    death = os.pidfd_open(sleeper[0])  # of somebody else's child: told when it has died, whoever reaps it and when
     agent.close()
-    assert procs.read_stat(sleeper[0]) is None
+    assert select.select([death], [], [], 30)[0]
+    os.close(death)
 
 
 def test_missing_commands_and_odd_arguments(agent):
