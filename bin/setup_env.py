@@ -151,10 +151,11 @@ class Environment:
         """Why the environment must be made anew; None: it can be used. A killed setup is checked file by file."""
         if not (self.folder / "pyvenv.cfg").exists():
             return "is not there yet"
+        begun = (self.folder / "setup.begun").exists()
         site = self.site_packages()
         if site is None or not site.is_dir():
-            return "has lost its Python"
-        if not (self.folder / "setup.begun").exists():
+            return "was left unfinished (without its Python)" if begun else "has lost its Python"
+        if not begun:
             return None
         check = subprocess.run([str(self.python), "-I", "-c", IS_SOUND, str(site)], capture_output=True, text=True)
         return None if check.returncode == 0 else f"was left unfinished ({check.stderr.strip().splitlines()[-1]})"

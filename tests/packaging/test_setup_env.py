@@ -140,6 +140,17 @@ def test_a_harmed_environment_is_made_anew(environ: Dict[str, str], copy_of: Cal
     assert log_of(checkout).count(" -m venv ") == 2
 
 
+def test_a_setup_killed_before_its_python_was_there_is_told_as_unfinished(
+        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    checkout = copy_of()
+    (checkout / ".venv" / "ready-base").unlink()
+    (checkout / ".venv/bin/python").unlink()
+    (checkout / ".venv" / "setup.begun").write_text("base\n")
+    start = run([checkout / "bin" / "ascendrun", "--version"], environ)
+    assert (start.returncode, start.stdout) == (0, VERSION), start.stderr
+    assert "was left unfinished" in start.stderr and "lost" not in start.stderr
+
+
 def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(
         environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
     checkout = copy_of()
