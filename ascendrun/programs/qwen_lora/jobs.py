@@ -23,7 +23,7 @@ from ascendrun.programs.qwen_lora.lessons import (
 )
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.sizing import Holding
-from ascendrun.programs.trainer import accelerator, kernels, metrics, parallel, start, task, zero3
+from ascendrun.programs.trainer import accelerator, fusing, kernels, metrics, parallel, start, task, zero3
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision
 from ascendrun.programs.trainer.chips import chip_of
 from ascendrun.programs.trainer.loop import Loop
@@ -143,7 +143,7 @@ def make_engine(config: Any, options: Options, home: Path, here: Runtime, precis
     if holding.checkpointing:
         base.checkpoint_activations(model, how=how)
     model = lora.add_lora(model, options)
-    replaced = kernels.fuse(model, sound)
+    replaced = fusing.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
     if replaced:
         here.say(f"fused: {', '.join(replaced)}")
     model.config.pad_token_id = getattr(config, "pad_token_id", None)

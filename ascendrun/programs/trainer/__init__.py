@@ -8,7 +8,8 @@
     schedule     the learning rate of a step                             profiling    a trace of a few steps
     memory       what a training needs on a card, before one is taken    dry_run      batch arithmetic, with a way out
     packing      several samples in one row, exactly                     weights      files into a sharded model
-    kernels      the NPU's fused operators                               batch_finder the largest micro-batch that fits
+    kernels      the NPU's fused operators, cpu_kernels a CPU's          fusing       puts them into a model's layers
+    batch_finder the largest micro-batch that fits
 
 A whole program, `train.py`:
 

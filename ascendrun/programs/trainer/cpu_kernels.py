@@ -5,13 +5,11 @@ As a library writes them they are a dozen small operations, each of which reads 
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any, Tuple
 
 import torch
-from torch import nn
 
+from ascendrun.programs.trainer.fusing import Operators
 from ascendrun.programs.trainer.kernels import rms_norm_formula
 
 
@@ -59,24 +57,14 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: flo
     return answer
 
 
-def fuse_on_cpu(model: nn.Module) -> None:
-    """Gives the norms and positions of a transformers model these forms."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            module.forward = types.MethodType(_norm_forward, module)
-    for home in {type(module).__module__ for module in model.modules()}:
-        code: Any = sys.modules[home]
-        if home.startswith("transformers.models.") and hasattr(code, "apply_rotary_pos_emb"):
-            code.apply_rotary_pos_emb = _apply_rotary
+def cpu_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    if x.dtype != weight.dtype or x.dtype != torch.float32:
+        return rms_norm_formula(x, weight, epsilon)
+    return RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _norm_forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    if hidden_states.dtype != module.weight.dtype or hidden_states.dtype != torch.float32:
-        return rms_norm_formula(hidden_states, module.weight, module.variance_epsilon)
-    return RmsNorm.apply(hidden_states, module.weight, module.variance_epsilon)  # type: ignore[no-any-return,no-untyped-call]
+def cpu_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return Rotary.apply(x, cos, sin)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _apply_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *unused: Any,
-                  unsqueeze_dim: int = 1, **more: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return Rotary.apply(q, cos, sin), Rotary.apply(k, cos, sin)  # type: ignore[no-untyped-call]
+OPERATORS = Operators(norm=cpu_rms_norm, rotary=cpu_rotary)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.fusing import Operators
 
 ATTENTION_NAME = "ascendrun_npu"
 TOLERANCE = 2e-2
@@ -138,41 +137,7 @@ def attention_of_layer(module: nn.Module, query: torch.Tensor, key: torch.Tensor
     return answer.transpose(1, 2).contiguous(), None
 
 
-def fuse(model: nn.Module, sound: List[str]) -> List[str]:
-    """Gives the model's own norms, positions and feed-forwards the fused operators, where a layer is of the kind that
-    they compute; what was replaced, for people."""
-    replaced: Dict[str, int] = {}
-    for module in model.modules():
-        kind = type(module).__name__
-        if "rms_norm" in sound and kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            module.forward = types.MethodType(_norm_forward, module)
-            replaced[kind] = replaced.get(kind, 0) + 1
-        if "swiglu" in sound and is_swiglu(module):
-            module.forward = types.MethodType(_swiglu_forward, module)
-            replaced[kind] = replaced.get(kind, 0) + 1
-    if "rotary" in sound:
-        for home in {type(module).__module__ for module in model.modules()}:
-            code: Any = sys.modules[home]
-            if home.startswith("transformers.models.") and hasattr(code, "apply_rotary_pos_emb"):
-                code.apply_rotary_pos_emb = _apply_rotary
-                replaced["apply_rotary_pos_emb"] = 1
-    return [f"{name} x {count}" for name, count in sorted(replaced.items())]
-
-
-def is_swiglu(module: nn.Module) -> bool:
-    parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
-    return all(hasattr(module, name) for name in parts) and "silu" in type(module.act_fn).__name__.lower()
-
-
-def _norm_forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    return npu_rms_norm(hidden_states, module.weight, module.variance_epsilon)
-
-
-def _swiglu_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-    return module.down_proj(npu_swiglu(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-any-return]
-
-
-def _apply_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *unused: Any,
-                  unsqueeze_dim: int = 1, **more: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return npu_rotary(q, cos, sin), npu_rotary(k, cos, sin)
+def operators_of(sound: List[str]) -> Operators:
+    return Operators(norm=npu_rms_norm if "rms_norm" in sound else None,
+                     rotary=npu_rotary if "rotary" in sound else None,
+                     swiglu=npu_swiglu if "swiglu" in sound else None)

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import kernels
+from ascendrun.programs.trainer import cpu_kernels, fusing, kernels
 from ascendrun.programs.trainer.accelerator import Accelerator
-from ascendrun.programs.trainer.cpu_kernels import fuse_on_cpu
 from ascendrun.programs.trajectory.tokens import Ids
 from ascendrun.programs.trajectory.tracks import BadData
 
@@ -97,11 +96,11 @@ class Reader(nn.Module):
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> List[str]:
     """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
     if accelerator.family == "cpu":
-        fuse_on_cpu(model.backbone)
+        fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return []
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
     model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
-    replaced = kernels.fuse(model.backbone, sound)
+    replaced = fusing.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [*(f"not fused: {reason}" for reason in reasons), *([f"fused: {', '.join(replaced)}"] if replaced else [])]
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer import memory
+from ascendrun.programs.trainer import cpu_kernels, fusing, memory
 from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.cpu_kernels import fuse_on_cpu
 from ascendrun.programs.trainer.data import Buckets, Loader
 from ascendrun.programs.trainer.simulate import Shapes, Simulated, simulate_deep
 from ascendrun.programs.trajectory.data import Options, multiple_of
@@ -70,7 +69,7 @@ def simulated(sizes: Sizes, heavy: Pass, precision: Precision, *, family: str, c
         if checkpointed:
             make_activations_anew(model)
         if family == "cpu":
-            fuse_on_cpu(model.backbone)
+            fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return model
 
     return simulate_deep(build, int(sizes.config["num_hidden_layers"]), guess if heavy.asked else classify,
