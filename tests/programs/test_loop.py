@@ -98,6 +98,13 @@ def test_a_full_disk_is_told_the_last_good_checkpoint_stays_and_training_goes_on
     assert not list((run.folder / "ckpt").glob(".*")), "nothing half written is left"
 
 
+def test_a_best_model_that_cannot_be_written_holds_up_no_rank_and_is_written_later(tiny):
+    run = tiny(how="fsdp2", eval_every=3, best="score", full_disk=[7, 11], **EVERY_4).succeed()
+    assert "the checkpoint of step 8 could not be written" in run.text()
+    assert steps_saved(run) == [4, 12, 16, 20, 24, 28, 30]
+    assert "best: 6" in run.text() and (run.folder / "ckpt" / "best-00000006").is_dir()
+
+
 def test_a_disk_that_stays_full_leaves_a_checkpoint_to_go_on_from_and_a_stop_does_not_claim_to_be_saved(tiny, straight):
     full = tiny(name="full", full_disk=[5, 99], stop_at=[14, 0], **EVERY_4)
     assert full.wait() == [1, 1]
@@ -172,6 +179,20 @@ def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_
     message = run.error_files[0].read_text()
     assert "step 8: the loss is nan on rank 1 (samples " in message
     assert max(run.losses()) == 7
+
+
+def test_a_checkpoint_that_is_being_written_is_finished_when_the_next_loss_is_no_number(tiny):
+    run = tiny(ranks=2, poison=[8, 1], checkpoint_every=8)
+    assert run.wait() == [1, 1]
+    assert steps_saved(run) == [8]
+    assert [path.name for path in (run.folder / "ckpt").iterdir()] == ["step-00000008"]
+
+
+def test_a_step_in_which_nothing_is_to_be_learned_is_a_step_like_others(tiny):
+    run = tiny(ranks=2, silent=[3, 5]).succeed()
+    losses = run.losses()
+    assert losses[4] is None and losses[5] is None and losses[6] > 0
+    assert "step 4/30 epoch 0.4 loss - " in run.text()
 
 
 def test_a_replicated_training_goes_on_with_another_number_of_ranks_a_sharded_one_says_why_not(tiny, stopped, tmp_path):

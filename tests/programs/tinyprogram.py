@@ -28,9 +28,10 @@ DEFAULTS: Dict[str, Any] = {
     "frozen": False, "poison": None, "kill": None, "eval_every": 0,
     "best": "", "identity": 0,
     "full_disk": None, "save_in_background": True, "on_save_failure": "go-on", "stop_at": None, "keep_checkpoints": 2,
-    "room": None, "load": None}
+    "room": None, "load": None, "silent": [0, 0]}
 """[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM.
-`full_disk`: [from step, to step], in which no file can grow; `room`: rows that fit, by rank."""
+`full_disk`: [from step, to step], in which no file can grow; `silent`: the same, in which no word is asked for;
+`room`: rows that fit, by rank."""
 
 
 class Block(nn.Module):
@@ -74,6 +75,8 @@ class Counting(Task):
         numbers = [number for unit in units for number in unit]
         rows = [self.rows[number] for number in numbers]
         labels = data.pad(rows, value=-100)[:, 1:]
+        if self.options["silent"][0] <= step < self.options["silent"][1]:
+            labels = torch.full_like(labels, -100)
         groups = {"even": float(sum(n % 2 == 0 for n in numbers)), "odd": float(sum(n % 2 for n in numbers))}
         tensors = {"ids": data.pad(rows, value=0)[:, :-1], "labels": labels, "odd": torch.tensor(numbers) % 2,
                    "step": torch.tensor(step)}

@@ -74,6 +74,23 @@ class Loop:
 
         Raises NonFinite before a step with numbers that are none, SaveFailed where the end could not be saved.
         """
+        try:
+            interrupted = self._train()
+        except (NonFinite, SaveFailed):  # raised by all ranks together: their writers finish what is to go on from
+            self.saver.wait()
+            raise
+        self.loader.close()
+        if self.progress.ended:
+            interrupted = None
+        self.saver.wait()
+        self._save_last()
+        if interrupted is not None:
+            return interrupted
+        self.here.record(event="end", step=self.progress.step)
+        return Ending.FINISHED if self.progress.step >= self.settings.steps else Ending.EARLY
+
+    def _train(self) -> Optional[Ending]:
+        """Step after step; why it ended early, None: it went to its end."""
         began_s = time.monotonic()
         settings, progress = self.settings, self.progress
         with open_profiler(settings.profile, self.here, steps=settings.profile_steps) as profiler:
@@ -88,15 +105,7 @@ class Loop:
                     profiler.step()
                 self._after_step()
                 self.saver.poll()
-        self.loader.close()
-        if progress.ended:
-            interrupted = None
-        self.saver.wait()
-        self._save_last()
-        if interrupted is not None:
-            return interrupted
-        self.here.record(event="end", step=progress.step)
-        return Ending.FINISHED if progress.step >= settings.steps else Ending.EARLY
+        return interrupted
 
     def _prepare(self) -> None:
         """The first share and its weight over all ranks; under DDP also a pass whose gradients are thrown away.
@@ -170,7 +179,8 @@ class Loop:
             if batch.weight == 0:
                 total, parts = total * 0.0, {}
             clock.mark("forward_s")
-            self.engine.backward(total * (here.world_size / self._weight))
+            # A step in which nothing is asked for has no gradient, and nothing to divide by.
+            self.engine.backward(total * (here.world_size / self._weight if self._weight else 0.0))
         if last and self.engine.gradients_ready is not None:
             clock.mark("backward_s", self.engine.gradients_ready)
             clock.mark("comm_s")
@@ -202,7 +212,7 @@ class Loop:
         meter.tokens += told[5]
         meter.samples += told[6]
         meter.steps += 1
-        meter.grad_norm = norm
+        meter.grad_norm = norm if math.isfinite(norm) else None  # under float16 a search for the scale, no divergence
         for i, name in enumerate(self.task.parts):
             so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
             meter.parts[name] = [old + new for old, new in zip(so_far, told[8 + 3 * i:11 + 3 * i])]
@@ -230,7 +240,8 @@ class Loop:
         if not self.here.is_first:
             self.here.record(step=step, **times, memory_bytes=self.here.accelerator.memory_bytes())
             return
-        loss, rate, epoch = meter.loss / meter.weight, self.rate(step - 1), step / self.plan.steps_per_epoch
+        loss = meter.loss / meter.weight if meter.weight else None
+        rate, epoch = self.rate(step - 1), step / self.plan.steps_per_epoch
         tokens_per_s = meter.per_second(meter.tokens)
         used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
         self.here.record(
@@ -239,7 +250,8 @@ class Loop:
             memory_bytes=self.here.accelerator.memory_bytes(), **({} if used is None else {"mfu": used}), **times,
             **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
             **{f"samples_{name}": part[2] for name, part in meter.parts.items()})
-        print(f"step {step}/{steps} epoch {epoch:.1f} loss {loss:.4f} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
+        shown = "-" if loss is None else f"{loss:.4f}"
+        print(f"step {step}/{steps} epoch {epoch:.1f} loss {shown} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
               + mfu_words(used), flush=True)
 
     def _tell_start(self, tokens: float) -> None:

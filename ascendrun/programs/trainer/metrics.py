@@ -52,7 +52,8 @@ class StepClock:
 
 @dataclass
 class Meter:
-    """What happened since the last line, over all ranks. `parts`: by name summed loss, weight and samples."""
+    """What happened since the last line, over all ranks. `parts`: by name summed loss, weight and samples. `grad_norm`:
+    of the last step, None: that step was not taken."""
 
     loss: float = 0.0
     weight: float = 0.0

@@ -80,7 +80,7 @@ class Saver:
         if not self.writes:
             return
         copied = to_host(common) if self.here.is_first else {}, to_host(own)
-        kept = None if best is None or not self.here.is_first else (best[0], best[1])
+        kept = best if self.here.is_first else None
         if not self.in_background:
             self._write(step, *copied, dict(facts), kept)
             self.poll()
@@ -112,9 +112,7 @@ class Saver:
         began_s = time.monotonic()
         path, size, problem = self.parent / checkpoint.folder_name("step", step), 0, None
         try:
-            if best is not None:
-                checkpoint.save(self.parent, "best", best[0], best[1], facts=facts)
-            size, problem = self._write_parts(step, common, own, facts)
+            size, problem = self._write_parts(step, common, own, facts, best)
             if problem is None and self.here.rank == self.leader:
                 wanted = facts.get("best_step")
                 checkpoint.prune(self.parent, newest=step, keep=self.keep_last,
@@ -123,13 +121,15 @@ class Saver:
             problem = f"{type(error).__name__}: {error}"
         self.result = Saved(step, path, time.monotonic() - began_s, size, problem)
 
-    def _write_parts(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any]
-                     ) -> Tuple[int, Optional[str]]:
+    def _write_parts(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any],
+                     best: Optional[Tuple[int, Mapping[str, Any]]]) -> Tuple[int, Optional[str]]:
         """(bytes of all parts, why it failed on some rank or None). Sharded: no rank leaves before all have told."""
         parts: Dict[str, checkpoint.Fingerprint] = {}
         problem: Optional[str] = None
-        fresh = self.parent / "none"
+        fresh: Optional[Path] = None
         try:
+            if best is not None:
+                checkpoint.save(self.parent, "best", best[0], best[1], facts=facts)
             fresh = checkpoint.open_fresh(self.parent, "step", step, f"{self.run_id}-{self.count}")
             if self.here.is_first:
                 parts[checkpoint.COMMON] = checkpoint.write_part(fresh, checkpoint.COMMON, common)
@@ -141,7 +141,7 @@ class Saver:
         told = self._gather((self.leader, parts, problem))
         problems = [each for _, _, each in told if each is not None]
         every = {name: mark for _, theirs, _ in told for name, mark in theirs.items()}
-        if not problems and self.here.rank == self.leader:
+        if fresh is not None and not problems and self.here.rank == self.leader:
             mine = [name for leader, theirs, _ in told if leader == self.leader for name in theirs]
             try:
                 checkpoint.commit(fresh, "step", step, every, here=mine,
@@ -149,7 +149,7 @@ class Saver:
             except Exception as error:  # as above
                 problems = [f"rank {self.here.rank}: {describe(error)}"]
         problems = [each for theirs in self._gather(problems) for each in theirs]
-        if problems and self.here.rank == self.leader:
+        if fresh is not None and problems and self.here.rank == self.leader:
             shutil.rmtree(fresh, ignore_errors=True)
         return sum(mark["bytes"] for mark in every.values()), problems[0] if problems else None
 
