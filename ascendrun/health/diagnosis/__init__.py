@@ -5,10 +5,11 @@
     evidence    what goes in                          verdict     what comes out
     times       clocks' offsets and errors removed    tracebacks  exceptions and their chains
     peers       words about other ranks               exits       codes, signals, the kernel's out-of-memory killer
-    launchers   torchrun's and deepspeed's own ranks  reading     one rank's lines with what is known of each
-    elastic, devices   texts of others made evidence  stories     one rank's end by its own traces
-    unfolding   tracebacks within one line            places      hosts, addresses, services in a line
-    remarks     warnings, tries, words at the side    afterwards  what a rank did after a line
+    launchers   torchrun's and deepspeed's own ranks  rank_lines  one rank's lines with what is known of each
+    elastic, devices   texts of others made evidence  fatal       the exception that ended a rank
+    unfolding   lines before a logger changed them    known_lines known messages outside of exceptions
+    remarks     warnings, tries, words at the side    stories     one rank's end by its own traces
+    afterwards  what a rank did after a line          places      services, and everybody's own address
     candidates  who may have been first               waiting     whom to blame when all only waited, by the rules of
                                                                   accusations, reaching, silence, waitchain
     judge       the choice, its doubts, the chain     endings     attempts without a failure

@@ -1,24 +1,16 @@
-"""Hosts, addresses and services that a line names."""
+"""Services outside of the job, and addresses that every host takes for its own."""
 
 from __future__ import annotations
 
 import re
 from typing import Tuple
 
-IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+)"
-_NAME = r"[A-Za-z0-9_.-]*[A-Za-z0-9]"
-_PLACE = re.compile(
-    r"(?<!addr=)[\[('](?P<place>[\w.:-]+?)(?:%\w+)?(?:\]:|', |, | : |\]: ?)\d+|\[(?P<ip>" + IP + r")\]|"
-    r"\b(?:host|to|server) '?(?P<named>" + _NAME + r")'?(?: port |:)\d+|\b(?P<bare>\d{1,3}(?:\.\d{1,3}){3})\b")
+from ascendrun.ascend.peer_words.addresses import NAME
+
 _SERVICE = re.compile(
-    r"\b(?:https?|s3a?|rediss?|postgres(?:ql)?|mysql|mongodb|amqps?|ftp|hdfs)://(?:[^@/\s]*@)?(" + _NAME + r")|"
-    r"\bhost=['\"]?(" + _NAME + ")")
+    r"\b(?:https?|s3a?|rediss?|postgres(?:ql)?|mysql|mongodb|amqps?|ftp|hdfs)://(?:[^@/\s]*@)?(" + NAME + r")|"
+    r"\bhost=['\"]?(" + NAME + ")")
 _BARE = re.compile(r"[\d.]+|localhost")
-
-
-def places_of(text: str) -> Tuple[str, ...]:
-    """Hosts and addresses with which a line says that it wanted to speak."""
-    return tuple(str(place[place.lastgroup or 0]) for place in _PLACE.finditer(text))
 
 
 def services_in(text: str) -> Tuple[str, ...]:

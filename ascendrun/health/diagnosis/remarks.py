@@ -20,6 +20,7 @@ _REPORTS = re.compile(r"\berror code is \d+\s*\[Error\]")
 """torch_npu warns with the runtime's whole report of an error, where it found it while it waited for the device."""
 _LESS = re.compile(r"^\s*(?:\[rank\d+\]:\s?)?(?:\[?(?:INFO|DEBUG)\b|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:INFO|DEBUG)\b|"
                    r"\[?I\d{4} )")
+_USUAL = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[:\uff1a]")
 _CONNECTS = re.compile(r"c10d\].*client socket has failed to connect.*(?:errno: ?111\b|[Cc]onnection refused)")
 
 
@@ -36,6 +37,11 @@ def is_remark(text: str) -> bool:
 def is_try(text: str) -> bool:
     """The store's door was not open yet: c10d warns of each try, and raises when it gives up."""
     return is_warning(text) and _CONNECTS.search(text) is not None
+
+
+def is_list_of_causes(text: str) -> bool:
+    """What the vendor's messages add of usual reasons and remedies: none of them need have happened."""
+    return _USUAL.match(text) is not None
 
 
 def is_error_line(text: str) -> bool:

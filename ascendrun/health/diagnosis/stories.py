@@ -16,18 +16,20 @@ from ascendrun.health.diagnosis.clues import (
 )
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.exits import exit_clue
+from ascendrun.health.diagnosis.fatal import Fatal
+from ascendrun.health.diagnosis.known_lines import known_line_clues
 from ascendrun.health.diagnosis.peers import Word
-from ascendrun.health.diagnosis.reading import Reading, without_colours
+from ascendrun.health.diagnosis.rank_lines import RankLines
 from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
 from ascendrun.health.diagnosis.tracebacks import Chain
-from ascendrun.health.diagnosis.unfolding import unfold
+from ascendrun.health.diagnosis.unfolding import unfold, without_colours
 
 
 @dataclass(frozen=True)
 class RankStory:
     """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
     of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait.
-    `survived`: as Reading.survived."""
+    `survived`: as RankLines.survived."""
 
     rank: RankEvidence
     own: Optional[Clue]
@@ -50,20 +52,21 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     host = evidence.host(rank.host)
     rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
     plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
-    reading = Reading(evidence, rank, (*rank.error, *rank.lines), plog)
-    clues = [*reading.chain_clues(), *reading.hit_clues()]
+    lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
+    fatal = Fatal(lines)
+    clues = [*fatal.clues(), *known_line_clues(lines, fatal)]
     ending = exit_clue(evidence, rank)
     if ending is not None:
         clues.append(ending)
-    words = (*reading.words, *reading.suffered_words())
+    words = (*lines.words, *fatal.suffered_words())
     waits = [word for word in words if word.wait is not None]
     own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
     return RankStory(
-        rank=rank, own=own, clues=tuple(clues), words=words, chain=reading.fatal,
+        rank=rank, own=own, clues=tuple(clues), words=words, chain=fatal.chain,
         end=moment(evidence, rank.host, rank.exited_at_s), waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
-        is_silent=not rank.has_ended and not rank.lines, survived=reading.survived(),
+        is_silent=not rank.has_ended and not rank.lines, survived=lines.survived(),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ascendrun.ascend.signatures import scan, signature_of, strongest
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
-from ascendrun.health.diagnosis.reading import RULED
+from ascendrun.health.diagnosis.rank_lines import RULED
 from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof, Role
 
 LANGUAGES = ("en", "zh")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from ascendrun.health.diagnosis.clues import same_words
 from ascendrun.health.diagnosis.evidence import Line
 
 PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
@@ -83,6 +84,11 @@ class Chain:
     @property
     def last(self) -> int:
         return max(one.last for one in self.raised)
+
+
+def same_exception(chain: Chain) -> str:
+    """Equal for one exception on several ranks."""
+    return f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}"
 
 
 def split_prefix(text: str) -> Tuple[Optional[str], str]:

@@ -1,4 +1,4 @@
-"""Tracebacks that a logger wrote as one line, in JSON or as Python's repr, as the lines that they were."""
+"""Lines as they were before a logger put them into one line of JSON or Python's repr, or a terminal coloured them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ _JSON_END = re.compile(r'(?<!\\)(?:\\\\)*"')
 _REPR_END = re.compile(r"(?:\\n)*['\"]?[\])},\s]*$")
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\'": "'", "\\\\": "\\", "\\/": "/"}
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\.")
+
+_COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
+
+
+def without_colours(lines: Sequence[Line]) -> Tuple[Line, ...]:
+    return tuple(line._replace(text=_COLOUR.sub("", line.text)) if "\x1b" in line.text else line for line in lines)
 
 
 def unfold(lines: Sequence[Line]) -> Tuple[Line, ...]:

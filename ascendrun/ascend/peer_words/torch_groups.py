@@ -1,0 +1,99 @@
+"""The words of torch's process groups about other ranks: its store, gloo, NCCL."""
+
+from __future__ import annotations
+
+import re
+from typing import Match
+
+from ascendrun.ascend.peer_words.addresses import addresses_in
+from ascendrun.ascend.peer_words.word import CONNECT, EXEC, LOST, PeerWord, WordTable, numbers_in
+
+TABLE = WordTable()
+_says = TABLE.row
+
+
+@_says(["Got completion from peer"], r"Got completion from peer (?P<ip>[^<\s]+)<\d+> with status=(?P<status>\d+)")
+def _completion(found: Match[str]) -> PeerWord:
+    return PeerWord("completion", wait=LOST, addresses=((found["ip"], None),), values={"status": found["status"]})
+
+
+@_says(["Watchdog caught collective operation timeout"],
+       r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: \w+\("
+       r"(?:.*?SeqNum=(?P<seq>\d+))?(?:.*?OpType=(?P<op>\w+))?")
+def _watchdog(found: Match[str]) -> PeerWord:
+    values = {name: found[name] for name in ("seq", "op") if found[name]}
+    return PeerWord("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
+
+
+@_says(["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds")
+def _watchdog_stuck(found: Match[str]) -> PeerWord:
+    return PeerWord("stuck", wait=EXEC)
+
+
+@_says(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
+def _barrier(found: Match[str]) -> PeerWord:
+    return PeerWord("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
+
+
+@_says(["joined", "worker_count"], r"(?P<joined>\d+)/(?P<all>\d+) clients joined|"
+                                   r"world_size=(?P<size>\d+), worker_count=(?P<count>\d+)")
+def _store_missing(found: Match[str]) -> PeerWord:
+    values = {"joined": found["joined"] or found["count"], "expected": found["all"] or found["size"]}
+    return PeerWord("clients", wait=CONNECT, values=values)
+
+
+@_says(["o route to host", "Host is down", "etwork is unreachable", "onnection timed out", "(gai error: "],
+       r"(?P<no_route>[Nn]o route to host|Host is down)|(?P<no_network>[Nn]etwork is unreachable)|"
+       r"(?P<no_answer>[Cc]onnection timed out)|\(gai error: -?\d+ - (?P<no_name>[\w ]+)")
+def _unreached(found: Match[str]) -> PeerWord:
+    why = str(found.lastgroup)
+    return PeerWord("unreached", wait=None if why == "no_name" else CONNECT, addresses=addresses_in(found.string),
+                values={"why": why, "reason": found[why], "meeting": _MEETING.search(found.string) and "yes" or ""})
+
+
+@_says(["while trying to connect to (", "TopoExchangeAgent: connect server["],
+       r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed")
+def _unreached_in_time(found: Match[str]) -> PeerWord:
+    return PeerWord("unreached", wait=CONNECT, addresses=addresses_in(found.string),
+                values={"why": "in_vain", "reason": "timed out", "meeting": "yes"})
+
+
+_MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
+"""Such a line speaks of the job's own ranks, by whatever name or address."""
+
+
+@_says(["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "pair closure",
+        "Software caused connection abort"],
+       r"(?:gloo|pair\.cc|TCPStore|SocketImpl|socket\.cpp|\[c10d\]).*?"
+       r"(?:Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|pair closure|"
+       r"connection abort)"
+       r"(?:(?:, remote=|[ :]*)\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+")
+def _lost(found: Match[str]) -> PeerWord:
+    address = found["ip"] or found["ip2"]
+    return PeerWord("lost", wait=LOST, addresses=((address, None),) if address else ())
+
+
+@_says(["Connection closed by peer", "Connection reset by peer"],
+       r"Connection (?:closed|reset) by peer \[(?P<ip>[^\]]+)\]")
+def _lost_named(found: Match[str]) -> PeerWord:
+    return PeerWord("lost", wait=LOST, addresses=((found["ip"], None),))
+
+
+@_says(["ncclRemoteError", "remote process exited", "NCCL communicator was aborted", "failed to recv, got 0 bytes",
+        "recvValue failed", "sendBytes failed", "recvBytes failed", "Failed to check the \"should dump\"",
+        "process group has been aborted", "Timed out waiting", "Socket Timeout", "wait timeout after",
+        "Connection was likely closed", "client socket has timed out", "client socket has failed to connect"],
+       r"ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted|"
+       r"failed to recv, got 0 bytes|(?:recvValue|sendBytes|recvBytes) failed|Failed to check the .should dump|"
+       r"process group has been aborted|Timed out waiting \d+ms for (?:recv|send) operation|Socket Timeout|"
+       r"wait timeout after \d+|Connection was likely closed\. Did the remote server|"
+       r"client socket has (?:timed out|failed to connect)")
+def _lost_quietly(found: Match[str]) -> PeerWord:
+    is_wait = any(word in found.group() for word in ("imed out", "imeout", "failed to connect"))
+    return PeerWord("timeout" if is_wait else "lost", wait=EXEC if is_wait else LOST)
+
+
+@_says(["terminate called"],
+       r"terminate called after throwing an instance of '(?:gloo::|c10::Dist|c10d::|torch::distributed)")
+def _terminated_by_transport(found: Match[str]) -> PeerWord:
+    return PeerWord("lost", wait=LOST)

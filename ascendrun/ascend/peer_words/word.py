@@ -1,0 +1,63 @@
+"""What a line may say of other ranks, and the table in which the libraries' own words are looked up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Callable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Tuple
+
+LOST, CONNECT, EXEC = "lost", "connect", "exec"
+"""Of `PeerWord.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
+
+Addresses = Tuple[Tuple[str, Optional[int]], ...]
+
+
+@dataclass(frozen=True)
+class PeerWord:
+    """What one line says. `wait`: what its rank suffered by others, None: it only tells of them.
+
+    `ranks`: named by number; `addresses`: named by (address, device or None); `kind`: what the line is.
+    """
+
+    kind: str
+    wait: Optional[str] = None
+    ranks: Tuple[int, ...] = ()
+    addresses: Addresses = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+Maker = Callable[[Match[str]], PeerWord]
+
+
+class WordTable:
+    """Rows of needles, a pattern and what a match of it means."""
+
+    def __init__(self) -> None:
+        self._rows: List[Tuple[Tuple[str, ...], Pattern[str], Maker]] = []
+
+    def row(self, needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
+        """Registers a maker for lines that hold one of `needles` and match `pattern`."""
+        def register(maker: Maker) -> Maker:
+            self._rows.append((tuple(needles), re.compile(pattern), maker))
+            return maker
+        return register
+
+    def read(self, text: str) -> Iterator[PeerWord]:
+        """One line may say several things."""
+        if self._any_needle.search(text) is None:
+            return
+        for needles, pattern, maker in self._rows:
+            if any(needle in text for needle in needles):
+                found = pattern.search(text)
+                if found is not None:
+                    yield maker(found)
+
+    @cached_property
+    def _any_needle(self) -> Pattern[str]:
+        """One search instead of one for each row: of a long log hardly a line is of interest."""
+        return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in self._rows for needle in needles})))
+
+
+def numbers_in(text: str) -> Tuple[int, ...]:
+    return tuple(int(one) for one in re.findall(r"\d+", text))

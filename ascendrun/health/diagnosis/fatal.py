@@ -1,0 +1,213 @@
+"""The exception that ended a rank: which one it was, and whether the rank or another one is to blame for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, List, Mapping, Optional, Tuple
+
+from ascendrun.ascend.signatures import Hit
+from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.exits import signal_of
+from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
+from ascendrun.health.diagnosis.places import has_bare_service, services_in
+from ascendrun.health.diagnosis.rank_lines import (
+    LAST_WORDS_LINES,
+    LAST_WORDS_S,
+    NEAR_THE_END_S,
+    OF_SEVERAL,
+    RULED,
+    RankLines,
+)
+from ascendrun.health.diagnosis.remarks import HANDLED
+from ascendrun.health.diagnosis.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
+
+MESSAGE_LINES = 15
+"""An exception's message may go on for so many lines."""
+FROM_OUTSIDE = frozenset({9, 15, 2, 1})
+"""Signals that somebody sends."""
+_TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
+_TOLD_TO_END = re.compile(r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM",
+                          re.IGNORECASE)
+_CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
+"""What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
+_RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
+"""What torch says in place of the words of the exception that it brings from elsewhere."""
+_POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
+
+
+class Fatal:
+    """`chain`: the exceptions that led to the rank's end, None: there is none."""
+
+    def __init__(self, lines: RankLines) -> None:
+        self._lines, self._rank = lines, lines.rank
+        self.chain = self._find()
+        self.role = None if self.chain is None else self.role_of(self.chain)
+
+    def _find(self) -> Optional[Chain]:
+        """The last one that Python did not pass over and no work followed; but what is only the echo of others' ends
+        does not hide an earlier one of its own."""
+        terminal = [chain for chain in self._lines.chains
+                    if chain.kind != "ignored" and self._lines.is_terminal(chain.last)]
+        ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
+        own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
+        return (own or ordered)[-1] if ordered else None
+
+    # --- who is to blame
+
+    def role_of(self, chain: Chain) -> str:
+        root = chain.root
+        if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
+            return TEARDOWN
+        message = self._message(root)
+        words = () if root.last in self._lines.stated else tuple(
+            find_words(self._lines.lines[index] for index in message))
+        if any(word.wait is not None for word in words):
+            return CONSEQUENCE
+        if any(word.kind in OF_SEVERAL for word in words):
+            return SYMPTOM
+        hit = _best(hit for hit in self._lines.hits if hit.line in message and not _is_neutral(hit))
+        if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
+            of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
+            return CAUSE if of_service else hit.signature.role
+        if self._lines.evidence.world_size > 1 and not self._names_a_service(root) and (
+                looks_suffered(root.text) is not None or root.collective or self._accused(root)):
+            return SYMPTOM
+        return CAUSE
+
+    def suffered_words(self) -> Tuple[Word, ...]:
+        """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
+        if self._lines.words:
+            return ()
+        if self.chain is None or self.role == CONSEQUENCE:
+            return self._known_waits()
+        root = self.chain.root
+        if self.role != SYMPTOM or self._lines.is_late(self._lines.lines[self.chain.last]):
+            return ()
+        others = self._accused(root)
+        wait = looks_suffered(root.text) or (EXEC if root.collective or others else None)
+        return () if wait is None else (Word("suffered", wait, others, line=self._lines.lines[root.last]),)
+
+    def _known_waits(self) -> Tuple[Word, ...]:
+        lines = [self._lines.lines[hit.line] for hit in self._lines.hits if hit.signature.role == CONSEQUENCE
+                 and hit.signature.blames == "peer" and self._lines.is_terminal(hit.line)]
+        return tuple(Word("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
+
+    def _accused(self, raised: Raised) -> Tuple[int, ...]:
+        return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
+
+    def _names_a_service(self, raised: Raised) -> bool:
+        """What something outside of the job did not do is no other rank's doing."""
+        named = services_in(raised.text)
+        return bool(named) and not raised.collective and not any(map(self._lines.evidence.host_at, named))
+
+    # --- how surely it ended the rank
+
+    def is_last_word(self, chain: Chain) -> bool:
+        """Nothing else ended the rank: no work after it, no later exception, no signal from outside."""
+        later = [other for other in self._lines.chains if other.last > chain.last and other.kind in ("main", "torn")]
+        was_ended = self._rank.stopped or signal_of(self._rank) in FROM_OUTSIDE
+        if was_ended or self._has_torn_head(chain) or any(self.role_of(other) != TEARDOWN for other in later):
+            return False
+        line, after = self._lines.lines[chain.last], self._lines.after[chain.last]
+        end_s = self._rank.exited_at_s
+        lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
+        if line.stream == "error" or after <= LAST_WORDS_LINES:
+            return lived_s is None or lived_s <= NEAR_THE_END_S
+        return lived_s is not None and lived_s <= LAST_WORDS_S
+
+    def _was_handled(self, chain: Chain) -> bool:
+        """The program's next words tell that it went on."""
+        lines = self._lines.lines
+        after = (line.text for line in lines[chain.last + 1:chain.last + 4]
+                 if line.stream == lines[chain.last].stream and line.text.strip())
+        said = next(after, "")
+        return HANDLED.search(said) is not None and not said.startswith(("Traceback", " "))
+
+    def _has_torn_head(self, chain: Chain) -> bool:
+        """A traceback began after it of which the exception is not here: that one may have ended the rank."""
+        lines = self._lines.lines
+        known = {index for other in self._lines.chains for one in other.raised
+                 for index in range(one.first, one.last + 1)}
+        return any(TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
+                   for index, line in enumerate(lines[chain.last + 1:], chain.last + 1))
+
+    # --- as a reason
+
+    def clues(self) -> List[Clue]:
+        chain, lines = self.chain, self._lines
+        if chain is None or self.role is None:
+            return []
+        hit = self._hit_of(chain, self.role)
+        last = lines.lines[chain.last]
+        role = TEARDOWN if lines.is_late(last) else self.role
+        first = lines.lines[chain.first]
+        when = lines.moment_of(first if first.at_s is not None else last)
+        proofs = tuple(lines.proof(lines.lines[one.last]) for one in _distinct((chain.root, chain.final)))
+        values = _values_of(chain, told=self._told(chain, role))
+        was_handled = self._was_handled(chain)
+        unsure = not self.is_last_word(chain) or was_handled
+        if hit is not None:
+            unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
+            return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
+        unsure = unsure or bool(self._known_waits()) or any(
+            word.wait is not None or word.kind in OF_SEVERAL for word in lines.words)
+        # what a stopped rank printed may be what its program is about, such as text
+        was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
+        strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
+        return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when, proofs, values, blames="self",
+                     retry="unknown", sure=not unsure and chain.kind == "main", key=same_exception(chain))]
+
+    def _told(self, chain: Chain, role: str) -> Raised:
+        """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
+        echo = find_words(self._lines.lines[index] for index in self._message(chain.final))
+        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
+        return chain.root if is_echo or _RERAISED.match(chain.final.message) else chain.final
+
+    def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
+        """The signature that names the chain's reason: of its root, or of a later part that says it better."""
+        root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
+        if root is not None and root.signature.role == role:
+            return root
+        later = _best(hit for one in chain.raised[1:] for hit in self._lines.hits
+                      if hit.line in self._message(one) and hit.signature.role == CAUSE)
+        return later if role == CAUSE and later is not None and later.signature.strength >= 80 else None
+
+    def lines_of(self) -> Iterable[int]:
+        """All lines of the chain."""
+        raised = () if self.chain is None else self.chain.raised
+        return (index for one in raised for index in self._range(one))
+
+    def _range(self, raised: Raised) -> range:
+        """The lines of one exception: from its traceback to the end of its message."""
+        lines = self._lines.lines
+        begins = [one.first for other in self._lines.chains for one in other.raised if one.first > raised.last]
+        end = min([raised.last + MESSAGE_LINES, len(lines), *begins])
+        while end > raised.last + 1 and lines[end - 1].stream != lines[raised.last].stream:
+            end -= 1
+        return range(raised.first, max(end, raised.last + 1))
+
+    def _message(self, raised: Raised) -> range:
+        """The lines of an exception's own words: not the frames before them, where any code may stand."""
+        return range(raised.last, raised.last + 1 if raised.last in self._lines.stated else self._range(raised).stop)
+
+
+def _best(hits: Iterable[Hit]) -> Optional[Hit]:
+    return max((hit for hit in hits if hit.signature.code not in RULED), default=None,
+               key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line))
+
+
+def _is_neutral(hit: Hit) -> bool:
+    """A postscript that every failure carries, such as torch_npu's ERR codes: it says nothing of the reason."""
+    return hit.signature.strength < 20 or (hit.signature.role != CAUSE and _POSTSCRIPT.match(hit.text) is not None)
+
+
+def _values_of(chain: Chain, *, told: Raised) -> Mapping[str, str]:
+    root = chain.root
+    values = {"type": told.short_type, "message": told.text[:300], "where": root.where or told.where or "?"}
+    if told is not root:
+        values["root"] = root.text[:300]
+    return values
+
+
+def _distinct(raised: Iterable[Raised]) -> List[Raised]:
+    return list({id(one): one for one in raised}.values())
