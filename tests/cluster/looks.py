@@ -5,18 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "-o", "KexAlgorithms=curve25519-sha256"]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+"""For what must come: a busy machine may be slow to say it."""
+SILENCE_S = 2
+"""For what must not come: so long nothing was heard."""
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "KexAlgorithms=curve25519-sha256"]
 
 DIAL = """
 import socket, sys
 try:
-    peer = socket.create_connection((sys.argv[1], 22), 2)
+    peer = socket.create_connection((sys.argv[1], 22), float(sys.argv[2]))
 except socket.timeout:
     sys.exit("no answer")
 except OSError as error:
     sys.exit(error.strerror)
-peer.settimeout(2)
 try:
     print(peer.recv(4).decode())
 except socket.timeout:
@@ -24,16 +26,17 @@ except socket.timeout:
 """
 
 
-def ssh(cluster, name, command, *, via=None, options=()):
+def ssh(cluster, name, command, *, via=None, options=(), patience_s=DEADLINE_S):
     """Output and errors of one command over ssh, from the head or from host `via`."""
-    argv = [*SSH, *options, name, command]
+    argv = [*SSH, "-o", f"ConnectTimeout={patience_s:.0f}", *options, name, command]
     run = cluster.head_run if via is None else lambda argv, **more: cluster.host_run(via, argv, **more)
     return run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
-def dial(cluster, name):
+def dial(cluster, name, *, patience_s=DEADLINE_S):
     """What a connection from the head to a host's sshd meets."""
-    done = cluster.head_run([sys.executable, "-c", DIAL, cluster.address(name)], capture_output=True, text=True)
+    argv = [sys.executable, "-c", DIAL, cluster.address(name), str(patience_s)]
+    done = cluster.head_run(argv, capture_output=True, text=True)
     return (done.stdout or done.stderr).strip()
 
 

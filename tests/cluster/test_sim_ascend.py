@@ -11,8 +11,8 @@ from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.vcluster.processes import await_true
 
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "KexAlgorithms=curve25519-sha256"]
-DEADLINE_S = 30.0
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=60", "-o", "KexAlgorithms=curve25519-sha256"]
+DEADLINE_S = 60.0
 
 
 def ask(cluster, name, command):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from looks import dial, says
+from looks import SILENCE_S, dial, says
 from pexpect import EOF
 
 from ascendrun.sim.vcluster import state as states
@@ -35,7 +35,7 @@ def test_the_command_boots_runs_breaks_and_takes_down(tmp_path):
 
     def vcluster(*arguments):
         argv = [str(CODE / "bin" / "vcluster"), *arguments]
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
 
     assert "no virtual cluster is up" in vcluster("list", "x").stderr + vcluster("exec", "head", "true").stderr
     try:
@@ -61,7 +61,7 @@ def test_what_is_missing_is_said_with_its_way_out(tmp_path):
         "except NotSupported as refused: print(refused.message, '|', refused.hint)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(CODE), "PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=200)
     assert "missing: ssh, ip, nsenter, root" in done.stdout, done.stderr
     assert "apt-get install -y iproute2 openssh-client util-linux; run it with sudo" in done.stdout
 
@@ -72,7 +72,7 @@ def test_a_machine_that_cannot_carry_a_cluster_fails_ci_and_else_skips_with_the_
     (tmp_path / "test_planted.py").write_text("def test_planted(cluster):\n    pass\n")
     argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
     environ = {**os.environ, "PYTHONPATH": str(CODE), "PATH": str(tmp_path), "CI": ci}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert outcome in done.stdout, done.stdout + done.stderr
     assert "missing: ssh, ip, nsenter; apt-get install -y iproute2 openssh-client util-linux" in done.stdout
 
@@ -89,7 +89,7 @@ def test_two_clusters_at_once_do_not_meet(cluster, cluster_of):
         cluster, "node1", "cat /proc/sys/kernel/random/boot_id"
     )
     other.cut("node1")
-    assert dial(other, "node1") == "no answer" and dial(cluster, "node1") == "SSH-"
+    assert dial(other, "node1", patience_s=SILENCE_S) == "no answer" and dial(cluster, "node1") == "SSH-"
 
 
 def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_private_there():
@@ -101,7 +101,7 @@ def test_a_disk_that_the_machine_mounts_below_its_root_is_on_every_host_too_and_
     mounted = f'mount --bind {CODE}/ascendrun/sim /srv && {sys.executable} -c "$SCRIPT"'
     environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
     argv = ["unshare", "--mount", "sh", "-c", mounted]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "vcluster" in done.stdout.split() and "/srv/more" in done.stdout.split()
     assert not (CODE / "ascendrun/sim/more").exists()
