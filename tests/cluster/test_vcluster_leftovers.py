@@ -20,6 +20,7 @@ CODE = Path(__file__).resolve().parents[2]
 
 def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
     says(cluster, "node1", "setsid sleep 4220 >/dev/null 2>&1 </dev/null & echo started")
+    _await_alone(cluster, "sleep 4220")
     with pytest.raises(leftovers.Leftovers, match=r"(?s)1 processes are left.*node1:.*sleep 4220"):
         leftovers.require_none(cluster, deadline_s=1.0)
     assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
@@ -27,9 +28,17 @@ def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
 
 def test_a_daemon_left_on_the_head_is_found_and_killed(cluster):
     cluster.head_run(["sh", "-c", "setsid sleep 4221 >/dev/null 2>&1 </dev/null &"], check=True)
+    _await_alone(cluster, "sleep 4221")
     with pytest.raises(leftovers.Leftovers, match=r"(?s)head:.*sleep 4221"):
         leftovers.require_none(cluster, deadline_s=1.0)
     assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
+
+
+def _await_alone(cluster, command):
+    """Until nothing but `command` is left: the session that started it has gone, and it is what it will be."""
+    def left():
+        return [" ".join(one.argv) for processes in leftovers.strangers(cluster).values() for one in processes]
+    assert await_true(lambda: left() == [command], deadline_s=DEADLINE_S), left()
 
 
 def test_an_open_ssh_session_is_a_leftover_and_the_listening_sshd_is_none(cluster):
@@ -44,14 +53,18 @@ def test_an_open_ssh_session_is_a_leftover_and_the_listening_sshd_is_none(cluste
 def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
     (tmp_path / "conftest.py").symlink_to(Path(__file__).with_name("conftest.py"))
     (tmp_path / "test_planted.py").write_text(
-        "import leftovers\n"
-        "leftovers.SETTLE_S = 1.0\n"
+        "import leftovers, pytest\n"
+        "@pytest.fixture(scope='module', autouse=True)\n"
+        "def hasty():\n"
+        "    with pytest.MonkeyPatch.context() as patch:\n"
+        "        patch.setattr(leftovers, 'SETTLE_S', 1.0)\n"
+        "        yield\n"
         "def test_planted(cluster):\n"
         "    cluster.head_run(['ssh', 'node1', 'setsid sleep 4222 >/dev/null 2>&1 </dev/null &'], check=True)\n"
     )
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
     environ = {**os.environ, "PYTHONPATH": str(CODE)}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 passed, 1 error" in done.stdout and "sleep 4222" in done.stdout
 
