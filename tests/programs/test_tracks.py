@@ -40,6 +40,14 @@ def test_points_are_ordered_cleaned_and_counted(tmp_path):
     assert (cleaning.points, cleaning.bad_points, cleaning.repeated_points) == (6, 2, 1)
 
 
+def test_a_torn_line_counts_as_an_unusable_point_and_an_empty_one_as_none(tmp_path):
+    path = write(tmp_path, "7,2022-01-03T00:00:00,10.0,20,5,90,Cargo,train\n\n"
+                           "7,2022-01-03T00:01:00,10.1\n"
+                           "7,2022-01-03T00:02:00,10.2,20,5,90,Cargo,train\n")
+    (track,), cleaning = read_tracks(path, columns={}, limits=LOOSE)
+    assert (len(track), cleaning.points, cleaning.bad_points) == (2, 3, 1)
+
+
 def test_silences_and_length_cut_a_track_and_short_pieces_go(tmp_path):
     rows = "".join(f"1,{seconds},10,20,5,90,Cargo,train\n" for seconds in [*range(1, 80), *range(5000, 5005)])
     tracks, cleaning = read_tracks(write(tmp_path, rows), columns={}, limits=Limits(600, 30, 10, 0))

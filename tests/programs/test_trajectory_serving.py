@@ -67,10 +67,20 @@ def test_every_line_of_a_stream_is_answered_in_order_bad_ones_too(classifier):
     asked = [{"id": 1, "text": track_text()}, {"id": 2, "points": points(1)}, {"nothing": 0}]
     lines = io.StringIO("".join(json.dumps(each) + "\n" for each in asked) + "no json\n" + json.dumps(asked[0]))
     out = io.StringIO()
-    answer_lines(classifier, lines, out, batch_size=2, with_all=False)
+    answer_lines(classifier, lines, out, with_all=False)
     said = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line.get("id") for line in said] == [1, 2, None, None, 1]
     assert said[0]["class_name"] and "must be" in said[2]["error"] and "error" in said[3]
+
+
+@pytest.mark.parametrize("line", [
+    '{"points": {"a": 1}}', '{"points": [1]}', '{"points": [{"time": 1, "lat": 1' + "0" * 400 + ', "lon": 1}]}',
+    '{"points": [{"time": 1' + "0" * 400 + ', "lat": 1, "lon": 1, "sog": 1, "cog": 1}]}', "[" * 100_000])
+def test_nothing_that_a_line_holds_ends_the_stream(classifier, line):
+    out = io.StringIO()
+    answer_lines(classifier, io.StringIO(line + "\n" + json.dumps({"text": track_text()})), out, with_all=False)
+    bad, good = (json.loads(said) for said in out.getvalue().splitlines())
+    assert bad["error"] and good["class_name"]
 
 
 def test_the_stream_answers_a_line_while_the_sender_waits_for_it(trained, tmp_path):
@@ -121,7 +131,8 @@ def test_http_says_what_python_says(classifier, address):
 
 @pytest.mark.parametrize("body, status", [
     (b"no json", 400), (b"[]", 400), ({"text": "a", "texts": []}, 400), ({"texts": []}, 400), ({"text": ""}, 422),
-    ({"points": [{"time": 1}]}, 422), ({"points": []}, 422), ({"points": 3}, 422),
+    ({"points": [{"time": 1}]}, 422), ({"points": []}, 422), ({"points": 3}, 422), ({"points": {"a": 1}}, 422),
+    (b"[" * 100_000, 400),
     ({"texts": ["a"] * (MOST_TRACKS + 1)}, 413)])
 def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
     got, said = ask(address, "POST", "/predict", body)
@@ -132,6 +143,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(address):
     got, said = ask(address, "POST", "/predict", b"", {"Content-Length": str(MOST_BYTES + 1)})
     assert got == 413 and str(MOST_BYTES) in said["error"]
+    assert ask(address, "POST", "/predict", b"", {"Content-Length": "\xb2"})[0] == 411
     assert ask(address, "GET", "/nowhere")[0] == 404
 
 
@@ -143,3 +155,18 @@ def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(s
     assert ask((line["host"], line["port"]), "POST", "/predict", {"text": track_text()})[0] == 200
     run.signal(0, signal.SIGTERM)
     run.succeed()
+
+
+def test_what_was_asked_before_the_stop_signal_is_answered(start, trained):
+    run = start("--mode=serve", f"--model={trained}", "--port=0", "--warm_up=0", name="serve")
+    until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
+    address = "127.0.0.1", next(line["port"] for line in run.metrics() if line.get("event") == "serving")
+    answers: "list[Tuple[int, Any]]" = []
+    long = {"texts": ["S_1 " * 4000] * 64}
+    client = threading.Thread(target=lambda: answers.append(ask(address, "POST", "/predict", long)))
+    client.start()
+    until(lambda: ask(address, "GET", "/health")[1]["waiting"] > 0, run.text)
+    run.signal(0, signal.SIGTERM)
+    client.join(60)
+    assert answers and answers[0][0] == 200 and len(answers[0][1]["predictions"]) == 64
+    assert "no request is left" in run.succeed().text()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.records import load_prepared
+from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
+from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.programs.trajectory.tracks import BadData
 from tests.programs.test_training import assert_same_bits, last_state
 
@@ -109,6 +110,15 @@ def test_prepared_data_that_was_changed_is_refused(start, prepared):
         file.write("{}\n")
     run = start("--mode=finetune", f"--prepared={prepared}")
     assert run.wait() == [1] and "run --mode=prepare again" in run.text()
+
+
+def test_a_ship_whose_name_holds_another_system_s_line_end_is_read_back_whole(tmp_path):
+    record = Record("1", "SEA\u2028STAR\x85", "Cargo", "train", Words(("a",), (("b", "c"),)), "mark")
+    save_prepared(Prepared({"train": [record]}, {"a": 0}, {}), tmp_path)
+    assert load_prepared(tmp_path).records == {"train": [record]}
+    (tmp_path / "samples.jsonl.gz").unlink()
+    with pytest.raises(BadData, match="run --mode=prepare"):
+        load_prepared(tmp_path)
 
 
 def test_the_vocabulary_is_that_of_the_training_ships(prepared):

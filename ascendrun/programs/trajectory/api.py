@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Union
 
-import numpy as np
 import torch
 
 from ascendrun.programs.trainer.accelerator import choose_family, open_accelerator
-from ascendrun.programs.trajectory.calibrate import Adjustment
 from ascendrun.programs.trajectory.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.predict import answer
+from ascendrun.programs.trajectory.predict import answer, put_together
 from ascendrun.programs.trajectory.read_ais import clean_rows, match_columns
 from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
-from ascendrun.programs.trajectory.tracks import BadData, Floats, in_order
+from ascendrun.programs.trajectory.tracks import BadData, in_order
 
 LONGEST = 4096
 """Words of one text; a longer one is refused, not cut in silence."""
+FAULTS_OF_INPUT = (BadData, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a question may raise that is no question: JSON of the wrong kinds, or nested beyond reading."""
 
 
 class Classifier:
@@ -55,12 +55,13 @@ class Classifier:
         return self._answers([in_points(without_class(text.split(), None)[0]) for text in texts], return_probs)
 
     def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> Dict[str, Any]:
-        """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have."""
+        """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have. Raises
+        BadData."""
         return self._answers([self.words_of(points)], return_probs)[0]
 
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
-        if not points:
-            raise BadData("no points; give a few of {time, lat, lon, sog, cog}")
+        if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
+            raise BadData("points must be a list of a few {time, lat, lon, sog, cog}")
         table = {name: [point.get(name) for point in points] for name in points[0]}
         found = match_columns(list(table), {}, Path("points"))
         tracks = clean_rows(table, {ours: name for ours, name in found.items() if ours not in ("class", "type_code")},
@@ -76,6 +77,4 @@ class Classifier:
                 raise BadData(f"a text of {len(row)} words; it must have 1 to {LONGEST}")
         with torch.no_grad():
             each = [probabilities_of(member.model, rows, self.device, multiple=1) for member in self.vote.members]
-        mean: Floats = np.mean(each, axis=0)
-        said = Adjustment(self.vote.temperature, self.vote.prior_shift).apply(mean, self.vote.members[0].priors)
-        return [answer(row, self.vote.names, with_all=return_probs) for row in said]
+        return [answer(row, self.vote.names, with_all=return_probs) for row in put_together(self.vote, each)]

@@ -103,12 +103,14 @@ def read_parquet(file: Path) -> Dict[str, Sequence[Any]]:
 
 
 def read_csv(file: Path) -> Dict[str, Sequence[Any]]:
+    """A line of too few or too many values becomes a row of blanks, to be counted among the unusable points."""
     with open_text(file) as lines:
         rows = csv.reader(lines)
         header = next(rows, None)
         if not header:
             raise BadData(f"{file}: empty; the first line must name the columns")
-        body = [row for row in rows if len(row) == len(header)]
+        blank = [""] * len(header)
+        body = [row if len(row) == len(header) else blank for row in rows if row]
     return {name.strip(): [row[i] for row in body] for i, name in enumerate(header)}
 
 
@@ -190,14 +192,14 @@ def numbers(values: Sequence[Any]) -> Floats:
     """As floats; what is no number becomes NaN."""
     try:
         return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return np.array([one_number(value) for value in values], dtype=np.float64)
 
 
 def one_number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return float("nan")
 
 
@@ -206,7 +208,7 @@ def read_time(value: Any) -> float:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     if isinstance(value, (int, float)):
-        return float(value)
+        return one_number(value)
     try:
         moment = datetime.fromisoformat(str(value).strip().replace("Z", "+00:00"))
     except ValueError:

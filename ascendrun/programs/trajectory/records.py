@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
@@ -140,7 +140,7 @@ def as_line(record: Record) -> Dict[str, Any]:
 
 def load_prepared(folder: Path) -> Prepared:
     """Raises BadData where there is none, or its files do not belong together."""
-    if not (folder / FACTS).is_file():
+    if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise BadData(f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
                       "node first, or give --data")
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def load_prepared(folder: Path) -> Prepared:
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
         raise BadData(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
     records: Dict[str, List[Record]] = {}
-    for line in gzip.decompress(raw).decode("utf-8").splitlines():
+    for line in filter(None, gzip.decompress(raw).split(b"\n")):
         record = from_line(json.loads(line))
         records.setdefault(str(record.split), []).append(record)
     vocabulary = facts.pop("vocabulary")
@@ -167,8 +167,3 @@ def open_text(path: Path) -> TextIO:
 
 def count_classes(records: Sequence[Record]) -> Dict[str, int]:
     return dict(Counter(record.label or "?" for record in records).most_common())
-
-
-def all_of(prepared: Prepared) -> Iterator[Record]:
-    for records in prepared.records.values():
-        yield from records

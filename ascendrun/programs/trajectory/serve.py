@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from ascendrun.programs.trainer.start import Runtime
-from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.store import load_vote
-from ascendrun.programs.trajectory.tracks import BadData
 
 MOST_BYTES = 4 * 2**20
 MOST_TRACKS = 256
 SILENCE_S = 30.0
+ANSWER_S = 30.0
+"""So long after the stop signal the requests that are there may take to be answered."""
 POLL_S = 0.2
 
 
@@ -32,7 +35,7 @@ def answer_request(classifier: Classifier, body: bytes) -> Dict[str, Any]:
     """{"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}, with "probabilities": true where wanted."""
     try:
         asked = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from None
     if not isinstance(asked, dict):
         raise Refused(400, "the body must be a JSON object")
@@ -48,12 +51,44 @@ def answer_request(classifier: Classifier, body: bytes) -> Dict[str, Any]:
             said = classifier.predict_batch([str(text) for text in many], return_probs=with_all)
         else:
             said = [classifier.predict_track(points, return_probs=with_all) for points in many]
-    except (BadData, ValueError, TypeError, AttributeError) as error:
+    except FAULTS_OF_INPUT as error:
         raise Refused(422, str(error)) from None
     return said[0] if keys[0] in ("text", "points") else {"predictions": said}
 
 
-def make_server(classifier: Classifier, host: str, port: int) -> ThreadingHTTPServer:
+class Service(ThreadingHTTPServer):
+    """Knows how many requests wait for their answer. A connection on which nobody asks ends with the process."""
+
+    daemon_threads = True
+
+    def __init__(self, address: Tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.waiting = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        with self._changed:
+            self.waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.waiting -= 1
+                self._changed.notify_all()
+
+    def wait_for_answers(self, limit_s: float) -> bool:
+        """False: some are still to be given after so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.waiting == 0, limit_s)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no fault; its trace would fill the job's log."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def make_server(classifier: Classifier, host: str, port: int) -> Service:
     """Bound, not yet serving. One prediction at a time; requests wait for each other, /health does not."""
     turn = threading.Lock()
 
@@ -66,24 +101,25 @@ def make_server(classifier: Classifier, host: str, port: int) -> ThreadingHTTPSe
                 self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
                 return
             self.reply(200, {"status": "ok", "classes": classifier.class_names, "device": str(classifier.device),
-                             "models": len(classifier.vote.members)})
+                             "models": len(classifier.vote.members), "waiting": server.waiting})
 
         def do_POST(self) -> None:
             if self.path != "/predict":
                 self.close_connection = True
                 self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
                 return
-            try:
-                body = self.body()
-                with turn:
-                    said = answer_request(classifier, body)
-                self.reply(200, said)
-            except Refused as refused:
-                self.reply(refused.status, {"error": str(refused)})
+            with server.answering():
+                try:
+                    body = self.body()
+                    with turn:
+                        said = answer_request(classifier, body)
+                    self.reply(200, said)
+                except Refused as refused:
+                    self.reply(refused.status, {"error": str(refused)})
 
         def body(self) -> bytes:
             length = self.headers.get("Content-Length", "")
-            if not length.isdigit():
+            if not length.isdecimal():
                 self.close_connection = True
                 raise Refused(411, "Content-Length is missing")
             if int(length) > MOST_BYTES:
@@ -102,8 +138,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> ThreadingHTTPSe
         def log_message(self, format: str, *args: Any) -> None:
             """Silent: a busy endpoint would fill the job's log."""
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
+    server = Service((host, port), Handler)
     return server
 
 
@@ -117,17 +152,21 @@ def serve_stage(options: Options, here: Runtime) -> None:
     address: Tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
     print(f"serving on http://{address[0]}:{address[1]}: POST /predict, GET /health", flush=True)
     here.record(event="serving", host=address[0], port=address[1])
-    serve_until(server, lambda: here.stop_asked)
+    has_answered = serve_until(server, lambda: here.stop_asked)
     here.record(done=True)
-    here.say("asked to stop; no request is left")
+    here.say("asked to stop; " + ("no request is left" if has_answered else
+                                  f"what was asked had no answer after {ANSWER_S:.0f} s, and gets none"))
 
 
-def serve_until(server: ThreadingHTTPServer, is_over: Callable[[], bool]) -> None:
+def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:
+    """Whether what was asked by then was answered, too."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL_S}, daemon=True)
     thread.start()
     over = threading.Event()
     while not is_over():
         over.wait(POLL_S)
     server.shutdown()
+    has_answered = server.wait_for_answers(ANSWER_S)
     server.server_close()
     thread.join()
+    return has_answered
