@@ -160,3 +160,23 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
     mounts = "/dev/sda / ext4 rw 0 0\nserver:/h /home nfs4 rw 0 0\nl /with\\040space lustre rw 0 0\n"
     mounts += "/dev/x /hom xfs rw 0 0\n"
     assert filesystem_of(Path(path), mounts) == kind
+
+
+def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path: Path) -> None:
+    from ascendrun.head import store as module
+
+    (tmp_path / "state").mkdir()
+    with sqlite3.connect(tmp_path / "state" / "state.db") as db:
+        for statement in module._MIGRATIONS[0].split(";"):
+            db.execute(statement)
+        db.executemany("INSERT INTO events VALUES (?, ?, ?, 'note', ?)",
+                       [("j-0002", 1, 5.0, "b"), ("j-0001", 1, 1.0, "a"), ("j-0001", 2, 9.0, "c")])
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    reader = Store.open_for_reading(tmp_path / "state")
+    assert reader is not None
+    before = reader.stream()
+    reader.close()
+    store = Store.open(tmp_path / "state")
+    assert [line.text for line in before] == ["a", "b", "c"] and store.stream() == before
+    store.close()

@@ -1,0 +1,74 @@
+"""A controller's notices without the controller: a state folder, a settings file, and the notifier at work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from web_service import Say, Service, await_that
+
+from ascendrun.core.job import Job, State
+from ascendrun.head.notifier import Notifier
+from ascendrun.head.settings import load_settings
+from ascendrun.head.store import Store
+
+OK = Say(200, b'{"errcode":0,"code":0}')
+
+
+class Head:
+    """A state folder with a store, a settings file, and a notifier that works as the controller would have it."""
+
+    def __init__(self, folder: Path, *, ask_s: float = 30.0) -> None:
+        self.folder = folder
+        self.file = folder / "config.yaml"
+        self.store = Store.open(folder / "state")
+        self.notifier = Notifier(self.store, self.read, files=[self.file], ask_s=ask_s)
+        self.store.outbox = self.notifier.outbox
+        self.jobs: List[Job] = []
+
+    def read(self) -> Any:
+        return load_settings({}, files=[self.file]).notices
+
+    def submit(self, name: str = "qwen") -> Job:
+        def make(job_id: str, head_id: str) -> Job:
+            return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=("a", "b"), grace_s=1, start_s=1,
+                       created_at_s=1.0)
+        job = self.store.add_job(key=f"k{len(self.jobs)}", make_job=make, spec={}, hosts=[], trees=[], file=None,
+                                 now_s=time.time())
+        self.jobs.append(job)
+        return job
+
+    def move(self, job: Job, state: str, why: str = "because") -> None:
+        self.store.save(replace(job, state=State(state)), [("state", f"{state}: {why}")], now_s=time.time())
+        self.beat()
+
+    def beat(self) -> None:
+        self.notifier.beat([(job.name, job.id) for job in self.jobs])
+
+    def rows(self) -> Dict[str, Any]:
+        return {row["target"]: row for row in self.store.notices()}
+
+    def await_state(self, target: str, state: str) -> Any:
+        await_that(lambda: target in self.rows() and self.rows()[target]["state"] == state)
+        return self.rows()[target]
+
+    def due_now(self) -> None:
+        """As if the time until the next tries had passed."""
+        with self.store.writing() as db:
+            db.execute("UPDATE notices SET due_at_s = 0")
+
+    def story(self, job: Job) -> List[str]:
+        return [f"{event.kind}: {event.text}" for event in self.store.events(job.id)]
+
+    def close(self) -> None:
+        self.notifier.close(bound_s=0.2)
+        self.store.close()
+
+
+def target(service: Service, kind: str = "generic", **more: Any) -> Dict[str, Any]:
+    return {"kind": kind, "url": service.url(), **more}
