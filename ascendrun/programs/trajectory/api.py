@@ -11,7 +11,7 @@ from ascendrun.programs.trainer.accelerator import choose_family, open_accelerat
 from ascendrun.programs.trajectory.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.predict import answer, put_together
-from ascendrun.programs.trajectory.read_ais import clean_rows, match_columns
+from ascendrun.programs.trajectory.read_ais import NEEDED, LeftOut, clean_rows, find_columns
 from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
@@ -62,12 +62,19 @@ class Classifier:
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
         if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
             raise BadData("points must be a list of a few {time, lat, lon, sog, cog}")
-        table = {name: [point.get(name) for point in points] for name in points[0]}
-        found = match_columns(list(table), {}, Path("points"))
-        tracks = clean_rows(table, {ours: name for ours, name in found.items() if ours not in ("class", "type_code")},
-                            "one")
+        names = dict.fromkeys(name for point in points for name in point)
+        table = {name: [point.get(name) for point in points] for name in names}
+        found = {ours: name for ours, name in find_columns(list(names)).items() if ours not in ("class", "type_code")}
+        missing = [key for key in NEEDED if key not in found]
+        if missing:
+            raise BadData(f"points have no {', '.join(missing)}; each is {{time, lat, lon, sog, cog}}, null where a "
+                          "speed or course is not known")
+        left_out = LeftOut()
+        tracks = clean_rows(table, found, "one", left_out)
         if len(tracks) != 1 or len(tracks[0]) < 2:
-            raise BadData(f"{len(points)} points make {len(tracks)} tracks; give two or more usable points of one ship")
+            why = f" ({'; '.join(left_out.told())})" if left_out.count else ""
+            raise BadData(f"{len(points)} points make {len(tracks)} tracks{why}; give two or more usable points of one "
+                          "ship")
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
 
     def _answers(self, words: Sequence[Words], return_probs: bool) -> List[Dict[str, Any]]:

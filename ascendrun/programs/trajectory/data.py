@@ -83,7 +83,9 @@ def prepare(options: Options) -> Prepared:
     known = [record for record in records if record.label is not None]
     names = list(label_ids([str(record.label) for record in known]))
     if len(names) < 2:
-        raise BadData("training needs tracks of at least two classes; name the class column with --columns=class=NAME")
+        told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
+        raise BadData(f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
+                      "name the class column with --columns=class=NAME")
     parts = split_records(known, val=options["val_fraction"], test=options["test_fraction"], seed=options["seed"],
                           use_column=options["split_column"])
     parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ascendrun.programs.trajectory.tables import read_table
 from ascendrun.programs.trajectory.tracks import (
     FASTEST_KNOTS,
-    SPLITS,
     BadData,
     Cleaning,
     Floats,
@@ -42,6 +41,11 @@ ones."""
 NEEDED = ("time", "lat", "lon", "sog", "cog")
 NO_CLASS = ("", "nan", "none", "undefined", "unknown")
 DANISH_TIME = "%d/%m/%Y %H:%M:%S"
+LATEST_S = 7_258_118_400
+"""The year 2200. What is later is a count of milliseconds, or a mistake."""
+NO_TIME = "have no time that can be read (ISO, seconds since 1970, or day/month/year hours:minutes:seconds)"
+NO_PLACE = "have no place"
+SHOWN_PROBLEMS = 8
 
 NUMBERED_CLASSES = (
     "Bulk_Carrier", "Cargo_Ship", "Container_Ship", "Barge", "Fishing_Vessel", "Other", "Oil_Tanker", "Passenger_Ship",
@@ -61,25 +65,57 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> Tu
     """
     files = data_files(path)
     raw: List[Track] = []
-    points = bad = 0
+    points, left_out, problems = 0, LeftOut(), []
     for file in files:
-        table = read_parquet(file) if file.suffix == ".parquet" else read_csv(file)
-        found = match_columns(list(table), columns, file)
-        count = len(table[found["time"]])
-        rows = clean_rows(table, found, stem(file) if len(files) > 1 else "0")
-        points += count
-        bad += count - sum(len(track) for track in rows)
-        raw += rows
+        try:
+            table = read_table(file)
+            found = match_columns(list(table.columns), columns, file)
+        except BadData as error:
+            problems.append(str(error))
+            continue
+        points += len(table.columns[found["time"]]) + table.torn
+        left_out.add("are torn lines", table.torn, f"line {table.first_torn} of {file}")
+        raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
+    if problems:
+        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + (
+            f"\n… and {len(problems) - SHOWN_PROBLEMS} more files" if len(problems) > SHOWN_PROBLEMS else ""))
     tracks, counts = cut_tracks(raw, limits)
     if not tracks:
-        raise BadData(f"{path}: no track of at least {limits.min_points} points among {points} points; "
-                      "lower --min_points or give more data")
-    return tracks, Cleaning(points=points, bad_points=bad, tracks=len(tracks), **counts)
+        told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
+        raise BadData(f"{path}: no track of at least {limits.min_points} points among {points}"
+                      f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_points, or give more data")
+    return tracks, Cleaning(points=points, bad_points=left_out.count, tracks=len(tracks), **counts,
+                            why_bad=tuple(left_out.told()))
+
+
+CUT_AWAY = {"repeated_points": "have a moment that was there already", "outliers": "lie where no ship comes to",
+            "short_pieces": "piece(s) are too short"}
+"""What cut_tracks counts, in words."""
+
+
+@dataclass
+class LeftOut:
+    """Points that cannot be used: how many for each reason, and where the first of them stands."""
+
+    reasons: Dict[str, Tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(count for count, _ in self.reasons.values())
+
+    def add(self, reason: str, count: int, such_as: str) -> None:
+        before, first = self.reasons.get(reason, (0, such_as))
+        if count:
+            self.reasons[reason] = before + count, first
+
+    def told(self) -> List[str]:
+        return [f"{count} {reason}, as {such_as}" for reason, (count, such_as) in self.reasons.items()]
 
 
 def data_files(path: Path) -> List[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.name.endswith((".csv", ".csv.gz", ".parquet")))
+        files = sorted(file for file in path.iterdir()
+                       if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith("."))
         if not files:
             raise BadData(f"{path}: no .csv, .csv.gz or .parquet file in this folder")
         return files
@@ -94,32 +130,6 @@ def stem(file: Path) -> str:
     return file.name.split(".", 1)[0]
 
 
-def read_parquet(file: Path) -> Dict[str, Sequence[Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise BadData(f"{file}: reading Parquet needs pyarrow; install it or give the data as CSV") from None
-    return dict(parquet.read_table(file).to_pydict())
-
-
-def read_csv(file: Path) -> Dict[str, Sequence[Any]]:
-    """A line of too few or too many values becomes a row of blanks, to be counted among the unusable points."""
-    with open_text(file) as lines:
-        rows = csv.reader(lines)
-        header = next(rows, None)
-        if not header:
-            raise BadData(f"{file}: empty; the first line must name the columns")
-        blank = [""] * len(header)
-        body = [row if len(row) == len(header) else blank for row in rows if row]
-    return {name.strip(): [row[i] for row in body] for i, name in enumerate(header)}
-
-
-def open_text(file: Path) -> TextIO:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return open(file, encoding="utf-8-sig", newline="")
-
-
 def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> Dict[str, str]:
     """The file's column for each of our names. Raises BadData with all that is missing."""
     unknown = [key for key in wanted if key not in ALIASES]
@@ -127,12 +137,7 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     if unknown or absent:
         raise BadData(f"--columns: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
                       f"{file} has {', '.join(names)}")
-    by_lower = {name.lower(): name for name in names}
-    found = dict(wanted)
-    for key, aliases in ALIASES.items():
-        name = next((by_lower[alias] for alias in aliases if alias in by_lower), None)
-        if key not in found and name is not None:
-            found[key] = name
+    found = {**find_columns(names), **wanted}
     missing = [key for key in NEEDED if key not in found]
     if missing:
         raise BadData(f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
@@ -140,8 +145,18 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     return found
 
 
-def clean_rows(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str) -> List[Track]:
-    """One track per ship (and track id), of its usable points; the label is the first one given."""
+def find_columns(names: Sequence[str]) -> Dict[str, str]:
+    """The file's column for each of our names, by ALIASES, where it has one."""
+    by_lower = {name.lower(): name for name in names}
+    found = {key: next((by_lower[alias] for alias in aliases if alias in by_lower), None)
+             for key, aliases in ALIASES.items()}
+    return {key: name for key, name in found.items() if name is not None}
+
+
+def clean_rows(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str,
+               left_out: LeftOut) -> List[Track]:
+    """One track per ship (and track id), of its usable points; the label is the first one given. `left_out`: is told
+    of the others."""
     count = len(table[found["time"]])
     lat, lon = numbers(table[found["lat"]]), numbers(table[found["lon"]])
     sog, cog = numbers(table[found["sog"]]), numbers(table[found["cog"]])
@@ -150,8 +165,19 @@ def clean_rows(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], def
     heading = optional_numbers(table, found, "heading", count)
     heading = np.where((heading < 0) | (heading >= 360), np.nan, heading)
     time = np.array([read_time(text) for text in table[found["time"]]], dtype=np.float64)
-    usable = (np.abs(lat) <= 90) & (np.abs(lon) <= 180) & ~((lat == 0) & (lon == 0)) & np.isfinite(time)
-    usable &= np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool)
+    usable = np.ones(count, dtype=bool)
+
+    def leave_out(wrong: Any, key: str, reason: str) -> None:
+        rows = np.flatnonzero(usable & wrong)
+        usable[rows] = False
+        if len(rows):
+            left_out.add(reason, len(rows), f"{table[found[key]][rows[0]]!r} in {found[key]}")
+
+    leave_out(~(np.abs(time) < LATEST_S), "time", NO_TIME)
+    leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
+    leave_out(~(np.abs(lon) <= 180) | ((lat == 0) & (lon == 0)), "lon", NO_PLACE)
+    leave_out(~np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool), "sender",
+              "are of no ship")
     ships, tracks = texts(table, found, "ship", count, default_ship), texts(table, found, "track", count, "")
     groups: Dict[Tuple[str, str], List[int]] = {}
     for i in np.flatnonzero(usable):
@@ -246,9 +272,5 @@ def class_name(text: str) -> Optional[str]:
 
 
 def split_name(text: str) -> Optional[str]:
-    if not text:
-        return None
-    name = {"validation": "val", "valid": "val", "dev": "val"}.get(text.lower(), text.lower())
-    if name not in SPLITS:
-        raise BadData(f"split {text!r} is none of {', '.join(SPLITS)}; rename it, or use --split_column=false")
-    return name
+    """One of SPLITS by any of its common names; another stays as it is, for split_records to judge."""
+    return {"validation": "val", "valid": "val", "dev": "val"}.get(text.lower(), text.lower()) or None

@@ -14,9 +14,13 @@ Parts = Dict[str, List[Record]]
 def split_records(records: Sequence[Record], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
     """Records by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
 
-    Raises BadData when one ship is in two splits, or a split stays empty.
+    Raises BadData when one ship is in two splits, a split stays empty, or the data names another one.
     """
     own = use_column and all(record.split for record in records)
+    strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
+    if strange:
+        raise BadData(f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
+                      "them, or use --split_column=false")
     parts: Parts = {name: [] for name in SPLITS}
     for record in records:
         name = record.split if own and record.split else deal(record.ship, val=val, test=test, seed=seed)

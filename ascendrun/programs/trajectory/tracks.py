@@ -75,7 +75,7 @@ class Limits:
 class Cleaning:
     """What was read and what was left out: `bad_points` have no time or place, `repeated_points` a moment that was
     there already, `outliers` a place that no ship reaches and returns from. `jumps`: tracks cut at such a place that
-    is not left again."""
+    is not left again. `why_bad`: the reasons for bad points, in words, with the first of each."""
 
     points: int
     bad_points: int
@@ -84,6 +84,7 @@ class Cleaning:
     jumps: int
     short_pieces: int
     tracks: int
+    why_bad: Tuple[str, ...] = ()
 
 
 def cut_tracks(raw: Sequence[Track], limits: Limits) -> Tuple[List[Track], Dict[str, int]]:
