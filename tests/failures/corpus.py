@@ -236,6 +236,12 @@ class Builder:
             plog=tuple(self.plog.get(rank, ())) if is_npu else None, last_output_s=max(times, default=None),
         )
 
+    def _kernel_line(self, host: str, number: int, row: Any) -> Line:
+        """A text, or {at, text}: at a second of the job."""
+        text, at_s = (row["text"], BEGAN_S + row["at"] + self.clocks[host].offset_s) if isinstance(row, Mapping) else (
+            row, None)
+        return Line(text, f"{host}/gathered/dmesg/dmesg.txt", 80 * number, at_s, "dmesg")
+
     def _host(self, host: str, stop_s: Mapping[str, float]) -> HostEvidence:
         row = self.row.get("hosts", {}).get(host, {})
         number = self.hosts.index(host)
@@ -245,8 +251,7 @@ class Builder:
             host=host, clock=clock, addresses=(f"10.0.0.{number + 1}",),
             device_addresses={f"192.168.{number}.{k + 10}": k for k in range(self.per_host)}
             if self.row.get("device_addresses", True) else {},
-            dmesg=None if dmesg is None else tuple(Line(text, f"{host}/gathered/dmesg/dmesg.txt", 80 * k, None, "dmesg")
-                                                   for k, text in enumerate(dmesg)),
+            dmesg=None if dmesg is None else tuple(self._kernel_line(host, k, one) for k, one in enumerate(dmesg)),
             devices=tuple(DeviceFact(int(device), problem) for device, problem in row.get("devices", {}).items()),
             stopped_at_s=BEGAN_S + stop_s[host] + clock.offset_s if host in stop_s else None,
             stopped_by="failure" if host in stop_s else None, rebooted=row.get("rebooted", False),

@@ -96,10 +96,12 @@ def _cqe_words(found: Match[str]) -> PeerWord:
 
 
 @_says(["EI0005", "check fail. local[", "inconsistent between ranks"],
-       r"(?:EI0005|CMD information \w+ check fail|inconsistent between ranks)"
-       r"(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?")
+       r"(?:EI0005|CMD information (?P<field>\w+) check fail|inconsistent between ranks)"
+       r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?")
 def _differs(found: Match[str]) -> PeerWord:
-    return PeerWord("differs", values={"own": (found["own"] or "").strip()})
+    """`values`: what the rank itself gave for the parameter that differs."""
+    parameter, own = found["field"] or found["parameter"], found["own"]
+    return PeerWord("differs", values={parameter or "value": own.strip()} if own else {})
 
 
 @_says(["Task run failed, base information", "base information: "],

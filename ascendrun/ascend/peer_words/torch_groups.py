@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Match
+from typing import Dict, Match
 
 from ascendrun.ascend.peer_words.addresses import addresses_in
 from ascendrun.ascend.peer_words.word import CONNECT, EXEC, LOST, PeerWord, WordTable, numbers_in
@@ -30,6 +30,50 @@ def _watchdog_stuck(found: Match[str]) -> PeerWord:
     return PeerWord("stuck", wait=EXEC)
 
 
+_PRINT = (r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number%d>\d+)(?:, )?)?OpType=(?P<op%d>\w+)"
+          r"(?:, TensorShape=\[(?P<shape%d>[^\]]*)\], TensorDtypes=(?P<type%d>\w+))?")
+_MISMATCH = (r"mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: "
+             + _PRINT % (1, 1, 1, 1))
+
+
+def _aspects(found: Match[str], of: int) -> Dict[str, str]:
+    """Of a collective; its number in the order of all comes last, as who makes another call counts on."""
+    names = ("op", "shape", "type", "number")
+    return {name: found[f"{name}{of}"] for name in names if found[f"{name}{of}"] is not None}
+
+
+@_says(["Detected mismatch between collectives"], _MISMATCH)
+def _mismatch(found: Match[str]) -> PeerWord:
+    """`ranks`: its own number in the group; `values`: what it calls itself."""
+    return PeerWord("mismatch", ranks=(int(found["rank"]),), values=_aspects(found, 1))
+
+
+@_says(["Detected mismatch between collectives"],
+       _MISMATCH + r".*?but Rank (?P<other>\d+) is running collective: " + _PRINT % (2, 2, 2, 2))
+def _mismatch_elsewhere(found: Match[str]) -> PeerWord:
+    """`ranks`: its own number and the other's; `values`: what the other one calls."""
+    return PeerWord("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
+
+
+@_says(["op.preamble.length <= op.nbytes", "message truncated : receiving"],
+       r"op\.preamble\.length <= op\.nbytes|message truncated : receiving \d+ bytes instead of \d+")
+def _mismatch_in_size(found: Match[str]) -> PeerWord:
+    """It got more than it had asked for: one of the two calls another collective, or with another size."""
+    return PeerWord("mismatch")
+
+
+@_says(["t join collective #"],
+       r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<index>\d+), but didn't join collective #(?P<others>\d+)")
+def _desync(found: Match[str]) -> PeerWord:
+    values = {name: found[name] for name in ("index", "others")}
+    return PeerWord("lagging", ranks=numbers_in(found["ranks"]), values=values)
+
+
+@_says(["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks")
+def _never_joined(found: Match[str]) -> PeerWord:
+    return PeerWord("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
+
+
 @_says(["failed to pass monitoredBarrier"], r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
 def _barrier(found: Match[str]) -> PeerWord:
     return PeerWord("missing", wait=EXEC, ranks=numbers_in(found["ranks"]))
@@ -51,6 +95,12 @@ def _unreached(found: Match[str]) -> PeerWord:
                 values={"why": why, "reason": found[why], "meeting": _MEETING.search(found.string) and "yes" or ""})
 
 
+@_says(["client socket has failed to connect to ["],
+       r"client socket has failed to connect to \[(?P<address>[^\]]+)\]:\d+ \(errno: ?111\b")
+def _tried(found: Match[str]) -> PeerWord:
+    return PeerWord("tried", addresses=((found["address"], None),))
+
+
 @_says(["while trying to connect to (", "TopoExchangeAgent: connect server["],
        r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed")
 def _unreached_in_time(found: Match[str]) -> PeerWord:
@@ -64,12 +114,12 @@ _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
 
 @_says(["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "pair closure",
         "Software caused connection abort"],
-       r"(?:gloo|pair\.cc|TCPStore|SocketImpl|socket\.cpp|\[c10d\]).*?"
+       r"(?:gloo|pair\.cc|TCPStore|SocketImpl|socket\.cpp|\[c10d\]).*?(?:\bconnect \[(?P<ip0>[^\]]+)\]:\d+: )?"
        r"(?:Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|pair closure|"
        r"connection abort)"
        r"(?:(?:, remote=|[ :]*)\[(?P<ip>[^\]]+)\](?::\d+)?)?|(?:Read|Write) error \[(?P<ip2>[^\]]+)\]:\d+")
 def _lost(found: Match[str]) -> PeerWord:
-    address = found["ip"] or found["ip2"]
+    address = found["ip0"] or found["ip"] or found["ip2"]
     return PeerWord("lost", wait=LOST, addresses=((address, None),) if address else ())
 
 

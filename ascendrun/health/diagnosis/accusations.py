@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, Optional, Sequence, Set, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.launchers import LAUNCHERS
@@ -41,16 +41,34 @@ def blame_tls(table: Table) -> Optional[Candidate]:
                       doubts=("two-sides",) if even else ())
 
 
+_DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mismatch"}
+
+
 def blame_differs(table: Table) -> Optional[Candidate]:
     """Ranks call different collectives: the odd one, else all that complain."""
-    said = table.words("differs")
+    said = table.words(*_DIFFERS)
     if not said:
         return None
-    odd = minority(table.tags()) or minority(
-        {story.rank.rank: word.values["own"] for story, word in said if word.values["own"]})
+    odd = minority(table.tags()) or _odd_in_one_aspect(table, said)
     ranks = odd or tuple(story.rank.rank for story, _ in said)
-    return table.make("EI0005", 75, ranks, said, retry="never", blames="job",
-                      doubts=("by-rule",) if odd else ("who-unknown",))
+    first = [one for one in said if one[0].rank.rank in ranks]
+    return table.make(_DIFFERS[said[0][1].kind], 75, ranks, [*first, *(one for one in said if one not in first)],
+                      retry="never", blames="job", doubts=("by-rule",) if odd else ("who-unknown",))
+
+
+def _odd_in_one_aspect(table: Table, said: Sequence[Said]) -> Tuple[int, ...]:
+    """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
+    for who says nothing by others'. A group in which ranks have other numbers is not compared."""
+    if any(word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
+        return ()
+    given: Dict[str, Dict[int, str]] = {}
+    for story, word in said:
+        for aspect, value in word.values.items():
+            given.setdefault(aspect, {}).setdefault(story.rank.rank, value)
+    for _story, word in table.words("mismatch-elsewhere"):
+        for aspect, value in word.values.items():
+            given.setdefault(aspect, {}).setdefault(word.ranks[1], value)
+    return next((odd for odd in map(minority, given.values()) if odd), ())
 
 
 def blame_cqe(table: Table) -> Optional[Candidate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.remarks import QUIET, is_warning
@@ -18,10 +18,7 @@ WORK_LINES, SURVIVED_S = 3, 60.0
 
 def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
     """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
-    quiet = set(known)
-    for chain in chains:
-        for one in chain.raised:
-            quiet.update(range(one.first, one.last + 1))
+    quiet = _beside(chains, known)
     counts = [0] * len(lines)
     seen: Dict[str, int] = {}
     times: Dict[str, List[float]] = {}
@@ -40,6 +37,18 @@ def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[
             counts[index] += sum(len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
                                  for stream, of_stream in times.items() if stream != line.stream)
     return counts
+
+
+def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> Optional[float]:
+    """When its last ordinary line came; None: there is none, or no times are known."""
+    quiet = _beside(chains, known)
+    return max((line.at_s for index, line in enumerate(lines) if line.at_s is not None and index not in quiet
+                and line.text.strip() and not QUIET.search(line.text)), default=None)
+
+
+def _beside(chains: Sequence[Chain], known: Iterable[int]) -> Set[int]:
+    """Lines that are known, or an exception's."""
+    return {*known, *(index for chain in chains for one in chain.raised for index in range(one.first, one.last + 1))}
 
 
 def spoke_after(lines: Sequence[Line], index: int) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.ascend.signatures import Hit, scan, strongest
-from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, proof_of, same_words
+from ascendrun.ascend.signatures import signature_of
+from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, same_words
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
+from ascendrun.health.diagnosis.rank_lines import OF_SEVERAL
 from ascendrun.health.diagnosis.stories import RankStory
-from ascendrun.health.diagnosis.times import Moment, earliest, moment
+from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.health.diagnosis.verdict import Proof
 
 PROOFS_LIMIT = 6
@@ -50,18 +51,7 @@ def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Can
     found.extend(_of_symptoms(stories))
     found.extend(_of_sufferers(stories))
     hosts = [one for host in evidence.hosts for one in _of_host(evidence, host)]
-    devices = _of_devices(evidence, stories, found)
-    kernels = [_with_device(one, devices) for one in _of_kernels(evidence, stories, found)]
-    return (*found, *hosts, *devices, *kernels)
-
-
-def _with_device(kernel: Candidate, devices: Sequence[Candidate]) -> Candidate:
-    """What the kernel says of a host's hardware and the one device there that is not well are one reason."""
-    there = [one for one in devices if one.hosts == kernel.hosts and one.ranks]
-    if kernel.ranks or len(there) != 1:
-        return kernel
-    return replace(kernel, ranks=there[0].ranks, at=kernel.at or there[0].at,
-                   proofs=(*kernel.proofs, *there[0].proofs)[:PROOFS_LIMIT])
+    return (*found, *hosts, *_of_devices(evidence, stories, found))
 
 
 def _together(causes: Sequence[Clue]) -> List[List[Clue]]:
@@ -108,7 +98,8 @@ def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
     """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
     odd = [story for story in stories if story.own is not None and story.own.role == SYMPTOM
            and "type" in story.own.values and story.rank.has_failed and not _is_collective(story)
-           and all(word.kind == "suffered" for word in story.words if word.wait is not None)]
+           and all(word.kind == "suffered" for word in story.words if word.wait is not None)
+           and not any(word.kind in OF_SEVERAL for word in story.words)]
     groups: Dict[str, List[Clue]] = {}
     for story in odd:
         if story.own is not None:
@@ -159,6 +150,7 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
     """Devices that are not well afterwards, when nothing else is credible or it is the failed rank's own device."""
     by_rank = {story.rank.rank: story for story in stories}
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
+    unclear = {rank: one for one in found if is_of_some_device(one) for rank in one.ranks}
     alarms = []
     for host in evidence.hosts:
         for fact in host.devices:
@@ -173,52 +165,21 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
                 continue
             proof = Proof(text=f"device {fact.device}: {fact.problem}", host=host.host, file=fact.file,
                           rank=ranks[0] if ranks else None)
-            alarms.append(Candidate(fact.code, STRENGTH["device-alarm"], ranks, (host.host,), blames="node",
-                                    at=earliest(story.end for story in ended), retry="exclude", sure=False,
-                                    proofs=(proof,), values={"device": str(fact.device), "problem": fact.problem},
-                                    doubts=("only-afterwards",)))
+            explained = [unclear[rank] for rank in ranks if rank in unclear]
+            strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
+            when = earliest([*(story.end for story in ended), *(one.at for one in explained)])
+            values = {"device": str(fact.device), "problem": fact.problem}
+            alarms.append(Candidate(fact.code, strength, ranks, (host.host,), when, (proof,), values, retry="exclude",
+                                    blames="node", sure=False, doubts=("only-afterwards",)))
     return alarms
 
 
-KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
-KERNEL_BEFORE_S, KERNEL_AFTER_S = 1800.0, 10.0
+_DEVICE_FAMILIES = frozenset({"acl", "cann", "cuda", "driver", "torch_npu"})
+UNCLEAR_BELOW = 80
 
 
-def _of_kernels(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> List[Candidate]:
-    """What the kernel said of the hardware, when no rank gives a credible reason, or for a rank that only was killed
-    or crashed there."""
-    weak = [one for one in found if one.is_vague or "only-symptom" in one.doubts]
-    if any(one.is_credible and one not in weak for one in found):
-        return []
-    hosts = {host for one in weak for host in one.hosts}
-    made = []
-    for host in evidence.hosts:
-        if hosts and host.host not in hosts:
-            continue
-        hit = _kernel_hit(evidence, host)
-        if hit is None:
-            continue
-        line = (host.dmesg or ())[hit.line]
-        here = evidence.ranks_of(host.host)
-        named = tuple(rank.rank for rank in here if str(rank.pid) == hit.values.get("pid"))
-        joined = tuple(sorted({rank for one in weak for rank in one.ranks} & {each.rank for each in here}))
-        strength = max([STRENGTH["kernel"], *(one.strength + 1 for one in weak if set(one.ranks) & set(joined))])
-        made.append(Candidate(hit.signature.code, strength, named or joined, (host.host,), sure=False, blames="node",
-                              at=moment(evidence, host.host, line.at_s), values=hit.values, retry=hit.signature.retry,
-                              proofs=(proof_of(evidence, line, rank=None, host=host.host),), doubts=("only-kernel",)))
-    return made
-
-
-def _kernel_hit(evidence: Evidence, host: HostEvidence) -> Optional[Hit]:
-    """The strongest cause among the kernel's lines of the time before the end."""
-    ends = [rank.exited_at_s for rank in evidence.ranks_of(host.host) if rank.exited_at_s is not None]
-    end_s = max(ends, default=None)
-    lines = host.dmesg or ()
-    hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
-            if hit.signature.role == CAUSE and hit.signature.family in KERNEL_FAMILIES]
-    timely = []
-    for hit in hits:
-        at_s = lines[hit.line].at_s
-        if at_s is None or end_s is None or -KERNEL_BEFORE_S < at_s - end_s < KERNEL_AFTER_S:
-            timely.append(hit)
-    return strongest(timely)
+def is_of_some_device(one: Candidate) -> bool:
+    """A code of the runtime that something is wrong with the device or its driver: others may say what."""
+    row = signature_of(one.code)
+    return row is not None and row.role == CAUSE and row.blames == "node" and row.family in _DEVICE_FAMILIES \
+        and row.strength < UNCLEAR_BELOW

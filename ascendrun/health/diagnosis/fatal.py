@@ -6,6 +6,7 @@ import re
 from typing import Iterable, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.signatures import Hit
+from ascendrun.health.diagnosis.afterwards import WORK_LINES
 from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
 from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
@@ -45,12 +46,24 @@ class Fatal:
 
     def _find(self) -> Optional[Chain]:
         """The last one that Python did not pass over and no work followed; but what is only the echo of others' ends
-        does not hide an earlier one of its own."""
+        does not hide an earlier one of its own. With it the thread's that left the program without what it needs."""
         terminal = [chain for chain in self._lines.chains
-                    if chain.kind != "ignored" and self._lines.is_terminal(chain.last)]
+                    if chain.kind != "ignored" and self._lines.is_terminal(chain.last)
+                    and (chain.kind == "main" or not self._lines.outlived(chain.last))]
         ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
         own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
-        return (own or ordered)[-1] if ordered else None
+        if not own:
+            return ordered[-1] if ordered else None
+        before = [chain for chain in own if chain.kind == "thread" and self._led_to(chain, own[-1])]
+        return Chain((*before[-1].raised, *own[-1].raised), kind="thread") if before else own[-1]
+
+    def _led_to(self, thread: Chain, chain: Chain) -> bool:
+        """A thread's exception, and soon after it, without work in between, another one."""
+        lines, after = self._lines.lines, self._lines.after
+        if chain.kind != "main" or thread.last >= chain.first or after[thread.last] - after[chain.first] >= WORK_LINES:
+            return False
+        times = [lines[index].at_s for index in (thread.last, chain.first)]
+        return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
 
     # --- who is to blame
 
@@ -145,7 +158,8 @@ class Fatal:
         proofs = tuple(lines.proof(lines.lines[one.last]) for one in _distinct((chain.root, chain.final)))
         values = _values_of(chain, told=self._told(chain, role))
         was_handled = self._was_handled(chain)
-        unsure = not self.is_last_word(chain) or was_handled
+        unsure = not self.is_last_word(chain) or was_handled or chain.kind == "thread" or (
+            chain.kind == "torn" and last.at_s is None)
         if hit is not None:
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
@@ -161,7 +175,7 @@ class Fatal:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
         echo = find_words(self._lines.lines[index] for index in self._message(chain.final))
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
-        return chain.root if is_echo or _RERAISED.match(chain.final.message) else chain.final
+        return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(chain.final.message) else chain.final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""

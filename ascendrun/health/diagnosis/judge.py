@@ -9,6 +9,7 @@ from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make
 from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
 from ascendrun.health.diagnosis.evidence import Evidence
 from ascendrun.health.diagnosis.exits import describe_end
+from ascendrun.health.diagnosis.kernel_words import candidates_of_kernels
 from ascendrun.health.diagnosis.stories import RankStory
 from ascendrun.health.diagnosis.times import Moment, earliest
 from ascendrun.health.diagnosis.verdict import ChainLink, Confidence, Diagnosis, Role
@@ -27,7 +28,8 @@ RETRIES: Mapping[str, str] = {"crash": "same", "rank-silent": "same"}
 
 def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     """For an attempt that failed; pure."""
-    candidates = list(candidates_of(evidence, stories))
+    of_ranks = candidates_of(evidence, stories)
+    candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
     winner = _odd_one(candidates, stories) or choose(candidates)
     if winner is None or not winner.is_credible:
         waiting = blame_waiting(evidence, stories)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Optional, Sequence
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, CREDIBLE, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Clue
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.fatal import FROM_OUTSIDE, Fatal
@@ -43,8 +43,10 @@ def known_line_clues(lines: RankLines, fatal: Fatal) -> List[Clue]:
         is_last = lines.after[hit.line] <= LAST_WORDS_LINES and lines.rank.has_failed and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
-        clues.append(_clue(lines, hit, line, weaker=speaks or (since_s or 0.0) > EARLIER_S,
-                           sure=is_last and has_order and _is_near_the_end(lines, line)))
+        clue = _clue(lines, hit, line, weaker=speaks or (since_s or 0.0) > EARLIER_S,
+                     sure=is_last and has_order and _is_near_the_end(lines, line))
+        is_past = lines.outlived(hit.line)
+        clues.append(replace(clue, strength=min(clue.strength, STRENGTH["outlived"]), sure=False) if is_past else clue)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if hit.signature.code not in RULED and is_telling(hit) and is_error_line(hit.text):
             clues.append(_clue(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Iterable, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.health.diagnosis.afterwards import AFTERWARDS_LIMIT, count_after, spoke_after, survived_lines
+from ascendrun.health.diagnosis.afterwards import (
+    AFTERWARDS_LIMIT,
+    SURVIVED_S,
+    count_after,
+    spoke_after,
+    survived_lines,
+    worked_until,
+)
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, Clue, proof_of, same_line, same_words
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import CRASHES, signal_of
@@ -25,10 +32,10 @@ LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
 RULED = frozenset({
     "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
-    "hccl-root-unreachable", "nccl-ib-completion",
+    "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch",
 })
 """Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
-OF_SEVERAL = frozenset({"cqe", "tls", "differs", "location", "link"})
+OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "location", "link"})
 """Kinds of words that do the same."""
 
 _OWN_STATEMENTS = frozenset({"KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError",
@@ -49,7 +56,9 @@ class RankLines:
         hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
                 if is_telling(hit) and (hit.line not in self.stated or hit.signature.family not in _OF_THE_SYSTEM)
                 and (hit.signature.role != CAUSE or not is_remark(hit.text))]
-        self.after = count_after(lines, self.chains, {hit.line for hit in hits})
+        known = {hit.line for hit in hits}
+        self.after = count_after(lines, self.chains, known)
+        self._worked_until_s = worked_until(lines, self.chains, known)
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
         self.words = tuple(word for word in (*self._words_at_the_end(), *find_words(plog))
                            if not self.is_late(word.line) and not self._is_of_strangers(word))
@@ -63,7 +72,8 @@ class RankLines:
         places = {id(line): index for index, line in enumerate(self.lines)}
         return (word for word in find_words(self.lines)
                 if self.is_terminal(places[id(word.line)]) and places[id(word.line)] not in self.stated
-                and not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
+                and (word.kind == "tried" or not (
+                    is_try(word.line.text) and self._came_through(places[id(word.line)]))))
 
     def _came_through(self, index: int) -> bool:
         """It said something else after a try, or ended in a way in which no try ends."""
@@ -77,14 +87,19 @@ class RankLines:
         return bool(known) and not any(known)
 
     def survived(self) -> Mapping[str, bool]:
-        """Known lines, by `clues.same_line`, and exceptions after which the rank went on, and did not fail by itself;
-        False: without times it may have."""
+        """Known lines, by `clues.same_line`, and exceptions after which the rank went on; False: without times it may
+        have. Of a rank that failed by itself only those that its work surely outlived."""
         end_s = self.host.stopped_at_s or self.rank.exited_at_s
-        hits = () if self.rank.has_failed else self.hits
-        chains = () if self.rank.has_failed else self.chains
-        said = [(same_line(hit.signature.code, hit.text), hit.line) for hit in hits]
-        said += [(f"exception|{same_exception(chain)}", chain.last) for chain in chains]
+        said = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
+        said += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains]
+        if self.rank.has_failed:
+            return {name: True for name, index in said if self.outlived(index)}
         return survived_lines(self.lines, said, self.after, end_s=end_s)
+
+    def outlived(self, index: int) -> bool:
+        """The rank went on with its work for so long after that line that it was not ended by it."""
+        at_s, until_s = self.lines[index].at_s, self._worked_until_s
+        return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
         """It came after the rank had been told to stop."""

@@ -15,11 +15,12 @@ _CODES = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
 def blame_loopback(table: Table) -> Optional[Candidate]:
-    """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, or
-    whatever address a peer gave out."""
+    """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, be it
+    that its name leads there, or whatever address a peer gave out."""
     master = table.by_rank.get(0)
-    said = [(story, word) for story, word in table.words("unreached", "lost")
+    said = [(story, word) for story, word in table.words("unreached", "lost", "tried")
             if any(is_loopback(address) for address, _ in word.addresses)
+            and (word.kind != "tried" or story.waited is not None)
             and (word.kind == "lost" or master is None or story.rank.host != master.rank.host)]
     if not said or len(table.evidence.hosts) < 2:
         return None

@@ -95,6 +95,10 @@ def blame_latest(table: Table) -> Optional[Candidate]:
 
 def blame_sequence(table: Table) -> Optional[Candidate]:
     """Ranks that are a collective behind the others, or in another one."""
+    told = table.words("lagging")
+    named = {rank for _, word in told for rank in word.ranks}
+    if named and 2 * len(named) < len(table.stories):
+        return table.make("behind", 56, named, told, doubts=("by-rule",), values=told[0][1].values)
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):

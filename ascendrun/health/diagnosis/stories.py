@@ -71,14 +71,18 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
 
 
 def without_survived(stories: Sequence[RankStory]) -> List[RankStory]:
-    """Without the known lines that most of the ranks that did not fail wrote too, and went on: such a line ended
-    nobody, nor did an exception that they caught; where no times tell that they went on, it is unsure. What stands
-    in the words of an exception stays with that."""
-    others = [story for story in stories if not story.rank.has_failed]
+    """Without the known lines that most of the others wrote too, and went on: such a line ended nobody, nor did an
+    exception that they caught; where no times tell that they went on, it is unsure. The others are the ranks that did
+    not fail, where there are any. What stands in the words of an exception stays with that."""
+    calm = [story for story in stories if not story.rank.has_failed]
+    return [_without(story, _common([other for other in calm or stories if other is not story])) for story in stories]
+
+
+def _common(others: Sequence[RankStory]) -> Mapping[str, bool]:
+    """Lines that most of them wrote, and went on; True: surely."""
     said = Counter(line for story in others for line in story.survived)
     surely = Counter(line for story in others for line, is_sure in story.survived.items() if is_sure)
-    common = {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
-    return [_without(story, common) for story in stories] if common else list(stories)
+    return {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
 
 
 def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
