@@ -18,7 +18,7 @@ from ascendrun.cli.output import cut
 from ascendrun.cli.topcolumns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
 from ascendrun.cli.toporder import SORT_NAMES, Order, arrange
 from ascendrun.cli.toptable import RowsTable, plain
-from ascendrun.cli.toptext import clock, host_style, reason, row_style, totals_line
+from ascendrun.cli.toptext import clock, host_style, reason, row_style, totals_line, what_failed
 from ascendrun.cli.topwords import key_word, word
 from ascendrun.health.toprows import Choice, HostLine, IdleHosts, fold_idle, rows_by_host
 from ascendrun.health.topview import TopRow, TopView
@@ -111,14 +111,12 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=False, exit_on_error=False)
     def _look(self) -> None:
-        from ascendrun.core.errors import AscendrunError
-
         worker = get_current_worker()
         view, failure = None, None
         try:
             view = self.source.look(now_s=time.time())
-        except AscendrunError as error:
-            failure = str(error)
+        except Exception as error:  # one of ours too: it is said, and the next look is made
+            failure = what_failed(error)
         if not worker.is_cancelled:
             self.call_from_thread(self._seen, view, failure)
 

@@ -15,6 +15,7 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 from ascendrun.cli.toptable import plain
+from ascendrun.cli.toptext import what_failed
 from ascendrun.cli.topwords import key_word, word
 
 if TYPE_CHECKING:
@@ -97,13 +98,11 @@ class LiveScreen(TextScreen):
 
     @work(thread=True, exit_on_error=False)
     def _read_in_thread(self) -> None:
-        from ascendrun.core.errors import AscendrunError
-
         worker = get_current_worker()
         try:
             lines = self.read()
-        except AscendrunError as error:
-            lines = [word(self.lang, "failed", why=str(error))]
+        except Exception as error:  # one of ours too: it is said, and read again later
+            lines = [word(self.lang, "failed", why=what_failed(error))]
         if not worker.is_cancelled:
             self.app.call_from_thread(self._show, lines)
 

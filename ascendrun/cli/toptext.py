@@ -17,6 +17,7 @@ from ascendrun.cli.topcolumns import (
     lay_out,
 )
 from ascendrun.cli.topwords import word
+from ascendrun.core.errors import AscendrunError
 from ascendrun.health.toprows import HostLine, IdleHosts, fold_idle, rows_by_host
 from ascendrun.health.topview import HostRow, TopView, Totals
 
@@ -61,6 +62,11 @@ def totals_line(totals: Totals, lang: str) -> str:
     if totals.power_w is not None:
         parts.append(f"{totals.power_w / 1000:.1f} kW" if totals.power_w >= 1000 else f"{totals.power_w:.0f} W")
     return " · ".join(parts)
+
+
+def what_failed(error: Exception) -> str:
+    """In a line; of a fault of ours also its kind."""
+    return clean(str(error) if isinstance(error, AscendrunError) else f"{type(error).__name__}: {error}")
 
 
 def clock(at_s: float) -> str:

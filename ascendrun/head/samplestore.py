@@ -6,7 +6,6 @@ away as a whole. Together with the rows stands how far each node's file was read
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from ascendrun.head.samplefile import (
     connect,
     telling,
 )
-from ascendrun.head.statedir import make_state_dir
+from ascendrun.head.statedir import make_private_file, make_state_dir
 
 LINGERING_S = 10.0
 """So long after its end a minute is summed up: what its last second said may still be on the way."""
@@ -42,7 +41,6 @@ SUMMED_AT_ONCE = 2
 """Stretches of time, of all things, that one step sums up."""
 SWEPT_AT_ONCE = 200
 """Things that one step of forgetting looks at."""
-
 
 _KINDS: Mapping[str, Type[Any]] = {"device": DeviceSample, "host": HostSample, "rank": RankSample}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -70,7 +68,7 @@ class SampleStore:
         make_state_dir(state_dir)
         path = state_dir / FILE_NAME
         with telling(path):
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            make_private_file(path)
             connection = connect(path)
             try:
                 migrate(connection, path, MIGRATIONS, way_out=WAY_OUT)

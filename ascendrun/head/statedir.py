@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Tuple
 
@@ -31,6 +32,15 @@ def make_state_dir(state_dir: Path) -> None:
     if kind in _NETWORK_FILESYSTEMS:
         raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
                             hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun")
+
+
+def make_private_file(path: Path) -> None:
+    """Makes an empty file that only its owner may read, where there is none. Raises OSError.
+
+    One that is there is not even opened: closing it would drop all locks that SQLite has on it in this process.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def filesystem_of(path: Path, mounts: str) -> Optional[str]:

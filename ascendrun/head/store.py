@@ -27,7 +27,7 @@ from typing import (
 
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_of
-from ascendrun.head.statedir import StoreUnusable, make_state_dir
+from ascendrun.head.statedir import StoreUnusable, make_private_file, make_state_dir
 
 if TYPE_CHECKING:
     from ascendrun.core.job import Job, State
@@ -126,7 +126,7 @@ class Store:
         """
         make_state_dir(state_dir)
         path = state_dir / FILE_NAME
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        make_private_file(path)
         connection = _connect(path)
         migrate(connection, path, _MIGRATIONS, way_out=WAY_OUT)
         token = secrets.token_hex(16)

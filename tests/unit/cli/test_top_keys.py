@@ -205,6 +205,24 @@ def test_l_shows_the_last_lines_of_the_rank_made_harmless_and_follows(world: Top
     play(world, steps)
 
 
+def test_a_page_that_cannot_be_read_says_so_and_is_read_again(world: TopWorld) -> None:
+    log = spool_dir(world.state_dir, "j-0001", 1) / "npu01" / "rank-2.out.0"
+    log.unlink(missing_ok=True)
+    log.mkdir()
+
+    async def steps(stage: Stage) -> None:
+        await stage.press("j", "j", "l")
+        screen = stage.app.screen
+        assert isinstance(screen, LogScreen)
+        await stage.until(lambda: "could not look: IsADirectoryError" in screen.text)
+        log.rmdir()
+        log.write_bytes(b"first\n")
+        screen.begin()
+        await stage.until(lambda: "first" in screen.text)
+
+    play(world, steps)
+
+
 def test_e_shows_the_story_of_the_job(world: TopWorld) -> None:
     async def steps(stage: Stage) -> None:
         await stage.press("e")
@@ -243,7 +261,7 @@ class HeldSource:
     def __init__(self, source: TopSource) -> None:
         self.cluster, self._source = source.cluster, source
         self.looks, self.may_go_on = 0, threading.Event()
-        self.error: Optional[AscendrunError] = None
+        self.error: Optional[Exception] = None
 
     def look(self, *, now_s: float) -> Any:
         self.looks += 1
@@ -272,17 +290,20 @@ def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -
         source.may_go_on.set()
 
 
-def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld) -> None:
+@pytest.mark.parametrize("error, says", [
+    (AscendrunError("samples.db: the disk is gone"), "samples.db: the disk is gone"),
+    (KeyError("hbm"), "KeyError: 'hbm'")])
+def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld, error: Exception, says: str) -> None:
     source = HeldSource(TopSource(Cluster(Settings(state_dir=world.state_dir))))
     source.may_go_on.set()
 
     async def steps(stage: Stage) -> None:
-        source.error = AscendrunError("samples.db: the disk is gone")
+        source.error = error
         stage.app.begin_look()
-        await stage.until(lambda: "the disk is gone" in stage.text("#state"))
+        await stage.until(lambda: says in stage.text("#state"))
         assert "npu01" in stage.screen_text()
         source.error = None
         stage.app.begin_look()
-        await stage.until(lambda: "the disk is gone" not in stage.text("#state"))
+        await stage.until(lambda: says not in stage.text("#state"))
 
     play(world, steps, source=source)

@@ -36,6 +36,20 @@ def store(tmp_path: Path) -> Any:
     opened.close()
 
 
+LOCK_WHOLE = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)  # where SQLite locks, of a file that is in use
+"""
+
+
+def test_opening_a_file_once_more_leaves_the_locks_that_say_it_is_in_use(store: SampleStore, tmp_path: Path) -> None:
+    store.add([device(T)])
+    SampleStore.open(tmp_path).close()
+    asked = subprocess.run([sys.executable, "-c", LOCK_WHOLE, str(store.path)], capture_output=True, text=True)
+    assert asked.returncode == 1 and "BlockingIOError" in asked.stderr
+
+
 def test_nothing_is_there_before_anything_was_measured(tmp_path: Path) -> None:
     assert SampleStore.open_for_reading(tmp_path) is None
 
