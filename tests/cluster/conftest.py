@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import pytest
 
@@ -34,7 +34,7 @@ CONTROLLER_DEADLINE_S = 5.0
 FOREIGN = ("ASCENDRUN_", "SSH_", "XDG_")
 
 _ids: List[str] = []
-_namespaces: Set[str] = set()
+_namespaces: List[int] = []
 _failed = pytest.StashKey[bool]()
 
 
@@ -52,7 +52,7 @@ def start_cluster(count: int, **options: Any) -> VirtualCluster:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
     _ids.append(cluster.cluster_id)
-    _namespaces.update(leftovers.namespaces_of(cluster))
+    _namespaces.extend(leftovers.hold_namespaces(cluster))
     return cluster
 
 
@@ -67,8 +67,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 @pytest.fixture(scope="session", autouse=True)
 def machine_left_as_found() -> Iterator[None]:
     yield
-    if not await_true(lambda: not leftovers.traces(_ids, _namespaces), deadline_s=leftovers.SETTLE_S):
-        pytest.fail(f"the machine is not as it was: {leftovers.traces(_ids, _namespaces)}", pytrace=False)
+    try:
+        if not await_true(lambda: not leftovers.traces(_ids, _namespaces), deadline_s=leftovers.SETTLE_S):
+            pytest.fail(f"the machine is not as it was: {leftovers.traces(_ids, _namespaces)}", pytrace=False)
+    finally:
+        for descriptor in _namespaces:
+            os.close(descriptor)
 
 
 class Watch:

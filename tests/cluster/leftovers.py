@@ -6,13 +6,13 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence
 
 from ascendrun.head.settings import STATE_VARIABLE
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.groups import groups_present
 from ascendrun.sim.vcluster.machines import HEAD
-from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_of_the_system
+from ascendrun.sim.vcluster.processes import Process, await_true, describe, is_of_the_system, start_time
 
 SETTLE_S = 30.0
 """How long after a test its processes may take to end: an sshd session outlives its connection by a moment, which is
@@ -60,14 +60,19 @@ def controllers(cluster: VirtualCluster, state_dir: Path) -> List[Process]:
     return [one for one in ours if any("controller" in word for word in one.argv)]
 
 
-def namespaces_of(cluster: VirtualCluster) -> Set[str]:
-    """The network and pid namespaces of head and hosts, by the kernel's names."""
-    inits = [cluster.init_pid(name) for name in (HEAD, *cluster.hosts)]
-    return {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in inits for kind in ("net", "pid")}
+def hold_namespaces(cluster: VirtualCluster) -> List[int]:
+    """Descriptors of the pid namespaces of head and hosts: a number that is held so, the kernel gives to no other.
+
+    Without that, what another cluster runs (of the worker beside us, say) would soon look like ours.
+    """
+    return [os.open(f"/proc/{cluster.init_pid(name)}/ns/pid", os.O_RDONLY) for name in (HEAD, *cluster.hosts)]
 
 
-def traces(cluster_ids: Sequence[str], namespaces: Set[str]) -> List[str]:
-    """What clusters that are down left on the machine itself: mounts, control groups, cables, processes."""
+def traces(cluster_ids: Sequence[str], namespaces: Sequence[int]) -> List[str]:
+    """What clusters that are down left on the machine itself: mounts, control groups, cables, processes.
+
+    `namespaces`: as `hold_namespaces` gave them while the clusters were up.
+    """
     mounts = [
         f"mount {line.split()[4]}"
         for line in Path("/proc/self/mountinfo").read_text().splitlines()
@@ -78,13 +83,14 @@ def traces(cluster_ids: Sequence[str], namespaces: Set[str]) -> List[str]:
     return mounts + groups + cables + _inside(namespaces)
 
 
-def _inside(namespaces: Set[str]) -> List[str]:
+def _inside(namespaces: Sequence[int]) -> List[str]:
+    numbers = {os.fstat(descriptor).st_ino for descriptor in namespaces}
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            own = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "pid")}
+            own = os.stat(f"/proc/{pid}/ns/pid").st_ino
         except OSError:
             continue
-        if own & namespaces:
+        if own in numbers and start_time(int(pid)) is not None:
             found.append(f"process {pid}")
     return found

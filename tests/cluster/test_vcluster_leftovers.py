@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import leftovers
@@ -69,9 +70,34 @@ def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
     assert "1 passed, 1 error" in done.stdout and "sleep 4222" in done.stdout
 
 
-def test_down_takes_frozen_hosts_and_daemons_with_it_and_leaves_no_trace(cluster_of):
+@pytest.fixture
+def hold():
+    """hold(cluster): its namespaces, held until the test is over."""
+    with ExitStack() as held:
+        def hold(cluster):
+            namespaces = leftovers.hold_namespaces(cluster)
+            for descriptor in namespaces:
+                held.callback(os.close, descriptor)
+            return namespaces
+        yield hold
+
+
+def test_what_runs_in_namespaces_made_later_is_no_trace(cluster_of, hold):
     cluster = cluster_of(2)
-    namespaces = leftovers.namespaces_of(cluster)
+    namespaces = hold(cluster)
+    cluster.down()
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo up; exec cat"]
+    with ExitStack() as later:
+        for _ in range(64):
+            other = later.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert other.stdout.readline() == b"up\n"
+            later.callback(other.kill)
+        assert leftovers.traces([cluster.cluster_id], namespaces) == []
+
+
+def test_down_takes_frozen_hosts_and_daemons_with_it_and_leaves_no_trace(cluster_of, hold):
+    cluster = cluster_of(2)
+    namespaces = hold(cluster)
     cluster.head_run(["sh", "-c", "setsid sleep 4223 >/dev/null 2>&1 </dev/null &"], check=True)
     cluster.delay("node2", 10)
     cluster.freeze("node1")
