@@ -23,7 +23,7 @@ def check_ended(scene: Scene, job: str, *, state: str, but: Sequence[str] = ()) 
     detail = scene.show(job)
     assert detail["job"]["state"] == state, json.dumps(detail["events"], indent=1)
     check_moves(scene, job)
-    scene.await_nobody(job, deadline_s=5)
+    scene.await_nobody(job)
     check_started_once(scene, job)
     if State.RUNNING in states_of(scene, job) or scene.on_node(job):
         await_that(lambda: scene.is_drained(job), f"every byte of {job} is here", deadline_s=60)

@@ -97,7 +97,7 @@ class Scene:
     def everywhere(self, job: str) -> List[int]:
         return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host)]
 
-    def await_nobody(self, job: str, *, deadline_s: float) -> None:
+    def await_nobody(self, job: str, *, deadline_s: float = 30.0) -> None:
         def left() -> List[int]:
             return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host, with_sampler=True)]
         assert await_true(lambda: not left(), deadline_s=deadline_s), f"{job} has left processes: {left()}"
@@ -128,7 +128,7 @@ class NpuScene(Scene):
         return path
 
 
-def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
+def await_that(condition: Callable[[], bool], what: str, *, deadline_s: float = 60.0) -> None:
     assert await_true(condition, deadline_s=deadline_s), f"within {deadline_s:g} s it never was true: {what}"
 
 
