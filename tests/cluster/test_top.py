@@ -37,7 +37,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
     await_that(lambda: [(row["host"], row["device"], row["rank"], row["job"]) for row in top()["rows"]
                         if row["pid"] is not None and row["foreign_pids"] == [] and row["cpu"] is not None] == wanted,
                "every rank is on its device, and nobody else")
-    assert all(host["liveness"] == "ALIVE" for host in top()["hosts"])
+    await_that(lambda: all(host["liveness"] == "ALIVE" for host in top()["hosts"]), "both answer")
 
     control.set_fault(cluster.path("node2", "/"), 1, "health_alarm")
     control.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
@@ -46,5 +46,5 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
                == [("node1", 0, "OK", [39999]), ("node2", 1, "Alarm", [])], "the faults are seen")
 
     assert scene.ascendrun("stop", job, "--now").returncode == 0
-    scene.await_nobody(job, deadline_s=10)
+    scene.await_nobody(job)
     assert top("--job", job)["rows"] == []
