@@ -10,7 +10,9 @@ import torch
 from ascendrun.programs.qwen_lora import chat
 from ascendrun.programs.qwen_lora.conversations import BadData, Conversation, read_conversations
 from ascendrun.programs.qwen_lora.generate import make_conversations
+from ascendrun.programs.qwen_lora.jobs import first_exchange
 from ascendrun.programs.qwen_lora.learning import Rows, forward
+from ascendrun.programs.qwen_lora.scoring import read_questions
 from ascendrun.programs.trainer.packing import IGNORED
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
@@ -78,7 +80,7 @@ def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
     short = Conversation((("user", "A?"), ("assistant", "B.")))
     kept, cut = chat.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
     assert (len(kept), cut) == (1, 1)
-    with pytest.raises(BadData, match="raise it"):
+    with pytest.raises(BadData, match="--cutoff_len=60 tokens .* raise it"):
         chat.encode_all(tokenizer, [long], ("all",), cutoff=60)
 
 
@@ -101,3 +103,28 @@ def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
     for level in range(3):
         mine = sum(loss for loss, sample in zip(alone, samples) if sample.level == level)
         assert float(together[of_levels == level].sum()) == pytest.approx(mine, rel=1e-5)
+
+
+@pytest.mark.parametrize("roles, exchange", [
+    ("a", ("", "0")), ("sa", ("0", "1")), ("ua", ("0", "1")), ("uauau", ("0", "1")), ("suaua", ("1", "2"))])
+def test_the_first_exchange_is_what_the_assistant_says_first_and_what_came_before(roles, exchange):
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    assert first_exchange(Conversation(tuple((names[role], str(i)) for i, role in enumerate(roles)))) == exchange
+
+
+QUESTION = {"question": "Which?\u2028This?", "choices": ["a", "b"], "answer": "B"}
+
+
+def test_questions_are_read_to_the_limit_with_the_answer_as_letter_or_place(tmp_path):
+    path = tmp_path / "mc.jsonl"
+    rows = [QUESTION, {**QUESTION, "answer": 0}, QUESTION]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert [(each.text, each.answer) for each in read_questions(path, 2)] == [(QUESTION["question"], 1),
+                                                                              (QUESTION["question"], 0)]
+
+
+@pytest.mark.parametrize("rows", [[], [{**QUESTION, "answer": -1}], [{**QUESTION, "answer": "C"}], [[]]])
+def test_a_file_without_questions_or_with_an_answer_that_is_no_choice_is_refused(tmp_path, rows):
+    (tmp_path / "mc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BadData, match="question"):
+        read_questions(tmp_path / "mc.jsonl", 9)

@@ -97,11 +97,13 @@ def test_what_can_work_is_not_refused(given):
     sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--how=zero3" in given)
 
 
-def test_a_refused_run_has_made_nothing(launch):
-    run = launch("qwen_lora", [*TINY, "--dtype=float16"], name="half")
+@pytest.mark.parametrize("given, says", [
+    ("--dtype=float16", "error: --dtype=float16: slow and inexact on a CPU; use float32 or bfloat16"),
+    ("--mc_data=absent.jsonl", "error: absent.jsonl: no such file")])
+def test_a_refused_run_has_made_nothing(launch, given, says):
+    run = launch("qwen_lora", [*TINY, given], name="refused")
     assert run.wait() == [1] and not (run.folder / "out").exists()
-    assert "error: --dtype=float16" in run.text() and "use float32 or bfloat16" in run.text()
-    assert "Traceback" not in run.text()
+    assert says in run.text() and "Traceback" not in run.text()
 
 
 def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):

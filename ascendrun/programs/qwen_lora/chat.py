@@ -72,7 +72,7 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], levels: Se
     every = [encode(tokenizer, each, number.get(str(each.level), 0), cutoff=cutoff) for each in conversations]
     kept = [each for each in every if each.learned]
     if not kept:
-        raise BadData(f"after --cutoff={cutoff} tokens nothing of the assistant's words is left in any row; raise it")
+        raise BadData(f"after --cutoff_len={cutoff} tokens nothing the assistant says is left in any row; raise it")
     return kept, len(every) - len(kept)
 
 

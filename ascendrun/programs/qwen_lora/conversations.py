@@ -47,9 +47,12 @@ def read_conversations(path: Path, *, system: str) -> List[Conversation]:
 def read_rows(path: Path) -> Iterator[Tuple[str, Any]]:
     """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
     text = path.read_text(encoding="utf-8-sig")
-    is_list = text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0])
-    if is_list or is_json(text):
-        whole = json.loads(text) if is_json(text) else fail_at(path, text)
+    try:
+        whole = json.loads(text)
+    except ValueError as error:
+        if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
+            raise BadData(f"{path}: is not JSON: {error}") from None
+    else:
         rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         return
@@ -64,13 +67,6 @@ def is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def fail_at(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise BadData(f"{path}: is not JSON: {error}") from None
 
 
 def as_conversation(row: Any, *, system: str) -> Conversation:

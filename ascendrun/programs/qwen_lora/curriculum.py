@@ -52,15 +52,15 @@ def choose_table(rows_of: Mapping[Optional[str], int], *, wanted: str, levels: S
         raise ValueError(f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
                          "name all of them there, from easy to hard, with --stages to fit")
     missing = [level for level in levels if level not in named]
-    merged, kept = give_to_neighbours(parsed, [level in named for level in levels])
+    merged = give_to_neighbours(parsed, [level in named for level in levels])
     notes = [f"no rows of difficulty {level}: its share goes to the next easier level" for level in missing]
-    kept_levels = tuple(level for level, is_kept in zip(levels, kept) if is_kept)
+    kept_levels = tuple(level for level in levels if level in named)
     notes += [f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised" for level in kept_levels
               if named[level] < FEW_ROWS]
     return Table(kept_levels, tuple(merged), tuple(notes))
 
 
-def give_to_neighbours(stages: Sequence[Stage], has_rows: Sequence[bool]) -> Tuple[List[Stage], Sequence[bool]]:
+def give_to_neighbours(stages: Sequence[Stage], has_rows: Sequence[bool]) -> List[Stage]:
     """Shares of levels without rows go to the next easier level that has some, else to the easiest."""
     first = list(has_rows).index(True)
     homes = []
@@ -68,9 +68,8 @@ def give_to_neighbours(stages: Sequence[Stage], has_rows: Sequence[bool]) -> Tup
         easier = [other for other in range(level + 1) if has_rows[other]]
         homes.append(easier[-1] if easier else first)
     kept = [level for level, present in enumerate(has_rows) if present]
-    merged = [(end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end)
-                          for level in kept)) for end, shares in stages]
-    return merged, has_rows
+    return [(end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end)
+                        for level in kept)) for end, shares in stages]
 
 
 class Course:

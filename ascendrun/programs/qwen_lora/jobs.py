@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.programs.qwen_lora import base, chat, lora, scoring, sizing
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.learning import Instructions, heaviest
 from ascendrun.programs.qwen_lora.lessons import (
@@ -22,10 +21,12 @@ from ascendrun.programs.qwen_lora.lessons import (
     texts_to_answer,
 )
 from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.qwen_lora.scoring import Question
 from ascendrun.programs.qwen_lora.sizing import Holding
 from ascendrun.programs.trainer import accelerator, fusing, kernels, metrics, parallel, start, task, zero3
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision
 from ascendrun.programs.trainer.chips import chip_of
+from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.parallel import Engine
 from ascendrun.programs.trainer.planned import planned
@@ -49,6 +50,7 @@ def train(options: Options, here: Runtime) -> None:
     """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
     began_s = time.monotonic()
     lora.refuse_qlora(options["quantize"], here.family)
+    questions = scoring.read_questions(Path(options["mc_data"]), options["mc_limit"]) if options["mc_data"] else []
     precision = chosen_precision(options, here.accelerator)
     sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
     folder, output = start.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
@@ -80,7 +82,7 @@ def train(options: Options, here: Runtime) -> None:
     if options["keep"] == "best":
         loop.load_best()
     save(engine, model, expected, options, home, output, lessons, here)
-    scores = final_scores(engine, lessons, options, here, output)
+    scores = final_scores(engine, lessons, questions, options, here, output)
     if here.is_first:
         write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
     here.say(f"adapter, report and samples: {output}")
@@ -201,6 +203,7 @@ def identity_of(options: Options, lessons: Lessons) -> Dict[str, Any]:
 def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Options, home: Path, output: Path,
          lessons: Lessons, here: Runtime) -> None:
     """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises AdapterIncomplete."""
+    from safetensors import SafetensorError  # a full disk, in its words
     weights = lora.gathered(engine)
     problem: Optional[str] = None
     if here.is_first:
@@ -212,33 +215,39 @@ def save(engine: Engine, model: Any, expected: Mapping[str, Any], options: Optio
             if options["merge"]:
                 changed = merge(home, output / "adapter", output / "merged")
                 here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
-        except (lora.AdapterIncomplete, OSError) as error:
+        except (lora.AdapterIncomplete, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
     if problem is not None:
         raise lora.AdapterIncomplete(problem)
 
 
-def final_scores(engine: Engine, lessons: Lessons, options: Options, here: Runtime, output: Path) -> Dict[str, float]:
+def final_scores(engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options, here: Runtime,
+                 output: Path) -> Dict[str, float]:
     """Of the model as it was saved. Writes samples.jsonl on rank 0's node."""
     scores: Dict[str, float] = {}
     if lessons.val.samples:
         scores = scoring.loss_by_level(engine, lessons.val, here)
-    if options["mc_data"]:
-        questions = scoring.read_questions(Path(options["mc_data"]), options["mc_limit"])
+    if questions:
         scores.update(scoring.accuracy(
             engine, lessons.tokenizer, questions, here, system=options["system"], pad_id=lessons.train.pad_id,
             multiple=options["pad_multiple"], cutoff=options["cutoff_len"]))
     answers = []
     for number, conversation in texts_to_answer(lessons, options["samples"]):
         said = scoring.answer(engine, lessons.tokenizer, conversation, here, most=options["sample_tokens"])
-        wanted = next(text for role, text in conversation.turns if role == "assistant")
-        answers.append({"row": number, "level": conversation.level, "question": conversation.turns[-2][1], "said": said,
+        question, wanted = first_exchange(conversation)
+        answers.append({"row": number, "level": conversation.level, "question": question, "said": said,
                         "wanted": wanted})
     if here.is_first and answers:
         replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
     here.say("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     return scores
+
+
+def first_exchange(conversation: Conversation) -> Tuple[str, str]:
+    """What the assistant says first, and what was said before it; "": it begins the conversation."""
+    at = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
+    return conversation.turns[at - 1][1] if at else "", conversation.turns[at][1]
 
 
 def write_report(output: Path, options: Options, lessons: Lessons, course: Course, loop: Loop, holding: Holding,
@@ -261,12 +270,6 @@ def steps_by_stage(course: Course) -> List[int]:
     for step in range(course.steps):
         counts[course.stage(step)] += 1
     return counts
-
-
-def replace_text(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
 
 
 def plan(options: Options, here: Runtime) -> None:
@@ -319,7 +322,6 @@ def compare(options: Options, here: Runtime) -> None:
     for name, one, other in rows:
         here.say(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
     output = Path(options["output"]).absolute()
-    output.mkdir(parents=True, exist_ok=True)
     replace_text(output / "comparison.json", json.dumps(
         {"runs": list(options["compare"]), "final": {name: [one, other] for name, one, other in rows}}, indent=1)
         + "\n")

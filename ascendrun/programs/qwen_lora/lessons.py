@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Mapping, Sequence, Tuple
@@ -72,9 +71,7 @@ def read_texts(options: Options) -> Texts:
 
 def check_same(digest: str, here: Runtime) -> None:
     """Raises BadData when ranks read different rows: they would train on different data and never notice."""
-    digests = here.gather(digest)
-    most = Counter(digests).most_common(1)[0][0]
-    odd = [rank for rank, other in enumerate(digests) if other != most]
+    odd = here.odd_ones(digest)
     if odd:
         raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
 

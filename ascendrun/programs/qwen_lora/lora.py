@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 import torch
 from torch import nn
 
-from ascendrun.programs.qwen_lora.base import name_in_file
+from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
 from ascendrun.programs.qwen_lora.conversations import BadData
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
@@ -150,7 +150,7 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 def saved_name(name: str) -> str:
     """peft leaves the adapter's own name out of its files, and DoRA's `weight` too."""
     plain = name.replace(f".{NAME}.", ".")
-    return plain[:-len(".weight")] if ".lora_magnitude_vector." in plain else plain
+    return plain[:-len(".weight")] if f".{MAGNITUDE}." in plain else plain
 
 
 def gathered(engine: Engine) -> Dict[str, torch.Tensor]:
@@ -165,10 +165,10 @@ def read_settings(folder: Path) -> Dict[str, Any]:
 def target_of(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
     """{base weight: {A, B, magnitude: name in the adapter's file}}."""
     found: Dict[str, Dict[str, str]] = {}
-    kinds = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_magnitude_vector": "magnitude"}
+    kinds = {".lora_A.weight": "A", ".lora_B.weight": "B", f".{MAGNITUDE}": "magnitude"}
     for name in names:
         for ending, kind in kinds.items():
             if name.endswith(ending):
-                base = name[len("base_model.model."):-len(ending)] + ".weight"
+                base = name[len(WRAPPER):-len(ending)] + ".weight"
                 found.setdefault(base, {})[kind] = name
     return found

@@ -1,4 +1,4 @@
-"""An adapter and its base become one model of the base's shape, weight by weight: no model is ever held whole."""
+"""An adapter and its base become one model of the base's shape, file by file: a model of many is never held whole."""
 
 from __future__ import annotations
 

@@ -75,16 +75,21 @@ def read_questions(path: Path, limit: int) -> List[Question]:
     """Raises BadData. `answer` is a letter, or the place counted from 0."""
     if not path.is_file():
         raise BadData(f"{path}: no such file")
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[:limit], start=1):
+    found: List[Question] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip() or len(found) == limit:
+            continue
         try:
             row = json.loads(line)
             choices, answer = tuple(map(str, row["choices"])), row["answer"]
             place = "ABCDEFGH".index(answer) if isinstance(answer, str) else int(answer)
+            if not 0 <= place < len(choices):
+                raise ValueError(f"answer {answer!r} of {len(choices)} choices")
             found.append(Question(str(row["question"]), choices, place))
-            choices[place]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{path}: line {number}: wants question, choices and the answer's letter ({error})") from None
+    if not found:
+        raise BadData(f"{path}: no question; wants JSON lines of {{question, choices, answer}}")
     return found
 
 

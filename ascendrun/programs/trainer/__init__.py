@@ -9,7 +9,7 @@
     memory       what a training needs on a card, before one is taken    dry_run      batch arithmetic, with a way out
     packing      several samples in one row, exactly                     weights      files into a sharded model
     kernels      the NPU's fused operators, cpu_kernels a CPU's          fusing       puts them into a model's layers
-    batch_finder the largest micro-batch that fits
+    batch_finder the largest micro-batch that fits                   files        whole or not at all
 
 A whole program, `train.py`:
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, List, MutableMapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Hashable, List, MutableMapping, Optional, Sequence, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,17 +40,12 @@ class Ranks:
 
     def sum(self, values: Sequence[float]) -> List[float]:
         """Sums over ranks, equal to the last bit on each."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def max(self, values: Sequence[float]) -> List[float]:
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: Sequence[float], how: Any) -> List[float]:
         if self.control is None:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, how, group=self.control)
+        dist.all_reduce(total, group=self.control)
         return [float(value) for value in total]
+
 
     def barrier(self) -> None:
         if self.control is not None:
@@ -62,6 +58,12 @@ class Ranks:
         values: List[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+    def odd_ones(self, value: Hashable) -> List[int]:
+        """The ranks whose value is not that of most; empty: all have the same."""
+        values = self.gather(value)
+        most = Counter(values).most_common(1)[0][0]
+        return [rank for rank, other in enumerate(values) if other != most]
 
     def share(self, value: T, *, source: int = 0) -> T:
         """That rank's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""

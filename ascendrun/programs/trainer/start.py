@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ascendrun.programs.trainer.accelerator import Accelerator, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
+from ascendrun.programs.trainer.files import replace_text
 
 STOP_SIGNALS = ("TERM", "USR1", "INT")
 DRAIN_S = 0.05
@@ -58,10 +59,6 @@ class Runtime(Ranks):
         if self.metrics is not None:
             self.metrics.write(json.dumps({"at_s": round(time.time(), 3), **values}) + "\n")
             self.metrics.flush()
-
-    def any_stop(self) -> bool:
-        """True on every rank as soon as one rank was asked to stop. All ranks must call it together."""
-        return self.max([float(self.stop_asked)])[0] > 0
 
 
 def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
@@ -148,8 +145,7 @@ def write_error_file(error: BaseException) -> None:
     message = {"message": f"{type(error).__name__}: {error}",
                "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": message}, file)
+        replace_text(Path(path), json.dumps({"message": message}))
     except OSError as problem:
         print(f"cannot write {path}: {problem}", file=sys.stderr)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -14,6 +12,7 @@ import torch
 
 from ascendrun.programs.trainer import start, task, weights
 from ascendrun.programs.trainer.data import Buckets
+from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Progress
@@ -65,11 +64,8 @@ def prepare_stage(options: Options, here: Runtime) -> None:
 
 def check_same(digest: str, here: Runtime) -> None:
     """Raises BadData when ranks read different data: they would train on different samples and never notice."""
-    digests = here.gather(digest)
-    counts = Counter(digests)
-    if len(counts) > 1:
-        most = counts.most_common(1)[0][0]
-        odd = [rank for rank, other in enumerate(digests) if other != most]
+    odd = here.odd_ones(digest)
+    if odd:
         raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
 
 
@@ -159,13 +155,13 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
 
 
 def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
-    """False: stopped by a signal; its checkpoint was saved."""
+    """False: stopped by a signal, or out of time; its checkpoint was saved."""
     if options["resume"] == "auto":
         loop.resume()
     if options["find_micro_batch"]:
         assert isinstance(loop.plan, Buckets)
         longest = [(int(number),) for number in np.argsort(-loop.plan.lengths)[:64]]
-        here.say(f"micro-batch {loop.find_micro_batch(longest)} fits")
+        loop.find_micro_batch(longest)
     if loop.run().is_complete:
         return True
     here.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
@@ -253,10 +249,3 @@ def told_of(progress: Progress, here: Runtime, seconds: float) -> Dict[str, Any]
     return {"steps": progress.step, "best_step": progress.best_step, "seconds": round(seconds, 1),
             "world_size": here.world_size, "device": here.family, "torch": torch.__version__,
             "validation": progress.history}
-
-
-def replace_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)

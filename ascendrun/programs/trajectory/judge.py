@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
-from ascendrun.programs.trajectory.jobs import check_same, introduce, replace_text
+from ascendrun.programs.trajectory.jobs import check_same, introduce
 from ascendrun.programs.trajectory.predict import each_member_on, ids_of, put_together, write_predictions
 from ascendrun.programs.trajectory.scores import Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
@@ -125,5 +126,6 @@ def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
     reliability.set_xlabel("confidence")
     reliability.set_ylabel("accuracy")
     reliability.set_title(f"ECE {calibration.ece:.3f}")
-    figure.savefig(output / "report.png", dpi=120)
+    with replacing(output / "report.png") as fresh:
+        figure.savefig(fresh, dpi=120, format="png")
     return f"drawn: {output / 'report.png'}"

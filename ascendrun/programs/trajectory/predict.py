@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
+from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.calibrate import Adjustment
 from ascendrun.programs.trajectory.data import Options, encode_all, load_records, multiple_of
@@ -88,15 +88,12 @@ def ids_of(vote: Vote) -> Dict[str, int]:
 def write_predictions(path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *,
                       with_all: bool = True) -> None:
     """One line a track: its class_name and confidence, and the truth where it is known."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(fresh, "w", encoding="utf-8") as file:
+    with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
             said = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
             if record.label is not None:
                 said["truth"] = record.label
             file.write(json.dumps(said) + "\n")
-    os.replace(fresh, path)
 
 
 def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> Dict[str, Any]:

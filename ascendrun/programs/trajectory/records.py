@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
+from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leaks import fingerprint
@@ -118,18 +118,14 @@ class Prepared:
 
 def save_prepared(prepared: Prepared, folder: Path) -> None:
     """Two files; the second one, which readers look for, comes when the first is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{SAMPLES}.{os.getpid()}.tmp"
-    with gzip.GzipFile(fresh, "wb", compresslevel=5, mtime=0) as file:
-        for split, records in prepared.records.items():
-            for record in records:
-                file.write((json.dumps(as_line(replace(record, split=split)), ensure_ascii=False) + "\n").encode())
-    digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
-    os.replace(fresh, folder / SAMPLES)
+    with replacing(folder / SAMPLES) as fresh:
+        with open(fresh, "wb") as raw, gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
+            for split, records in prepared.records.items():
+                for record in records:
+                    file.write((json.dumps(as_line(replace(record, split=split)), ensure_ascii=False) + "\n").encode())
+        digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
     facts = {**prepared.facts, "samples_sha256": digest, "vocabulary": prepared.vocabulary}
-    told = folder / f".{FACTS}.{os.getpid()}.tmp"
-    told.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(told, folder / FACTS)
+    replace_text(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
 
 
 def as_line(record: Record) -> Dict[str, Any]:

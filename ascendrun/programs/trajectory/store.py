@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import torch
 
 from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
 from ascendrun.programs.trajectory.tracks import BadData
 
@@ -77,12 +78,10 @@ def load_pretrained(folder: Path) -> Dict[str, Any]:
 
 def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
     """Members are named relative to the file, so that the whole output may move."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, fresh = folder / VOTE_FILE, folder / f".{VOTE_FILE}.{os.getpid()}.tmp"
+    path = folder / VOTE_FILE
     named = [os.path.relpath(member.absolute(), folder.absolute()) for member in members]
-    fresh.write_text(json.dumps({"members": named, "temperature": temperature, "prior_shift": prior_shift}, indent=1)
-                     + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    told = {"members": named, "temperature": temperature, "prior_shift": prior_shift}
+    replace_text(path, json.dumps(told, indent=1) + "\n")
     return path
 
 
@@ -113,11 +112,8 @@ def agreeing(vote: Vote) -> Vote:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> Path:
-    """Readers never see half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    torch.save(dict(content), fresh)
-    os.replace(fresh, path)
+    with replacing(path) as fresh:
+        torch.save(dict(content), fresh)
     return path
 
 
