@@ -63,7 +63,7 @@ class Ear:
     def errors(self) -> bytes:
         return b"".join(self.error_data)
 
-    def wait(self, deadline_s: float = 20.0) -> Tuple[str, Optional[int]]:
+    def wait(self, deadline_s: float = 60.0) -> Tuple[str, Optional[int]]:
         assert self.closed.wait(deadline_s), f"not closed within {deadline_s:g} s; heard {self.output[-200:]!r}"
         assert self.faults == [] and len(self.ends) == 1
         return self.ends[0]

@@ -15,7 +15,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.hostkeys import HostKey, known_name, record_host_keys
 
 SSHD = "/usr/sbin/sshd"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = PATIENCE_S) -> None:

@@ -20,6 +20,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.transport import Deadlines
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
+# For servers of which nothing is expected; where some steps succeed, the step in question alone is short.
 SHORT = Deadlines(tcp_s=1.0, banner_s=1.0, kex_s=1.0, auth_s=1.0, open_s=1.0)
 DEBUG = ("LogLevel DEBUG1",)
 
@@ -57,7 +58,7 @@ def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> 
         greeter = threading.Thread(target=lambda: _greet(sock, kept))
         greeter.start()
         with pytest.raises(CannotConnect, match="icy .*no key exchange"):
-            lab.backends("paramiko").connect(host, deadlines=SHORT)
+            lab.backends("paramiko").connect(host, deadlines=dataclasses.replace(DEADLINES, kex_s=1.0))
         greeter.join()
         kept[0].close()
 
@@ -81,7 +82,7 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any) -> None:
         web = threading.Thread(target=answer)
         web.start()
         with pytest.raises(CannotConnect, match="no SSH server"):
-            lab.backends("paramiko").connect(Host("web", addr="127.0.0.1", port=sock.getsockname()[1]), deadlines=SHORT)
+            lab.backends("paramiko").connect(Host("web", addr="127.0.0.1", port=sock.getsockname()[1]), deadlines=DEADLINES)
         web.join()
 
 
@@ -90,13 +91,13 @@ def test_a_closed_port_is_named_with_its_host(lab: Any, transport: str) -> None:
     server = lab.server()
     server.stop()
     with pytest.raises(CannotConnect, match=f"(?i)node1 .*{server.port}.*refused"):
-        lab.backends(transport).connect(server.host(), deadlines=SHORT)
+        lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
 
 
 @BOTH
 def test_a_name_that_nobody_knows_is_named(lab: Any, transport: str) -> None:
     with pytest.raises(CannotConnect, match="no-such-host.invalid") as caught:
-        lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"), deadlines=SHORT)
+        lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"), deadlines=DEADLINES)
     assert "addr=" in (caught.value.hint or "")
 
 
@@ -117,7 +118,7 @@ def test_a_shell_that_refuses_commands_ends_in_an_answer(lab: Any, transport: st
     connection = lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
     ear = Ear()
     try:
-        connection.open("echo fine", ear.receiver(), deadline_s=10.0)
+        connection.open("echo fine", ear.receiver(), deadline_s=20.0)
         assert ear.wait()[1] == 1
     except ConnectionError:
         pass  # gone before the command could be sent: an answer, too
@@ -142,9 +143,9 @@ def test_a_second_session_where_sshd_allows_one_is_refused_with_the_reason(lab: 
     ear, second = Ear(), Ear()
     stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     with pytest.raises(CannotConnect) as caught:
-        connection.open("true", second.receiver(), deadline_s=5.0)
+        connection.open("true", second.receiver(), deadline_s=20.0)
     assert "MaxSessions" in (caught.value.hint or "")
-    stream.send(b"still here", deadline_s=5.0)
+    stream.send(b"still here", deadline_s=20.0)
     stream.close_input()
     assert ear.wait()[1] == 0 and ear.output == b"still here"
     assert second.ends == []
@@ -165,16 +166,16 @@ def test_a_host_that_freezes_under_a_running_stream_refuses_the_next_command_in_
     server = lab.server()
     connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     ear = Ear()
-    connection.open("exec cat", ear.receiver(), deadline_s=10.0)
+    connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     frozen = server.session_pids()
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="node1"):
         connection.open("true", Ear().receiver(), deadline_s=1.0)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 20.0, "not the time of an opening, which is longer"
     connection.close()
-    ear.wait(10.0)
+    ear.wait()
 
 
 def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
@@ -183,7 +184,7 @@ def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
     server = lab.server(options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root",
                                  "AuthorizedKeysFile none"))
     with pytest.raises(CannotConnect, match="login within 1 s"):
-        lab.backends("paramiko").connect(server.host(), deadlines=SHORT)
+        lab.backends("paramiko").connect(server.host(), deadlines=dataclasses.replace(DEADLINES, auth_s=1.0))
 
 
 def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any) -> None:
@@ -208,7 +209,7 @@ def gives_back(server: Any, lab: Any, payload: bytes) -> None:
     """Everything that is sent through `cat` comes back."""
     connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     ear = Ear()
-    stream = connection.open("exec cat", ear.receiver(), deadline_s=10.0)
+    stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
     stream.send(payload, deadline_s=60.0)
     stream.close_input()
     assert ear.wait(60.0)[1] == 0

@@ -81,13 +81,13 @@ def test_a_receiver_may_close_its_stream_from_within(reach: Any) -> None:
     ready = threading.Event()
 
     def close_it(_: bytes) -> None:
-        ready.wait(10)
+        ready.wait(60)
         streams[0].close()
 
     receiver = Receiver(close_it, lambda _: None, lambda *_: closed.set())
     streams.append(connection.open("echo on; exec cat", receiver, deadline_s=10.0))
     ready.set()
-    assert closed.wait(10)
+    assert closed.wait(60)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -98,7 +98,7 @@ def test_a_receiver_that_fails_loses_its_stream_and_is_told(reach: Any) -> None:
         raise RuntimeError("a fault of the receiver")
 
     reach.connect().open("echo on; exec cat", Receiver(fail, fail, lambda *_: closed.set()), deadline_s=10.0)
-    assert closed.wait(20)
+    assert closed.wait(60)
 
 
 @pytest.mark.parametrize(
