@@ -18,7 +18,7 @@ import pytest
 
 from ascendrun.node import layout, pack, procs, reap, treehash, wire
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _Key = Tuple[str, str, int]
 
 
@@ -225,7 +225,7 @@ class Node:
         for tag in sorted(self.tags):
             identity_file = self.folder(tag) / layout.IDENTITY
             identity = json.loads(identity_file.read_text()) if identity_file.exists() else {}
-            until = time.monotonic() + 5
+            until = time.monotonic() + 20
             while (self.alive(tag) or procs.is_alive(identity)) and time.monotonic() < until:
                 time.sleep(0.01)
             for pid, start in reap.find_attempt(tag, root=str(self.root)):
