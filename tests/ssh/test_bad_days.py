@@ -81,8 +81,9 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any) -> None:
 
         web = threading.Thread(target=answer)
         web.start()
+        host = Host("web", addr="127.0.0.1", port=sock.getsockname()[1])
         with pytest.raises(CannotConnect, match="no SSH server"):
-            lab.backends("paramiko").connect(Host("web", addr="127.0.0.1", port=sock.getsockname()[1]), deadlines=DEADLINES)
+            lab.backends("paramiko").connect(host, deadlines=DEADLINES)
         web.join()
 
 
