@@ -8,6 +8,10 @@ node, a file outside this package, or a clock.
     npu_smi_lists  `-l`, `-m`, `-t topo`, `watch`, `-v`           tool_errors    errors printed instead of an answer
     hccn           `hccn_tool -i N -... -g`, short answers        hccn_counters  its counters, optical module, routes
     hccn_conf      /etc/hccn.conf                                 install        version files of driver and CANN
-    rank_table     RANK_TABLE_FILE: read, check, write            versions       versions made comparable
+    versions       made comparable
     chips, compatibility, variables, faults   what is known, with its source and its doubt, from tables/*.json
+
+Views that no question of ours asks for (`-t usages`, `temp`, `power`, `proc-mem`, `topo`, `-l`, `-m`, `watch`, `-v`; of
+hccn_tool speed, mtu, gateway, netdetect, vnic, lldp, hw_stats, route) are read for the simulated tools: what they print
+is held against the same parsers as recordings of real boards.
 """

@@ -17,7 +17,6 @@ from ascendrun.ascend import (
     npu_smi_lists,
     npu_smi_views,
     nvidia_smi,
-    rank_table,
 )
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "ascend"
@@ -65,7 +64,6 @@ FILES = {
     "install": install.parse_install,
     "components": install.parse_components,
     "hccn-conf": hccn_conf.parse_hccn_conf,
-    "rank-table": rank_table.read_rank_table,
 }
 PARSERS = {**TOOLS, **FILES}
 RECORDINGS = sorted(FOLDER.glob("*/*.txt"))

@@ -155,9 +155,8 @@ def check(kind, text):
         if isinstance(value, datetime):
             assert str(value.year) in text, (name, value)
         elif isinstance(value, (int, float)):
-            legacy_rank = kind == "rank-table" and name == "rank"
             micros = name == "round_trips_ms" and round(value * 1000, 6) in {round(word, 6) for word in known}
-            assert value in known or micros or legacy_rank, (name, value)
+            assert value in known or micros, (name, value)
             for pattern, low, high in IN_RANGE:
                 assert not pattern.match(name) or low <= value <= high, (name, value)
         elif name not in ("layout", "version", "kind", "code"):

@@ -147,7 +147,7 @@ PATTERNS = {
     "hccn_tool_-route*": "routes", "hccn_tool_-speed*": "speed", "hccn_tool_-mtu*": "mtu", "hccn_tool_-fec*": "fec",
     "hccn_tool_-gateway*": "gateway", "hccn_tool_-netdetect*": "netdetect", "driver_version*": "driver",
     "firmware_version*": "firmware", "ascend_*_install*": "cann", "version.cfg*": "components",
-    "hccn.conf*": "hccn-conf", "rank_table*": "rank-table",
+    "hccn.conf*": "hccn-conf",
 }  # fmt: skip
 
 
