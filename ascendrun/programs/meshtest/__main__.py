@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> None:
     from ascendrun.programs.meshtest import measure
     from ascendrun.programs.trainer import start
     start.run(lambda here: measure.measure(options, here), family=options["device"],
-                timeout_s=options["timeout_s"], expected=measure.EXPECTED)
+              timeout_s=options["timeout_s"], expected=measure.EXPECTED)
 
 
 if __name__ == "__main__":

@@ -9,29 +9,32 @@ from typing import Any, Dict, List
 
 import torch
 
+from ascendrun.programs.trainer.accelerator import Accelerator
+
 SLICES = 8
 """The time is told in so many pieces: a device that throttles is fast in the first ones only."""
 
 
-def burn(device: torch.device, *, seconds: float, size: int, seed: int) -> Dict[str, Any]:
+def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> Dict[str, Any]:
     """{tflops, tflops_slowest, digest, wrong, products}.
 
     The matrices hold -1 and 1 only: every sum is exact in float16 with float32 accumulation, whatever the order, so
     sound devices of every kind agree to the bit, and a single difference is a fault.
     """
+    device = accelerator.device
     size = size or (512 if device.type == "cpu" else 4096)
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     chance = torch.Generator().manual_seed(seed)
     left, right = (make_signs(size, chance).to(device=device, dtype=dtype) for _ in range(2))
     first = left @ right
-    synchronize(device)
+    accelerator.synchronize()
     wrong = products = 0
     tflops: List[float] = []
     for _ in range(SLICES):
         began_s, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - began_s < seconds / SLICES:
             product = left @ right
-            synchronize(device)
+            accelerator.synchronize()
             count += 1
         tflops.append(2.0 * size ** 3 * count / (time.perf_counter() - began_s) / 1e12)
         wrong += int(not torch.equal(product, first))
@@ -44,9 +47,3 @@ def burn(device: torch.device, *, seconds: float, size: int, seed: int) -> Dict[
 def make_signs(size: int, chance: torch.Generator) -> torch.Tensor:
     """Made on the CPU, so that every device gets the same."""
     return torch.randint(0, 2, (size, size), generator=chance, dtype=torch.int8) * 2 - 1
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)

@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Sequence
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.meshtest.burn import synchronize
 from ascendrun.programs.trainer.start import Runtime
 
 LATENCY_BYTES = 8
@@ -63,8 +62,8 @@ def timed(runtime: Runtime, group: Any, size: int, *, repeats: int, budget_s: fl
 def once(runtime: Runtime, group: Any, tensor: torch.Tensor) -> float:
     """Seconds from here until the sum is in the device's memory."""
     tensor.fill_(1.0)  # sums of sums would overflow
-    synchronize(runtime.device)
+    runtime.accelerator.synchronize()
     began_s = time.perf_counter()
     dist.all_reduce(tensor, group=group)
-    synchronize(runtime.device)
+    runtime.accelerator.synchronize()
     return time.perf_counter() - began_s

@@ -30,7 +30,8 @@ def measure(options: Options, runtime: Runtime) -> None:
     sizes = read_sizes(options["sizes"])
     label = f"{runtime.family}:{runtime.local_rank}"
     if options["matmul_s"] > 0:
-        burnt = burn(runtime.device, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"])
+        burnt = burn(runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"],
+                     seed=options["seed"])
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
         runtime.say(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
     if runtime.world_size == 1:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional
 
 import torch
 
 from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.parallel import WAYS
 from ascendrun.programs.trainer.simulate import Simulated
 from ascendrun.programs.trainer.zero3 import BUCKET_ELEMENTS
 
@@ -21,7 +22,6 @@ CONTEXT_BYTES: Mapping[str, int] = {
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
 """What matrix products take from the allocator for themselves: cuBLAS and cuBLASLt 32 MiB each, seen on an H200 with
 torch 2.11 as the same 64 MiB beside every model. NPU: not known, never measured."""
-WAYS = ("none", "ddp", "fsdp2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,6 @@ def as_sentence(need: Need, card_bytes: Optional[int], family: str) -> str:
     of_card = f" of {card_bytes / GB:.1f} GB" if card_bytes else ""
     host = f" and {need.host / GB:.1f} GB of host memory a rank" if need.host else ""
     return f"{need.how} over {need.world_size} needs {need.on_card(family) / GB:.1f} GB{of_card} a card{host} ({parts})"
-
-
-def choose(candidates: Sequence[Need], card_bytes: int, family: str) -> Optional[Need]:
-    """The first that fits; order them from fast to slow. None: none does."""
-    return next((need for need in candidates if fits(need, card_bytes, family)), None)
 
 
 def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> List[str]:

@@ -119,9 +119,9 @@ def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, prec
         of_layers = {id(weight) for layer in layers for weight in layer.parameters()}
         return Simulated(
             parameters=sum(weight.numel() for weight in parameters), trained=sum(weight.numel() for weight in trained),
-            weights=before, trained_bytes=size_of(trained),
-            largest_layer=max((size_of(list(layer.parameters())) for layer in layers), default=0),
-            outside_layers=size_of([weight for weight in parameters if id(weight) not in of_layers]),
+            weights=before, trained_bytes=held_bytes(trained),
+            largest_layer=max((held_bytes(list(layer.parameters())) for layer in layers), default=0),
+            outside_layers=held_bytes([weight for weight in parameters if id(weight) not in of_layers]),
             activations=activations, activations_in_layers=in_layers, whole_step=whole_step)
 
 
@@ -177,7 +177,7 @@ def passes(module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, 
     return bytes_of.peak
 
 
-def size_of(weights: Sequence[torch.Tensor]) -> int:
+def held_bytes(weights: Sequence[torch.Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 

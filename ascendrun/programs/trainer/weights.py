@@ -22,7 +22,7 @@ class BadWeights(Exception):
 def read_into(module: nn.Module, folder: Path, *, name_in_file: Callable[[str], Optional[str]] = lambda name: name
               ) -> None:
     """`name_in_file`: a parameter's name in the files, None: it is not from there (an adapter's). A tied weight may be
-    in the files under either of its names. Raises BadWeights before anything is changed."""
+    in the files under either of its names. Raises BadWeights; one that is missing, before any is read."""
     from safetensors import safe_open
     files = file_of_tensor(folder)
     wanted: Dict[str, List[str]] = {}

@@ -7,7 +7,7 @@ from typing import Sequence, Tuple
 
 import numpy as np
 
-from ascendrun.programs.trajectory.tracks import Floats, Track
+from ascendrun.programs.trajectory.tracks import Floats, Track, metres_between
 
 COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
 SPEED_WORDS = ((2.0, "STOP"), (5.0, "SLOW"), (10.0, "MID"), (15.0, "FAST"))
@@ -20,7 +20,6 @@ NET_EDGES = (3.0, 6.0, 10.0, 20.0, 50.0, 100.0, 300.0, 1000.0, 2000.0, 4000.0, 8
 SHARE_EDGES = (0.001, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)
 JITTER_EDGES = (2.0, 4.0, 8.0, 12.0, 20.0, 40.0, 60.0, 90.0)
 MEAN_TURN_EDGES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 80.0, 100.0)
-METRES_PER_DEGREE = 111_320.0
 
 
 def binned(letter: str, value: float, edges: Sequence[float]) -> str:
@@ -61,13 +60,6 @@ def between(degrees: Floats, others: Floats) -> Floats:
 def turns(track: Track) -> Floats:
     """Degrees that the course turned since the point before; NaN where a course is not known."""
     return between(np.concatenate([[np.nan], track.cog[:-1]]), track.cog)
-
-
-def metres_between(lat: Floats, lon: Floats, to_lat: Floats, to_lon: Floats) -> Floats:
-    """Over a flat earth: good enough within a track."""
-    north = (to_lat - lat) * METRES_PER_DEGREE
-    east = ((to_lon - lon + 180) % 360 - 180) * METRES_PER_DEGREE * np.cos(np.radians(lat))
-    return np.hypot(north, east)
 
 
 def summary_words(track: Track) -> Tuple[str, ...]:

@@ -8,15 +8,13 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.tracks import Floats, Track
+from ascendrun.programs.trajectory.tracks import METRES_PER_DEGREE, METRES_PER_KNOT_SECOND, Floats, Track
 
 Rng = np.random.Generator
 Motion = Tuple[Floats, Floats]
 """Speed in knots and course in degrees, one value a point."""
 
 START_S = 1_640_995_200
-METRES_PER_KNOT_SECOND = 0.514444
-METRES_PER_DEGREE = 111_320.0
 PORTS = ((29.95, -90.06), (33.74, -118.25), (40.66, -74.05), (47.60, -122.36), (27.90, -82.45), (36.95, -76.33))
 MOORED_SHARE = 0.12
 """Ships of every kind lie still at times, and then nothing tells them apart: no classifier reaches 1.0 here."""

@@ -112,11 +112,16 @@ def in_order(track: Track) -> Tuple[Track, int]:
     return track.of_points(first), len(track) - len(first)
 
 
+def metres_between(lat: Floats, lon: Floats, to_lat: Floats, to_lon: Floats) -> Floats:
+    """Over a flat earth: good enough within a track."""
+    north = (to_lat - lat) * METRES_PER_DEGREE
+    east = ((to_lon - lon + 180) % 360 - 180) * METRES_PER_DEGREE * np.cos(np.radians(lat))
+    return np.hypot(north, east)
+
+
 def is_too_far(track: Track, one: NDArray[np.int64], other: NDArray[np.int64], max_knots: float) -> NDArray[np.bool_]:
     """Whether a ship would have to be faster than `max_knots` from each point of `one` to that of `other`."""
-    north = (track.lat[other] - track.lat[one]) * METRES_PER_DEGREE
-    east = ((track.lon[other] - track.lon[one] + 180) % 360 - 180) * METRES_PER_DEGREE
-    metres = np.hypot(north, east * np.cos(np.radians(track.lat[one])))
+    metres = metres_between(track.lat[one], track.lon[one], track.lat[other], track.lon[other])
     reach = (track.time[other] - track.time[one]) * max_knots * METRES_PER_KNOT_SECOND + GPS_SLACK_M
     return np.asarray(metres > reach)
 

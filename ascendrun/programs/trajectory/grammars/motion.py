@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ascendrun.programs.trajectory.bins import (
     MEAN_TURN_EDGES,
-    METRES_PER_DEGREE,
     NET_EDGES,
     SHARE_EDGES,
     SPEED_EDGES,
@@ -24,7 +23,7 @@ from ascendrun.programs.trajectory.bins import (
     turns,
 )
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import Floats, Track
+from ascendrun.programs.trajectory.tracks import METRES_PER_DEGREE, Floats, Track
 
 GRID_LEVELS = 7
 COARSEST_DEGREES = 8.0
