@@ -43,7 +43,7 @@ def test_a_host_that_is_down_is_told_beside_the_answers_of_the_others(scene: Sce
 
 def test_a_command_that_takes_too_long_is_killed_on_the_node_cold_and_warm(scene: Scene) -> None:
     for _ in ("cold", "warm"):
-        done = execute(scene, "sleep", "600", options=("--timeout", "2"))
+        done = execute(scene, "sleep", "600", options=("--timeout", "5"))
         assert done.returncode == 6, run_text(done)
         await_that(lambda: not any("sleep" in one.argv and "600" in one.argv for host in scene.cluster.hosts
                                    for one in scene.cluster.processes(host)), "no sleep is left")

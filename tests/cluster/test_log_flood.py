@@ -20,6 +20,8 @@ from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
 
 MB = 1 << 20
+FIRST_LINES_BYTES = 20_000
+"""A line has at most 310 bytes: number 17 stands well before."""
 
 FLOOD = """
 import hashlib, os, sys, time
@@ -109,7 +111,8 @@ def check(scene: Scene, job: str, *, ranks: int) -> int:
 def run_flood(scene: Scene, luck: random.Random, *, mb_each: float, seconds: float, cut_s: float) -> None:
     hosts = list(scene.cluster.hosts)
     job = flood(scene, hosts=hosts, mb_each=mb_each, seconds=seconds)
-    await_that(lambda: copied_bytes(scene, job) > 0, "the first bytes are here", deadline_s=90)
+    await_that(lambda: any(path.stat().st_size > FIRST_LINES_BYTES for path in scene.spooled(job, "rank-0.out.0")),
+               "the first lines of rank 0 are here", deadline_s=90)
     searched = scene.ascendrun("logs", job, "--grep", "^0 17 ", "--no-prefix")  # by the nodes: it is under way
     assert (searched.stdout[:5], searched.stdout.count("\n"), searched.stderr) == ("0 17 ", 1, ""), run_text(searched)
     began = time.monotonic()
