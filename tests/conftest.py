@@ -17,7 +17,7 @@ import pytest
 from tests.thorough import THOROUGH_VARIABLE
 
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
-LEFTOVER_GRACE_S = 5.0
+LEFTOVER_GRACE_S = 20.0
 
 
 # A slow machine is no failure; in CI the same examples every time, so that a red run can be repeated.
