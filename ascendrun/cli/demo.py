@@ -26,7 +26,7 @@ MARK = "ASCENDRUN_DEMO"
 FOREIGN = ("ASCEND_", "HCCL_", "NCCL_", "ASCENDRUN_SIM_")
 """Variables of this machine's own devices: nothing of the simulated ones."""
 COMMAND_S = 120.0
-TRAINING_S = 60.0
+TRAINING_S = 120.0
 STEPS_BEFORE_KILL = 30
 VICTIM = 3
 BAD_NODE, BAD_CARD, FAULT = "npu2", "3", "health_alarm"

@@ -15,7 +15,7 @@ import pytest
 
 from ascendrun.sim.demo import train
 
-WORLD, END_S = 2, 60.0
+WORLD, END_S = 2, 120.0
 
 
 class Ranks:
