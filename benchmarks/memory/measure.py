@@ -1,6 +1,6 @@
 """`python -m benchmarks.memory.measure [--device cuda] [CASE…]`: each case on real ranks, beside its estimate.
 
-On one card the cases that share a model run with a single rank. Writes results/memory.csv and prints a table.
+On one card the cases that share a model run with a single rank. Writes results/DEVICE.csv and prints a table.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from benchmarks.memory.cases import CASES
 
 REPO = Path(__file__).resolve().parents[2]
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
-RESULTS = REPO / "benchmarks" / "results" / "memory.csv"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "npu"])
     parser.add_argument("--devices", type=int, default=0, help="how many cards there are; 0: two on the CPU, else one")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="default: the results beside this file")
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE")
     asked = parser.parse_args()
     cards = asked.devices or (2 if asked.device == "cpu" else 1)
     rows = [run(name, asked.device, min(CASES[name].ranks, cards)) for name in asked.cases]
-    with open(asked.out, "w", newline="", encoding="utf-8") as file:
+    with open(asked.out or RESULTS / f"{asked.device}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
