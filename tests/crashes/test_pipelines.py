@@ -86,7 +86,7 @@ def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_betwee
     await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
     logs, events = follower(head, "logs", "-f", "pipe"), follower(head, "events", "-f", job, "-o", "jsonl")
     with ControlClient(head.state_dir) as client:
-        os.kill(int(client.call("status", timeout_s=10.0)["pid"]), signal.SIGKILL)
+        os.kill(int(client.call("status", timeout_s=DEADLINE_S)["pid"]), signal.SIGKILL)
     touch(head.folder / "prepared")
     waited = head.run("wait", job)
     assert waited.returncode == 0, waited.stderr
