@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.generate import generate
 from ascendrun.programs.trajectory.grammars import text_of
-from ascendrun.programs.trajectory.serve import MOST_BYTES, MOST_TRACKS, make_server
+from ascendrun.programs.trajectory.serve import MOST_BYTES, MOST_TRACKS, make_server, serve_until
 from ascendrun.programs.trajectory.stream import answer_lines
 from tests.programs.conftest import REPO, TINY, Run, Server, until
 
@@ -145,6 +146,31 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(address):
     assert got == 413 and str(MOST_BYTES) in said["error"]
     assert ask(address, "POST", "/predict", b"", {"Content-Length": "\xb2"})[0] == 411
     assert ask(address, "GET", "/nowhere")[0] == 404
+
+
+def test_another_method_is_answered_in_json_too(address):
+    status, said = ask(address, "PUT", "/predict", b"{}")
+    assert status == 501 and "PUT" in said["error"]
+
+
+def test_a_burst_that_nobody_has_looked_at_when_the_stop_comes_is_answered(classifier):
+    server = make_server(classifier, "127.0.0.1", 0)
+    burst = [http.client.HTTPConnection(*server.server_address, timeout=20) for _ in range(40)]
+    for connection in burst:
+        connection.request("POST", "/predict", json.dumps({"text": track_text()}).encode(), {"Connection": "close"})
+    assert serve_until(server, lambda: True)
+    assert [connection.getresponse().status for connection in burst] == [200] * len(burst)
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_none_are_told_with_a_way_out(start, trained):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for option, words in ((f"--port={port}", "Address already in use"), ("--host=no.such.invalid", "choose")):
+            run = start("--mode=serve", f"--model={trained}", option, name=option.strip("-"))
+            assert run.wait() == [1]
+            assert words in run.text() and "choose another port" in run.text() and "Traceback" not in run.text()
 
 
 def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(start, trained):

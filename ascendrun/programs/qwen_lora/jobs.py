@@ -23,7 +23,7 @@ from ascendrun.programs.qwen_lora.lessons import (
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.qwen_lora.scoring import Question
 from ascendrun.programs.qwen_lora.sizing import Holding
-from ascendrun.programs.trainer import accelerator, fusing, kernels, metrics, parallel, start, task, zero3
+from ascendrun.programs.trainer import accelerator, faults, fusing, kernels, metrics, parallel, start, task, zero3
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision
 from ascendrun.programs.trainer.chips import chip_of
 from ascendrun.programs.trainer.files import replace_text
@@ -54,7 +54,7 @@ def train(options: Options, here: Runtime) -> None:
     precision = chosen_precision(options, here.accelerator)
     sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
     folder, output = start.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
-    output.mkdir(parents=True, exist_ok=True)
+    faults.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
     texts = read_texts(options)
     check_same(texts.digest, here)

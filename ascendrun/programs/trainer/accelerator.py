@@ -18,6 +18,10 @@ from ascendrun.programs.trainer.chips import Chip, chip_of
 BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
+class NoDevice(Exception):
+    """The device that was asked for is not here; the message says what is missing, and the way out."""
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """One device. `name`: as its vendor calls it. `module`: torch.npu, torch.cuda, None on the CPU."""
@@ -134,7 +138,7 @@ def choose_family(wanted: str, environ: Mapping[str, str]) -> str:
 
 
 def open_accelerator(family: str, local_rank: int) -> Accelerator:
-    """This rank's device, made current. Raises RuntimeError naming what is missing."""
+    """This rank's device, made current. Raises NoDevice."""
     if family == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdigit() and int(threads) > 0:
@@ -144,8 +148,8 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         try:
             import torch_npu
         except ImportError as error:
-            raise RuntimeError(f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
-                               "torch_npu that belongs to this torch, or use devices.family: cpu") from error
+            raise NoDevice(f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
+                           "torch_npu that belongs to this torch, or use devices.family: cpu") from error
         module: Any = torch_npu.npu
         # Operators built at run time for every new shape: minutes a shape, and never what training wants.
         module.set_compile_mode(jit_compile=False)
@@ -153,8 +157,8 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         module = torch.cuda
     count = module.device_count()
     if local_rank >= count:
-        raise RuntimeError(f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
-                           f"{count}; lower devices.per_node, or see `ascendrun doctor`")
+        raise NoDevice(f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
+                       f"{count}; lower devices.per_node, or see `ascendrun doctor`")
     device = torch.device(family, local_rank)
     module.set_device(device)
     return Accelerator(family, device, str(module.get_device_name(local_rank)), module)

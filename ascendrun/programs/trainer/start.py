@@ -15,7 +15,8 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, TextIO, Tuple,
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer.accelerator import Accelerator, choose_family, open_accelerator
+from ascendrun.programs.trainer import faults
+from ascendrun.programs.trainer.accelerator import Accelerator, NoDevice, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.programs.trainer.files import replace_text
 
@@ -97,7 +98,8 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
         expected: Tuple[Type[Exception], ...] = ()) -> NoReturn:
     """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks.
 
-    `expected`: errors whose message says all that a person needs; the others are shown with their traceback.
+    `expected`: errors whose message says all that a person needs. Those, and faults of the machine, are told in a line;
+    the others with their traceback. The error file has the traceback of each.
     """
     try:
         runtime = start(family=family, timeout_s=timeout_s)
@@ -105,8 +107,11 @@ def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: flo
         leave(runtime)
     except BaseException as error:  # whatever it was, the process must end here and say why
         write_error_file(error)
-        if isinstance(error, expected):
+        of_machine = faults.in_words(error)
+        if isinstance(error, (NoDevice, *expected)):
             print(f"error: {error}", file=sys.stderr)
+        elif of_machine is not None:
+            print(f"error: {of_machine}", file=sys.stderr)
         else:
             traceback.print_exc()
         end_process(1)

@@ -10,7 +10,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer import start, task, weights
+from ascendrun.programs.trainer import faults, start, task, weights
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
@@ -75,7 +75,8 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
     here.say(f"tracks: {counts} ({source}); no ship is in two splits")
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
-        here.say(f"read {cleaning['points']} points: {cleaning['bad_points']} unusable, "
+        why = f" ({'; '.join(cleaning['why_bad'])})" if cleaning.get("why_bad") else ""
+        here.say(f"read {cleaning['points']} points: {cleaning['bad_points']} unusable{why}, "
                  f"{cleaning['repeated_points']} repeated, {cleaning['outliers']} outliers; {cleaning['jumps']} jumps; "
                  f"{cleaning['short_pieces']} pieces too short")
     if cleaning.get("class_words_removed"):
@@ -130,6 +131,7 @@ def own_sizes(options: Options, samples: Samples) -> Sizes:
 # --- pretrain ---
 
 def pretrain_stage(options: Options, here: Runtime) -> None:
+    faults.check_writable(Path(options["output"]).absolute())
     samples = make_samples(options)
     check_same(samples.digest, here)
     introduce(options, samples, here)
@@ -182,6 +184,7 @@ def train(options: Options, here: Runtime) -> None:
 
 def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     started_s = time.monotonic()
+    faults.check_writable(Path(options["output"]).absolute())
     samples = make_samples(options)
     check_same(samples.digest, here)
     introduce(options, samples, here)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
 from ascendrun.programs.trajectory.store import load_vote
+from ascendrun.programs.trajectory.tracks import BadData
 
 MOST_BYTES = 4 * 2**20
 MOST_TRACKS = 256
@@ -60,6 +62,8 @@ class Service(ThreadingHTTPServer):
     """Knows how many requests wait for their answer. A connection on which nobody asks ends with the process."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """Who comes in a burst is not sent away to try again a second later."""
 
     def __init__(self, address: Tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
@@ -135,6 +139,10 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
             self.end_headers()
             self.wfile.write(raw)
 
+        def send_error(self, code: int, message: Optional[str] = None, explain: Optional[str] = None) -> None:
+            self.close_connection = True
+            self.reply(code, {"error": message or "no such request; there are GET /health and POST /predict"})
+
         def log_message(self, format: str, *args: Any) -> None:
             """Silent: a busy endpoint would fill the job's log."""
 
@@ -148,7 +156,11 @@ def serve_stage(options: Options, here: Runtime) -> None:
     for _ in range(options["warm_up"]):
         classifier.predict_batch(["POINT_END"])
     port = options["port"] + here.local_rank if options["port"] else 0
-    server = make_server(classifier, options["host"], port)
+    try:
+        server = make_server(classifier, options["host"], port)
+    except OSError as error:
+        raise BadData(f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
+                      "one, or an address of this machine") from error
     address: Tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
     print(f"serving on http://{address[0]}:{address[1]}: POST /predict, GET /health", flush=True)
     here.record(event="serving", host=address[0], port=address[1])
@@ -166,6 +178,9 @@ def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:
     while not is_over():
         over.wait(POLL_S)
     server.shutdown()
+    while select.select([server], [], [], 0)[0]:  # they are connected, and nobody has looked at them yet
+        server.handle_request()
+    over.wait(POLL_S)
     has_answered = server.wait_for_answers(ANSWER_S)
     server.server_close()
     thread.join()

@@ -1,0 +1,48 @@
+"""Faults of the machine and of what was given: one message with a way out, no trace of the program's own lines."""
+
+from __future__ import annotations
+
+import errno
+import io
+
+import pytest
+import torch
+
+from ascendrun.programs.trainer.accelerator import NoDevice, open_accelerator
+from ascendrun.programs.trainer.faults import in_words
+from tests.programs.conftest import TINY
+
+
+class FullDisk(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/model.pt")
+
+
+def test_a_full_disk_is_told_also_where_torch_hides_it():
+    with pytest.raises(Exception) as caught:
+        torch.save({"weights": torch.ones(1000)}, FullDisk())
+    told = "/data/model.pt: No space left on device; free some space there, or name another folder"
+    assert in_words(caught.value) == told
+    assert in_words(ValueError("ours")) is None and in_words(KeyError("x")) is None
+
+
+@pytest.mark.parametrize("program, options", [
+    ("trajectory", ["--mode=train", *TINY]), ("trajectory", ["--mode=pretrain", *TINY]),
+    ("qwen_lora", ["--rows=20", "--epochs=1"])])
+def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch, tmp_path, program, options):
+    (tmp_path / "file").write_text("")
+    run = launch(program, [*options, f"--output={tmp_path}/file/out"])
+    assert run.wait() == [1]
+    assert "file/out" in run.text() and "there is a file where a folder should be" in run.text()
+    assert "Traceback" not in run.text() and "step 1/" not in run.text()
+
+
+def test_a_device_that_is_not_there_is_told_without_a_trace(start):
+    run = start("--mode=train", "--device=cuda", *TINY)
+    assert run.wait() == [1]
+    assert "wants device cuda:0" in run.text() and "Traceback" not in run.text()
+    with pytest.raises(NoDevice, match="torch_npu"):
+        open_accelerator("npu", 0)
