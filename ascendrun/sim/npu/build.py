@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,14 +25,9 @@ HCCL = ("hccl", "hccl_address", "hccl_group", "hccl_links", "hccl_reduce")
 OPERATORS = ("operators", "fused")
 EMPTY = ("acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "atb", "runtime")
 """Libraries that torch_npu is linked with and whose functions libascendcl has here."""
-SET_ENV = """\
-# The simulated CANN: source it as the real one's. Control flow and API only, never speed.
-export ASCEND_TOOLKIT_HOME={home}
-export ASCEND_HOME_PATH={home}
-export ASCEND_OPP_PATH={home}/opp
-export LD_LIBRARY_PATH={home}/lib64${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}
-export TASK_QUEUE_ENABLE=0
-"""
+SETTINGS = {"ASCEND_TOOLKIT_HOME": "{home}", "ASCEND_HOME_PATH": "{home}", "ASCEND_OPP_PATH": "{home}/opp",
+            "TASK_QUEUE_ENABLE": "0"}
+"""What a process needs to find the toolkit, beside LD_LIBRARY_PATH, which is added to."""
 
 
 def cache_folder(target: Target) -> Path:
@@ -43,7 +39,7 @@ def cache_folder(target: Target) -> Path:
 
 def key_of(target: Target) -> str:
     """Changes with everything that the result depends on."""
-    marks = [target.torch_version, target.torch_npu_version, str(target.torch), str(target.torch_npu), SET_ENV, *FLAGS]
+    marks = [target.torch_version, target.torch_npu_version, str(target.torch), str(target.torch_npu), *FLAGS]
     for path in (*sorted(SOURCES.iterdir()), Path(__file__), Path(__file__).with_name("names.py")):
         marks += [path.name, path.read_text()]
     return hashlib.sha256("\0".join(marks).encode()).hexdigest()[:16]
@@ -117,12 +113,22 @@ def write_tree(made: Path, home: Path) -> None:
         (made / name).mkdir()
     versions = "".join(f"{name}_running_version=[8.5.0]\n" for name in ("runtime", "compiler"))
     (made / "version.cfg").write_text(f"# simulated\n{versions}")
-    (made / "set_env.sh").write_text(SET_ENV.format(home=home))
+    (made / "set_env.sh").write_text(shell_lines(home))
+
+
+def settings_of(home: Path) -> Dict[str, str]:
+    return {name: value.format(home=home) for name, value in SETTINGS.items()}
+
+
+def shell_lines(home: Path) -> str:
+    """What set_env.sh holds."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
+    libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+    return "\n".join(["# The simulated CANN: source it as the real one's. Control flow and API only, never speed.",
+                      *lines, libraries, ""])
 
 
 def environment(home: Path, environ: Dict[str, str]) -> Dict[str, str]:
     """What set_env.sh does, for a process that we start ourselves."""
-    own = {"ASCEND_TOOLKIT_HOME": str(home), "ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp"),
-           "LD_LIBRARY_PATH": ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH")))),
-           "TASK_QUEUE_ENABLE": "0"}
-    return {**environ, **own}
+    libraries = ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH"))))
+    return {**environ, **settings_of(home), "LD_LIBRARY_PATH": libraries}

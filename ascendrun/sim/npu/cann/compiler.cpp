@@ -21,7 +21,7 @@ struct aclTensorDesc {
 template <typename Use>
 static bool with_type(aclDataType type, Use use) {
     switch (type) {
-        case ACL_BOOL:
+        case ACL_BOOL: use(bool{}); return true;
         case ACL_UINT8: use(uint8_t{}); return true;
         case ACL_INT8: use(int8_t{}); return true;
         case ACL_INT32: use(int32_t{}); return true;

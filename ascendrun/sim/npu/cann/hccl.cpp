@@ -311,11 +311,13 @@ HcclResult HcclAlltoAllVC(const void *send, const void *matrix, HcclDataType typ
 }
 
 HcclResult HcclSend(void *data, uint64_t count, HcclDataType type, uint32_t peer, HcclComm handle, aclrtStream) {
+    if (!width_of(type)) return refuse("HcclSend", "dataType");
     if (may_begin(group_of(handle))) send_message(group_of(handle), data, count * width_of(type), int(peer));
     return HCCL_SUCCESS;
 }
 
 HcclResult HcclRecv(void *data, uint64_t count, HcclDataType type, uint32_t peer, HcclComm handle, aclrtStream) {
+    if (!width_of(type)) return refuse("HcclRecv", "dataType");
     if (may_begin(group_of(handle))) receive_message(group_of(handle), data, count * width_of(type), int(peer));
     return HCCL_SUCCESS;
 }
@@ -323,6 +325,8 @@ HcclResult HcclRecv(void *data, uint64_t count, HcclDataType type, uint32_t peer
 // All that is sent first: two ranks that exchange must not wait for each other.
 HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t count, HcclComm handle, aclrtStream) {
     Group &group = group_of(handle);
+    for (auto *item = items; item < items + count; ++item)
+        if (!width_of(item->dataType)) return refuse("HcclBatchSendRecv", "dataType");
     if (!may_begin(group)) return HCCL_SUCCESS;
     for (auto *item = items; item < items + count; ++item)
         if (item->sendRecvType == HCCL_SEND) send_message(group, item->buf, item->count * width_of(item->dataType), int(item->remoteRank));

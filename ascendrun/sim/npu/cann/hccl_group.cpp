@@ -100,7 +100,7 @@ bool gather_places(Group &group, double timeout_s, double deadline_s) {
     }
     for (uint32_t rank = 1; rank < group.size; ++rank) {
         if (sockets[rank] < 0) continue;
-        send_all(sockets[rank], bytes_of(&reply), deadline_s + GRACE_S);
+        send_all(sockets[rank], bytes_of(&reply), deadline_s + waits_s(GRACE_S));
         if (came == group.size) send_all(sockets[rank], bytes_of(group.places.data(), group.size), deadline_s);
         close(sockets[rank]);
     }
@@ -152,6 +152,7 @@ bool connect_all(Group &group, int listener, double deadline_s) {
         uint32_t rank = 0;
         ok = socket >= 0 && receive(socket, &rank, 1, deadline_s) && rank < group.size;
         if (ok) sockets[rank] = socket;
+        else if (socket >= 0) close(socket);
     }
     if (ok) {
         group.links.reset(new Links(sockets));
@@ -162,6 +163,8 @@ bool connect_all(Group &group, int listener, double deadline_s) {
         if (rank != group.rank && sockets[rank] < 0)
             log_error("HCCL", "comm_base.cc", 1018, "   |  %s(%u)   |   %s(%u)   |  %s  | no connect |", group.places[rank].address,
                       rank, group.places[group.rank].address, group.rank, rank < group.rank ? "client" : "server");
+    for (int socket : sockets)
+        if (socket >= 0) close(socket);
     report("EI0006", "Getting socket times out. Reason: Remote Rank did not send the data in time. Please check the "
                      "reliability of the network connection.");
     return false;

@@ -73,6 +73,8 @@ struct Physical {
     int device;
 };
 
+std::map<void *, size_t> mapped;  // bytes by address
+
 }  // namespace
 
 extern "C" {
@@ -140,7 +142,11 @@ aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t bytes, const aclr
     int device = int(wish->location.id);
     if (!take(device, bytes)) return ACL_ERROR_RT_MEMORY_ALLOCATION;
     int file = memfd_create("simulated-npu", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, off_t(bytes))) return ACL_ERROR_RT_MEMORY_ALLOCATION;
+    if (file < 0 || ftruncate(file, off_t(bytes))) {
+        if (file >= 0) close(file);
+        used[device] -= bytes;
+        return ACL_ERROR_RT_MEMORY_ALLOCATION;
+    }
     *handle = new Physical{file, bytes, device};
     return ACL_SUCCESS;
 }
@@ -158,13 +164,18 @@ aclError aclrtMapMem(void *at, size_t bytes, size_t offset, aclrtDrvMemHandle ha
     void *got = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, static_cast<Physical *>(handle)->file, off_t(offset));
     if (got == MAP_FAILED) return ACL_ERROR_RT_MEMORY_ALLOCATION;
     std::lock_guard<std::mutex> guard(lock);
-    static_cast<Physical *>(handle)->bytes = bytes;
+    mapped[at] = bytes;
     return ACL_SUCCESS;
 }
 
+// The address range stays reserved; a mapping that stayed would hold the host's memory beyond aclrtFreePhysical.
 aclError aclrtUnmapMem(void *at) {
-    (void)at;  // mapped over by the next aclrtMapMem; its size is not told here
-    return ACL_SUCCESS;
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = mapped.find(at);
+    if (found == mapped.end()) return ACL_ERROR_RT_PARAM_INVALID;
+    void *got = mmap(at, found->second, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mapped.erase(found);
+    return got == MAP_FAILED ? ACL_ERROR_RT_MEMORY_ALLOCATION : ACL_SUCCESS;
 }
 
 }  // extern "C"

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-
 namespace {
 
 using c10::DispatchKey;
@@ -72,7 +71,6 @@ void change_tensors(IValue &value, Change change) {
         value = IValue(changed);
     }
 }
-
 
 // A copy waits for the device, so this is where torch_npu notices, and raises, what went wrong there.
 void tell_device_error(const Crossing &crossing) {
