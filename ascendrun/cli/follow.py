@@ -239,7 +239,6 @@ class AttemptLogs:
             self._readers[key].clock = clocks.get(files.host)
         self._look_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
 
-
     def _look_at_clocks(self) -> Mapping[str, HostClock]:
         """Read anew now and then: they are measured while the attempt runs."""
         now_s = time.monotonic()

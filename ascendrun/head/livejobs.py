@@ -142,7 +142,8 @@ class LiveJobs:
                 self._guard(runner.drain)
                 continue
             if was_away:
-                self._settle(runner.job.id, Step(look_again(runner.job, now_s=time.time())))
+                unsaved = self._unsaved.pop(runner.job.id, None) or Step(runner.job)
+                self._settle(runner.job.id, unsaved.then(Step(look_again(unsaved.job, now_s=time.time()))))
             self.feed(runner.job.id, Tick(reachable))
         self.schedule()
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.job import NodeProgress, Phase, RankStarted, State, Tick
 from ascendrun.core.spec import JobSpec
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.guard import Guard
 from ascendrun.head.links import Links
 from ascendrun.head.livejobs import LiveJobs
+from ascendrun.head.statedir import StoreUnusable
 from ascendrun.head.store import Store
 from ascendrun.head.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
@@ -21,26 +26,70 @@ CUT = {"event": "truncated", "file": "rank-0.out", "generation": 0, "size": 10, 
 HELD = {"event": "follow_held", "file": "rank-0.out", "generation": 1, "message": "Too many open files"}
 
 
+class FullDisk(Store):
+    """Takes nothing while `is_full`."""
+
+    is_full = False
+
+    def save(self, *given: Any, **more: Any) -> None:
+        if self.is_full:
+            raise StoreUnusable("no space left on device")
+        super().save(*given, **more)
+
+
+class Live:
+    """Live jobs over a real store, whose nodes nobody reaches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = FullDisk.open(folder)
+        self.links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
+        nobody: Any = Deaf
+        self.jobs = LiveJobs(folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody,
+                             samples=nobody)
+
+    def add(self, key: str) -> Any:
+        """The runner of a new job on the host n1."""
+        submission = Submission(key, JobSpec(name=key, command=("true",)), (Host("n1"),), (), None)
+        job = self.store.add_job(key=key, make_job=lambda i, h: make_job(submission, i, h, 1.0), spec={}, hosts=[],
+                                 trees=[], file=None, now_s=1.0)
+        return self.jobs.add(job, submission)
+
+    def close(self) -> None:
+        self.links.close()
+        self.store.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    made = Live(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head_stood_still(live: Live) -> None:
+    runner = live.add("mine")
+    node = NodeProgress("n1", 0, Phase.TOLD, (0,))
+    runner.job = replace(runner.job, state=State.STARTING, told_at_s=time.time(), nodes=(node,), world_size=1)
+    live.store.is_full = True
+    live.jobs.feed(runner.job.id, RankStarted("n1", 0, 77))
+    live.jobs.work_off_events()
+    live.jobs.tick(was_away=True)
+    live.jobs.work_off_events()
+    assert runner.job.state is State.STARTING
+    live.store.is_full = False
+    live.jobs.feed(runner.job.id, Tick())
+    live.jobs.work_off_events()
+    assert runner.job.state is State.RUNNING and live.store.find(runner.job.id).job.state is State.RUNNING
+
+
 @pytest.mark.parametrize(("header", "words"), [
     (CUT, "n1: rank-0.out.0 was cut there to 10 bytes; what came before it was cut is kept here"),
     (HELD, "n1: rank-0.out.1 cannot be opened there (Too many open files); its bytes, and those of the files after it, "
            "come when it can"),
 ])
 def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_it_is(
-        tmp_path: Path, header: dict[str, Any], words: str) -> None:
-    store = Store.open(tmp_path)
-    links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]  # nobody is to be reached
-    nobody: Any = Deaf
-    jobs = LiveJobs(tmp_path, store, links, post=lambda call: call(), guard=Guard(), gathering=nobody, samples=nobody)
-    host = Host("n1")
-    for key in ("mine", "other"):
-        submission = Submission(key, JobSpec(name=key, command=("true",)), (host,), (), None)
-        job = store.add_job(key=key, make_job=lambda i, h, s=submission: make_job(s, i, h, 1.0), spec={}, hosts=[],
-                            trees=[], file=None, now_s=1.0)
-        jobs.add(job, submission)
-    mine, other = jobs
-    jobs.hear(links.get(host), {**header, "tag": mine.job.tag}, b"")
-    assert jobs.story(mine.job.id)[-1] == ("note", words)
-    assert words not in str(jobs.story(other.job.id))
-    links.close()
-    store.close()
+        live: Live, header: dict[str, Any], words: str) -> None:
+    mine, other = live.add("mine"), live.add("other")
+    live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.tag}, b"")
+    assert live.jobs.story(mine.job.id)[-1] == ("note", words)
+    assert words not in str(live.jobs.story(other.job.id))
