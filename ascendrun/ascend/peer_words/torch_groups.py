@@ -55,11 +55,18 @@ def _mismatch_elsewhere(found: Match[str]) -> PeerWord:
     return PeerWord("mismatch-elsewhere", ranks=(int(found["rank"]), int(found["other"])), values=_aspects(found, 2))
 
 
-@_says(["op.preamble.length <= op.nbytes", "message truncated : receiving"],
-       r"op\.preamble\.length <= op\.nbytes|message truncated : receiving \d+ bytes instead of \d+")
+@_says(["op.preamble.length <= op.nbytes", "essage truncated : rece"],
+       r"op\.preamble\.length <= op\.nbytes|[Mm]essage truncated : rece(?:iving|ived) \d+ bytes instead of \d+")
 def _mismatch_in_size(found: Match[str]) -> PeerWord:
     """It got more than it had asked for: one of the two calls another collective, or with another size."""
     return PeerWord("mismatch")
+
+
+@_says(["DDP expects same model across all ranks"],
+       r"but Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)")
+def _models_differ(found: Match[str]) -> PeerWord:
+    """`ranks`: the first that differs from rank 0, which the ranks before it do not."""
+    return PeerWord("models", ranks=(int(found["rank"]),), values={"own": found["own"], "theirs": found["theirs"]})
 
 
 @_says(["t join collective #"],
@@ -121,6 +128,11 @@ _MEETING = re.compile(r"c10d|gloo|TCPStore|socket\.cpp|hccl|HCCL|NCCL")
 def _lost(found: Match[str]) -> PeerWord:
     address = found["ip0"] or found["ip"] or found["ip2"]
     return PeerWord("lost", wait=LOST, addresses=((address, None),) if address else ())
+
+
+@_says([", remote=["], r"gloo/transport/tcp/pair\.cc:\d+\] no error.*?, remote=\[(?P<ip>[^\]]+)\]:\d+")
+def _not_connected(found: Match[str]) -> PeerWord:
+    return PeerWord("lost", wait=CONNECT, addresses=((found["ip"], None),))
 
 
 @_says(["Connection closed by peer", "Connection reset by peer"],

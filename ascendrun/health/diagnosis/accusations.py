@@ -41,7 +41,7 @@ def blame_tls(table: Table) -> Optional[Candidate]:
                       doubts=("two-sides",) if even else ())
 
 
-_DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mismatch"}
+_DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
 
 
 def blame_differs(table: Table) -> Optional[Candidate]:
@@ -59,10 +59,14 @@ def blame_differs(table: Table) -> Optional[Candidate]:
 def _odd_in_one_aspect(table: Table, said: Sequence[Said]) -> Tuple[int, ...]:
     """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
     for who says nothing by others'. A group in which ranks have other numbers is not compared."""
-    if any(word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
+    if any(word.kind == "mismatch" and word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
         return ()
     given: Dict[str, Dict[int, str]] = {}
     for story, word in said:
+        if word.kind == "models":
+            given["model"] = {**dict.fromkeys(range(word.ranks[0]), word.values["theirs"]),
+                              word.ranks[0]: word.values["own"]}
+            continue
         for aspect, value in word.values.items():
             given.setdefault(aspect, {}).setdefault(story.rank.rank, value)
     for _story, word in table.words("mismatch-elsewhere"):
@@ -104,8 +108,10 @@ def _blame_pairs(table: Table, code: str, said: Sequence[Said]) -> Optional[Cand
 def blame_location(table: Table) -> Optional[Candidate]:
     """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
     said = table.words("location")
-    if not said:
-        return None
+    named = {table.named(word)[1] for _story, word in said}
+    if not said or any(host.reachable is False and not host.has_ended and host.host in named
+                       for host in table.evidence.hosts):
+        return None  # of a whole host that does not answer, any of its ranks may be named
     for code, test in (("hccl-culprit-cqe", _CQE_TYPE.search), ("hccl-culprit-stuck", _STUCK_TYPE.search),
                        ("hccl-culprit-lost", lambda text: True)):
         chosen = [(story, word) for story, word in said if test(word.values["type"])]

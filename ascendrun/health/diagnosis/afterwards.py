@@ -52,14 +52,23 @@ def _beside(chains: Sequence[Chain], known: Iterable[int]) -> Set[int]:
 
 
 def spoke_after(lines: Sequence[Line], index: int) -> bool:
-    """Anything but warnings: in the line's own stream by order, in others by time."""
+    """Anything but warnings: in the line's own stream by order, in others by time; where no times tell, what stands in
+    another stream is taken for later, as the line is one of the start."""
     line = lines[index]
     for place, other in enumerate(lines):
-        is_later = place > index if other.stream == line.stream else (
-            line.at_s is not None and other.at_s is not None and other.at_s > line.at_s + AT_ONCE_S)
+        if other.stream == line.stream:
+            is_later = place > index
+        else:
+            is_later = line.at_s is None or other.at_s is None or other.at_s > line.at_s + AT_ONCE_S
         if is_later and other.text.strip() and not is_warning(other.text):
             return True
     return False
+
+
+def spoke_until(lines: Sequence[Line]) -> Optional[float]:
+    """When its last line came that is no warning; None: there is none, or no times are known."""
+    return max((line.at_s for line in lines if line.at_s is not None and line.text.strip()
+                and not is_warning(line.text)), default=None)
 
 
 def survived_lines(lines: Sequence[Line], said: Iterable[Tuple[str, int]], after: Sequence[int], *,

@@ -88,7 +88,7 @@ def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
         own = story.own
         if own is not None and own.role == SYMPTOM and story.waited is None and story.rank.has_failed \
                 and own.code not in ("exception", "terminated") and own.blames in ("self", "node", "job") \
-                and own.strength >= SIGN_FROM:
+                and own.strength >= SIGN_FROM and not _speaks_of_several(story):
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(clues) for clues in groups.values()]
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, doubts=("only-symptom",)) for one in made]
@@ -99,7 +99,7 @@ def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
     odd = [story for story in stories if story.own is not None and story.own.role == SYMPTOM
            and "type" in story.own.values and story.rank.has_failed and not _is_collective(story)
            and all(word.kind == "suffered" for word in story.words if word.wait is not None)
-           and not any(word.kind in OF_SEVERAL for word in story.words)]
+           and not _speaks_of_several(story)]
     groups: Dict[str, List[Clue]] = {}
     for story in odd:
         if story.own is not None:
@@ -108,6 +108,11 @@ def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
     others = sum(1 for story in stories if story.waited is not None)
     return [replace(one, strength=STRENGTH["suffered"], sure=False, doubts=("only-symptom",)) for one in made
             if 2 * len(one.ranks) < others]
+
+
+def _speaks_of_several(story: RankStory) -> bool:
+    """Its words are weighed with the others' by waiting.py."""
+    return any(word.kind in OF_SEVERAL for word in story.words)
 
 
 def _is_collective(story: RankStory) -> bool:

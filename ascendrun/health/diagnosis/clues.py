@@ -18,7 +18,7 @@ STRENGTH: Mapping[str, int] = {
     "node-rebooted": 98, "host-oom": 96, "start-failed": 95, "supervisor-lost": 90, "exception": 70, "crash": 60,
     "abort": 45, "killed": 55, "device-alarm": 50, "host-oom-likely": 58, "interrupted": 52, "exit-code": 48,
     "terminated": 51, "finished-early": 20, "suffered": 52, "printed": 47, "kernel": 58,
-    "outlived": 40,
+    "outlived": 40, "child-oom": 75,
 }
 SIGN_FROM = 30
 """A weaker symptom is what every failure of its kind carries."""

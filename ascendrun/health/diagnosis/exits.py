@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
@@ -60,6 +61,25 @@ def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
     return found
 
 
+CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
+
+
+def child_clue(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Optional[Clue]:
+    """A process of nobody's was killed for memory on its host shortly before it missed one of its own. `points`: its
+    exception says no more than that; else only its pipe broke."""
+    host = evidence.host(rank.host)
+    ours = {one.pid for one in evidence.ranks_of(rank.host)}
+    lines = [line for pid, line in victims(host).items() if pid not in ours and (
+        line.at_s is None or rank.exited_at_s is None
+        or -CHILD_BEFORE_S < line.at_s - rank.exited_at_s < CHILD_AFTER_S)]
+    if not lines or not rank.has_failed:
+        return None
+    pid = next(pid for pid, line in victims(host).items() if line is lines[-1])
+    clue = _oom(rank, moment(evidence, rank.host, rank.exited_at_s),
+                (proof_of(evidence, lines[-1], rank=rank.rank, host=rank.host),), pid=pid, sure=False)
+    return replace(clue, strength=STRENGTH["child-oom"]) if points else clue
+
+
 def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     """The way the process ended, as a reason; None: it ended well, or not at all."""
     host = evidence.host(rank.host)
@@ -79,7 +99,7 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     code, role = _kind_of(rank, number)
     last = _last_words(evidence, rank) if code in ("exit-code", "crash") else ()
     kernel = _kernel_words(evidence, rank) if code == "crash" else ()
-    values["last"] = _sentence(last)[:200] if last else "-"
+    values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
     strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
     return Clue(code, role, strength, rank.rank, rank.host, when, (proof, *kernel, *last), values,
                 key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
@@ -168,7 +188,8 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     """By the kernel's own words when they name its pid or a worker of it; by circumstances otherwise."""
     dead = victims(host)
     when = moment(evidence, rank.host, rank.exited_at_s)
-    if rank.pid is not None and rank.pid in dead:
+    may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container it may be another's number
+    if rank.pid is not None and rank.pid in dead and may_be:
         proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
         return _oom(rank, when, (proof,), pid=rank.pid, sure=True)
     workers = own_workers(rank.lines)

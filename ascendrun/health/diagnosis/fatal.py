@@ -9,7 +9,7 @@ from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.afterwards import WORK_LINES
 from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
 from ascendrun.health.diagnosis.exits import signal_of
-from ascendrun.health.diagnosis.peers import EXEC, Word, accuses, find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
 from ascendrun.health.diagnosis.places import has_bare_service, services_in
 from ascendrun.health.diagnosis.rank_lines import (
     LAST_WORDS_LINES,
@@ -19,11 +19,13 @@ from ascendrun.health.diagnosis.rank_lines import (
     RULED,
     RankLines,
 )
-from ascendrun.health.diagnosis.remarks import HANDLED
+from ascendrun.health.diagnosis.remarks import HANDLED, WENT_ON, points_elsewhere
 from ascendrun.health.diagnosis.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
 
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""
+TELLING_FROM = 80
+"""A known message of this strength says more than the exception that led to it."""
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that somebody sends."""
 _TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
@@ -54,16 +56,32 @@ class Fatal:
         own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
         if not own:
             return ordered[-1] if ordered else None
-        before = [chain for chain in own if chain.kind == "thread" and self._led_to(chain, own[-1])]
-        return Chain((*before[-1].raised, *own[-1].raised), kind="thread") if before else own[-1]
+        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])]
+        if not before:
+            return own[-1]
+        kind = "thread" if before[-1].kind == "thread" else own[-1].kind
+        return Chain((*before[-1].raised, *own[-1].raised), kind=kind)
 
-    def _led_to(self, thread: Chain, chain: Chain) -> bool:
-        """A thread's exception, and soon after it, without work in between, another one."""
+    def _led_to(self, earlier: Chain, chain: Chain) -> bool:
+        """The later one points to it; or it is a thread's, and the later one has no known reason of its own."""
+        hit = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
+        is_known = hit is not None and hit.signature.role == CAUSE and hit.signature.strength >= TELLING_FROM
+        return points_elsewhere(chain.root.text) or (earlier.kind == "thread" and not is_known)
+
+    def _came_soon(self, earlier: Chain, chain: Chain) -> bool:
+        """After it an uncaught one, without work in between."""
         lines, after = self._lines.lines, self._lines.after
-        if chain.kind != "main" or thread.last >= chain.first or after[thread.last] - after[chain.first] >= WORK_LINES:
+        if chain.kind != "main" or earlier.last >= chain.first:
             return False
-        times = [lines[index].at_s for index in (thread.last, chain.first)]
+        if after[earlier.last] - after[chain.first] >= WORK_LINES:
+            return False
+        times = [lines[index].at_s for index in (earlier.last, chain.first)]
         return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
+
+    def _has_thread_before(self, chain: Chain) -> bool:
+        """A thread of the same process failed just before: which of the two ended the rank is not sure."""
+        return any(other.kind == "thread" and self.role_of(other) == CAUSE and self._came_soon(other, chain)
+                   for other in self._lines.chains)
 
     # --- who is to blame
 
@@ -79,6 +97,8 @@ class Fatal:
         if any(word.kind in OF_SEVERAL for word in words):
             return SYMPTOM
         hit = _best(hit for hit in self._lines.hits if hit.line in message and not _is_neutral(hit))
+        if points_elsewhere(root.text) and self._later_hit(chain) is not None:
+            return CAUSE
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
             return CAUSE if of_service else hit.signature.role
@@ -136,6 +156,15 @@ class Fatal:
         said = next(after, "")
         return HANDLED.search(said) is not None and not said.startswith(("Traceback", " "))
 
+    def _has_known_after(self, chain: Chain) -> bool:
+        """A known reason stands below it, outside of its own words: that one may have ended the rank."""
+        taken = {index for one in chain.raised for index in self._message(one)}
+        return any(hit.line > chain.last and hit.line not in taken and hit.signature.role == CAUSE
+                   and hit.signature.strength >= TELLING_FROM and hit.signature.code not in RULED
+                   and not WENT_ON.search(hit.text) and not self._lines.is_late(self._lines.lines[hit.line])
+                   and self._lines.lines[hit.line].stream == self._lines.lines[chain.last].stream
+                   for hit in self._lines.hits)
+
     def _has_torn_head(self, chain: Chain) -> bool:
         """A traceback began after it of which the exception is not here: that one may have ended the rank."""
         lines = self._lines.lines
@@ -156,10 +185,12 @@ class Fatal:
         first = lines.lines[chain.first]
         when = lines.moment_of(first if first.at_s is not None else last)
         proofs = tuple(lines.proof(lines.lines[one.last]) for one in _distinct((chain.root, chain.final)))
-        values = _values_of(chain, told=self._told(chain, role))
         was_handled = self._was_handled(chain)
-        unsure = not self.is_last_word(chain) or was_handled or chain.kind == "thread" or (
-            chain.kind == "torn" and last.at_s is None)
+        told = self._told(chain, role)
+        values = _values_of(chain, told=told)
+        is_aside = chain.kind == "thread" or self._has_thread_before(chain) or (
+            chain.kind == "torn" and last.at_s is None) or self._has_known_after(chain)
+        unsure = not self.is_last_word(chain) or was_handled or is_aside or points_elsewhere(told.text)
         if hit is not None:
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
@@ -172,19 +203,35 @@ class Fatal:
                      retry="unknown", sure=not unsure and chain.kind == "main", key=same_exception(chain))]
 
     def _told(self, chain: Chain, role: str) -> Raised:
-        """The exception whose words tell most: the last, unless that one is only the echo of others' ends."""
-        echo = find_words(self._lines.lines[index] for index in self._message(chain.final))
-        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(chain.final.text))
-        return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(chain.final.message) else chain.final
+        """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
+        to those before it."""
+        final = next((one for one in reversed(chain.raised) if not points_elsewhere(one.text)), chain.final)
+        echo = find_words(self._lines.lines[index] for index in self._message(final))
+        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(final.text))
+        return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""
         root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
         if root is not None and root.signature.role == role:
             return root
+        return self._later_hit(chain) if role == CAUSE else None
+
+    def _later_hit(self, chain: Chain) -> Optional[Hit]:
+        """What an exception after the root says better than that."""
         later = _best(hit for one in chain.raised[1:] for hit in self._lines.hits
                       if hit.line in self._message(one) and hit.signature.role == CAUSE)
-        return later if role == CAUSE and later is not None and later.signature.strength >= 80 else None
+        return later if later is not None and later.signature.strength >= TELLING_FROM else None
+
+    def missed_a_child(self) -> Optional[bool]:
+        """It ended as a process of its own was gone: True, it says so; False, only a pipe within the host broke."""
+        if self.chain is None or self.role not in (CAUSE, SYMPTOM):
+            return None
+        final = self.chain.final
+        if points_elsewhere(final.text) and final is self._told(self.chain, CAUSE):
+            return True
+        is_pipe = looks_suffered(final.text) == LOST and not final.collective and not services_in(final.text)
+        return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
         """All lines of the chain."""

@@ -10,6 +10,7 @@ from ascendrun.health.diagnosis.afterwards import (
     SURVIVED_S,
     count_after,
     spoke_after,
+    spoke_until,
     survived_lines,
     worked_until,
 )
@@ -33,9 +34,10 @@ RULED = frozenset({
     "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
     "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
     "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch",
+    "models-differ",
 })
 """Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
-OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "location", "link"})
+OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
 """Kinds of words that do the same."""
 
 _OWN_STATEMENTS = frozenset({"KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError",
@@ -88,17 +90,23 @@ class RankLines:
 
     def survived(self) -> Mapping[str, bool]:
         """Known lines, by `clues.same_line`, and exceptions after which the rank went on; False: without times it may
-        have. Of a rank that failed by itself only those that its work surely outlived."""
+        have. Of a rank that failed by itself those that its work surely outlived, and lines long before its last."""
         end_s = self.host.stopped_at_s or self.rank.exited_at_s
-        said = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
-        said += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains]
-        if self.rank.has_failed:
-            return {name: True for name, index in said if self.outlived(index)}
-        return survived_lines(self.lines, said, self.after, end_s=end_s)
+        loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
+        loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
+        uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
+        if not self.rank.has_failed:
+            return survived_lines(self.lines, [*loose, *uncaught], self.after, end_s=end_s)
+        spoke_s = spoke_until(self.lines)
+        found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
+        return {**found, **{name: True for name, index in loose if self._is_long_before(index, spoke_s)}}
 
     def outlived(self, index: int) -> bool:
         """The rank went on with its work for so long after that line that it was not ended by it."""
-        at_s, until_s = self.lines[index].at_s, self._worked_until_s
+        return self._is_long_before(index, self._worked_until_s)
+
+    def _is_long_before(self, index: int, until_s: Optional[float]) -> bool:
+        at_s = self.lines[index].at_s
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:

@@ -16,7 +16,7 @@ _CODES = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 def blame_loopback(table: Table) -> Optional[Candidate]:
     """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, be it
-    that its name leads there, or whatever address a peer gave out."""
+    that its name leads there, or whatever address a peer gave out: then it is the one host that nobody complains on."""
     master = table.by_rank.get(0)
     said = [(story, word) for story, word in table.words("unreached", "lost", "tried")
             if any(is_loopback(address) for address, _ in word.addresses)
@@ -24,6 +24,11 @@ def blame_loopback(table: Table) -> Optional[Candidate]:
             and (word.kind == "lost" or master is None or story.rank.host != master.rank.host)]
     if not said or len(table.evidence.hosts) < 2:
         return None
+    rest = {host.host for host in table.evidence.hosts} - {story.rank.host for story, _ in said}
+    if len(rest) == 1 and all(word.kind == "lost" for _, word in said):
+        ranks = [rank.rank for host in rest for rank in table.evidence.ranks_of(host)]
+        return table.make("own-address-local", 75, ranks, said, hosts=rest, retry="never", blames="node",
+                          doubts=("by-rule",), values={"address": said[0][1].addresses[0][0]})
     return table.make("master-address-local", 75, [story.rank.rank for story, _ in said], said, retry="never",
                       blames="job", doubts=("by-rule",), values={"address": said[0][1].addresses[0][0]})
 

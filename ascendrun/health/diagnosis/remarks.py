@@ -24,6 +24,18 @@ _USUAL = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方�
 _CONNECTS = re.compile(r"c10d\].*client socket has failed to connect.*(?:errno: ?111\b|[Cc]onnection refused)")
 
 
+_POINTS = re.compile(
+    r"\bsee (?:the )?(?:\w+ ){0,3}(?:above|below|logs?)\b|\bdetails are lost\b|terminated with (?:signal|exit code)|"
+    r"\b(?:exited|died|terminated) (?:unexpectedly|abruptly)\b|returned non-zero exit status|"
+    r"\b(?:engine|process|worker|server)\w*\b.{0,20}\b(?:initialization failed|failed to start|died)\b|"
+    r"\ban error occurred while (?:generating|running|executing)\b", re.IGNORECASE)
+
+
+def points_elsewhere(text: str) -> bool:
+    """An exception that only tells that something else failed, whose own words stand somewhere else, if anywhere."""
+    return _POINTS.search(text) is not None
+
+
 def is_warning(text: str) -> bool:
     """By its own level; NCCL's WARN is what others call an error, and a warning that reports an error is none."""
     return _WARNING.match(text) is not None and _REPORTS.search(text) is None

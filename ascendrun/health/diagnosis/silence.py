@@ -7,6 +7,7 @@ from typing import Dict, Optional
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.peers import CONNECT
+from ascendrun.health.diagnosis.stories import RankStory
 from ascendrun.health.diagnosis.waittable import (
     FEW_SHARE,
     Table,
@@ -19,6 +20,7 @@ from ascendrun.health.diagnosis.waittable import (
 )
 
 LAGGING_S = 900.0
+LONG_BEFORE_S = 60.0
 
 
 def blame_finished_early(table: Table) -> Optional[Candidate]:
@@ -41,13 +43,32 @@ def blame_unreachable(table: Table) -> Optional[Candidate]:
         quiet = [story for story in ranks if not story.rank.has_ended and story.waited is None]
         if host.reachable is False and not host.has_ended and len(quiet) == len(ranks):
             hosts.append(host.host)
-    if not hosts or len(hosts) >= len(table.evidence.hosts) or not (table.waiting or table.losing):
+    missed = table.waiting or table.losing or table.words("location")
+    if not hosts or len(hosts) >= len(table.evidence.hosts) or (table.said and not missed):
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
     ranks_there = ranks_there or sorted(set(range(table.evidence.world_size)) - set(table.by_rank))
     made = table.make("node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same",
                       blames="node")
     return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))
+
+
+def blame_first_loser(table: Table) -> Optional[Candidate]:
+    """A rank that lost something long before any other had ended or complained: it did not lose them."""
+    first = [story for story in table.losing if story.chain is not None and story.own is not None
+             and story.own.code == "exception" and story.waited_at is not None and all(
+                 _is_long_before(story, other) for other in table.stories if other is not story)]
+    if len(first) != 1 or len(table.stories) < 3 or first[0].own is None:
+        return None
+    made = table.make("exception", 57, [first[0].rank.rank], [one for one in table.waits if one[0] is first[0]],
+                      doubts=("only-symptom",), values=first[0].own.values)
+    return replace(made, at=first[0].waited_at, proofs=first[0].own.proofs)
+
+
+def _is_long_before(one: RankStory, other: RankStory) -> bool:
+    ends = [at for at in (other.waited_at, other.end) if at is not None]
+    return bool(ends) and one.waited_at is not None and all(
+        one.waited_at.is_before(at, by_s=LONG_BEFORE_S) for at in ends)
 
 
 def blame_silent(table: Table) -> Optional[Candidate]:

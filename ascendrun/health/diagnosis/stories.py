@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis.clues import (
     same_line,
 )
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
-from ascendrun.health.diagnosis.exits import exit_clue
+from ascendrun.health.diagnosis.exits import child_clue, exit_clue
 from ascendrun.health.diagnosis.fatal import Fatal
 from ascendrun.health.diagnosis.known_lines import known_line_clues
 from ascendrun.health.diagnosis.peers import Word
@@ -55,9 +55,9 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
     fatal = Fatal(lines)
     clues = [*fatal.clues(), *known_line_clues(lines, fatal)]
-    ending = exit_clue(evidence, rank)
-    if ending is not None:
-        clues.append(ending)
+    says_so = fatal.missed_a_child()
+    child = None if says_so is None else child_clue(evidence, rank, points=says_so)
+    clues += [clue for clue in (child, exit_clue(evidence, rank)) if clue is not None]
     words = (*lines.words, *fatal.suffered_words())
     waits = [word for word in words if word.wait is not None]
     own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))

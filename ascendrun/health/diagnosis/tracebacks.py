@@ -28,6 +28,7 @@ _DIRECT = "The above exception was the direct cause of the following exception"
 _IGNORED = re.compile(r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
                       r"|Exception ignored on|Exception ignored while)")
 _THREAD = re.compile(r"^Exception in thread ")
+_THREADS_OWN = re.compile(r'threading\.py", line \d+, in _bootstrap_inner')
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
 _COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
                          r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/")
@@ -212,6 +213,8 @@ class _Parser:
             if frame is not None:
                 frames.append((frame.group("file"), int(frame.group("line"))))
                 after_frame = True
+                if len(frames) == 1 and _THREADS_OWN.search(frame.group()):
+                    self._kind = "thread"  # also where the line is lost that says so
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
                 pass
             elif _TRACEBACK.match(text):

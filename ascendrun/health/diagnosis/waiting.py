@@ -13,7 +13,7 @@ from ascendrun.health.diagnosis.waittable import Said, Table
 RULES: Tuple[Callable[[Table], Optional[Candidate]], ...] = (
     accusations.blame_tls, accusations.blame_differs, accusations.blame_cqe, accusations.blame_location,
     reaching.blame_loopback, accusations.blame_world_size, accusations.blame_missing,
-    silence.blame_finished_early, silence.blame_unreachable,
+    silence.blame_finished_early, silence.blame_unreachable, silence.blame_first_loser,
     reaching.blame_unreached, accusations.blame_completion,
     silence.blame_silent, silence.blame_latest, silence.blame_sequence, silence.blame_lagging,
     waitchain.blame_stuck, waitchain.blame_chain, waitchain.blame_named,
@@ -22,9 +22,10 @@ RULES: Tuple[Callable[[Table], Optional[Candidate]], ...] = (
 
 
 def blame_waiting(evidence: Evidence, stories: Sequence[RankStory]) -> Optional[Candidate]:
-    """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom."""
+    """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom. Where nobody
+    failed and nobody says anything, a host that does not answer is all that is left."""
     said: List[Said] = [(story, word) for story in stories for word in story.words]
-    if not said:
-        return None
     table = Table(evidence, stories, said)
+    if not said:
+        return None if any(story.rank.has_failed for story in stories) else silence.blame_unreachable(table)
     return next((found for found in (rule(table) for rule in RULES) if found is not None), None)
