@@ -18,15 +18,15 @@ STATE = {"weights": torch.arange(1000.0), "step": 3, "history": [{"a": 1.5}]}
 def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
     checkpoint.save(tmp_path, "step", 2, {"step": 2})
     checkpoint.save(tmp_path, "step", 10, STATE)
-    newest = checkpoint.newest_complete(tmp_path)
-    assert newest is not None and newest.name == "step-00000010"
+    (_, newest), (_, older) = checkpoint.listed(tmp_path, "step")
+    assert (newest.name, older.name) == ("step-00000010", "step-00000002")
     loaded = checkpoint.load(newest)
     assert torch.equal(loaded["weights"], STATE["weights"]) and loaded["history"] == STATE["history"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest",
                                     "another fact"])
-def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
+def test_a_damaged_checkpoint_has_a_fault_and_the_one_before_it_none(tmp_path, damage):
     old = checkpoint.save(tmp_path, "step", 1, STATE)
     new = checkpoint.save(tmp_path, "step", 2, STATE, facts={"best_step": 2, "lr": 0.1})
     state, manifest = new / checkpoint.COMMON, new / checkpoint.MANIFEST
@@ -44,8 +44,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, capsys, damage):
         manifest.write_text(manifest.read_text().replace('"best_step": 2', '"best_step": 6'))
     else:
         manifest.write_text("" if damage == "empty manifest" else manifest.read_text()[:40])
-    assert checkpoint.newest_complete(tmp_path) == old
-    assert f"checkpoint {new} is skipped" in capsys.readouterr().err
+    assert checkpoint.fault(new) and checkpoint.fault(old) is None
 
 
 def test_a_writer_killed_at_any_moment_leaves_the_older_checkpoint_or_a_whole_new_one(tmp_path):
@@ -59,8 +58,8 @@ def test_a_writer_killed_at_any_moment_leaves_the_older_checkpoint_or_a_whole_ne
         time.sleep(delay_s)  # the moment of the kill is the point of this test
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert all(checkpoint.fault(folder) is None for _, folder in checkpoint.listed(tmp_path, "step"))
-        assert checkpoint.newest_complete(tmp_path) is not None
+        faults = [checkpoint.fault(folder) for _, folder in checkpoint.listed(tmp_path, "step")]
+        assert faults and set(faults) == {None}
     checkpoint.clear_leftovers(tmp_path)
     assert not list(tmp_path.glob(".*"))
 
@@ -114,4 +113,4 @@ def test_leftovers_that_their_owners_remove_meanwhile_are_no_trouble(tmp_path):
 
 
 def test_no_folder_means_no_checkpoint(tmp_path):
-    assert checkpoint.newest_complete(tmp_path / "absent") is None
+    assert checkpoint.listed(tmp_path / "absent", "step") == []

@@ -15,8 +15,8 @@ from ascendrun.programs.trainer import checkpoint
 
 
 def last_state(folder: Path) -> Dict[str, Any]:
-    newest = checkpoint.newest_complete(folder / "ckpt")
-    assert newest is not None
+    _, newest = checkpoint.listed(folder / "ckpt", "step")[0]
+    assert checkpoint.fault(newest) is None
     return checkpoint.load(newest)
 
 
@@ -147,8 +147,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
     first.until_step(20)
     first.signal(0)
     first.succeed()
-    newest = checkpoint.newest_complete(first.folder / "ckpt")
-    assert newest is not None
+    _, newest = checkpoint.listed(first.folder / "ckpt", "step")[0]
     state = newest / checkpoint.COMMON
     os.truncate(state, state.stat().st_size // 2)
     second = start(*options, ranks=2, name="torn").succeed()

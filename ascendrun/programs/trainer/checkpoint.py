@@ -154,16 +154,6 @@ def listed(parent: Path, kind: str) -> List[Tuple[int, Path]]:
     return sorted(ours, reverse=True)
 
 
-def newest_complete(parent: Path, *, hashed: Optional[Collection[str]] = None) -> Optional[Path]:
-    """The newest whole checkpoint, None: there is none. Torn ones are skipped, and stderr says why."""
-    for _, folder in listed(parent, "step"):
-        problem = fault(folder, hashed=hashed)
-        if problem is None:
-            return folder
-        tell_skipped(folder, problem)
-    return None
-
-
 def tell_skipped(folder: Path, problem: str) -> None:
     print(f"checkpoint {folder} is skipped: {problem}", file=sys.stderr, flush=True)
 
@@ -198,7 +188,7 @@ def fault_free_facts(folder: Path) -> Dict[str, Any]:
     try:
         return facts_of(folder)
     except (OSError, ValueError, TypeError):
-        return {}  # a torn checkpoint names nothing; newest_complete reports it when it matters
+        return {}  # a torn checkpoint names nothing; who would go on from it says why not
 
 
 def clear_leftovers(parent: Path) -> None:
