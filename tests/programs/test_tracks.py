@@ -12,7 +12,7 @@ import pytest
 from ascendrun.programs.trajectory.generate import KINDS, generate
 from ascendrun.programs.trajectory.read_ais import read_tracks
 from ascendrun.programs.trajectory.records import from_tracks
-from ascendrun.programs.trajectory.split import check_disjoint, split_records
+from ascendrun.programs.trajectory.split import check_disjoint, deal, split_records
 from ascendrun.programs.trajectory.tracks import BadData, Limits, Track, cut_tracks, without_outliers
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
@@ -100,6 +100,13 @@ def test_ships_are_dealt_whole_and_alike_whatever_else_there_is():
     assert 0.1 < len(ships["test"]) / 300 < 0.3
     fewer = split_records(pieces[:200], val=0.2, test=0.2, seed=1)
     assert {track.ship for track in fewer["test"]} <= ships["test"]
+
+
+def test_a_ship_is_dealt_alike_on_every_machine_and_another_seed_deals_anew():
+    """S0-B8: a split without a seed. Python's own hash is another in every process."""
+    ships = ("366000001", "366000002", "219000001", "104694", "11")
+    dealt = {seed: [deal(ship, val=0.2, test=0.2, seed=seed) for ship in ships] for seed in (1, 2)}
+    assert dealt == {1: ["train", "train", "train", "train", "val"], 2: ["train", "train", "test", "test", "val"]}
 
 
 def test_the_data_s_own_split_is_kept_and_refused_when_it_shares_a_ship(tmp_path):

@@ -14,12 +14,16 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, Tuple
 
+import numpy as np
 import pytest
 
 from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.calibrate import Adjustment
 from ascendrun.programs.trajectory.generate import generate
 from ascendrun.programs.trajectory.grammars import text_of
+from ascendrun.programs.trajectory.predict import put_together
 from ascendrun.programs.trajectory.serve import MOST_BYTES, MOST_TRACKS, make_server, serve_until
+from ascendrun.programs.trajectory.store import save_vote
 from ascendrun.programs.trajectory.stream import answer_lines
 from tests.programs.conftest import REPO, TINY, Run, Server, until
 
@@ -53,6 +57,24 @@ def test_one_text_gives_a_class_name_and_a_confidence(classifier):
     assert f"{said['confidence']:.4f}" and sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-3)
     assert max(said["probabilities"].values()) == said["confidence"]
     assert "probabilities" not in classifier.predict_single(track_text())
+
+
+def test_a_text_that_names_the_class_is_answered_as_one_that_does_not(classifier):
+    """S0-B1: the guide's texts name it at every point; what training never saw must not reach the model either."""
+    plain = " ".join(f"{word} POINT_END" for word in track_text().split())
+    named = plain.replace("POINT_END", "Oil_Tanker POINT_END")
+    assert classifier.predict_single(named, return_probs=True) == classifier.predict_single(plain, return_probs=True)
+
+
+def test_the_adjustment_that_an_evaluation_chose_is_in_every_answer(trained, classifier, tmp_path):
+    save_vote([trained], temperature=0.3, prior_shift=0.5, folder=tmp_path)
+    adjusted = Classifier(tmp_path, device="cpu")
+    each = [said.predict_single(track_text(), return_probs=True)["probabilities"] for said in (classifier, adjusted)]
+    plain = np.array([list(each[0].values())])
+    wanted = Adjustment(0.3, 0.5).apply(plain, adjusted.vote.members[0].priors)[0]
+    assert wanted.max() > 1.2 * plain.max()
+    assert list(each[1].values()) == pytest.approx(wanted.tolist(), abs=3e-3)
+    assert put_together(adjusted.vote, [plain, plain])[0].tolist() == pytest.approx(wanted.tolist())
 
 
 def test_texts_and_points_of_a_track_are_answered_alike_alone_and_in_a_batch(classifier):

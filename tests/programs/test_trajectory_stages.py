@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trajectory.api import Classifier
+from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
 from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
 from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.programs.trajectory.tracks import BadData
@@ -31,12 +33,15 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     second = start("--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2,
                    name="finetune").succeed()
     assert "begins with" in second.text() and "validation split" in second.text()
+    frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
+    assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
     assert "test" not in second.report(), "test ships are looked at once, by evaluate"
     members = ",".join(str(second.folder / "out" / name) for name in ("best", "final"))
     third = start("--mode=evaluate", given, f"--model={members}", "--adjust=prior", ranks=2, name="evaluate").succeed()
     report = third.report()
     assert set(report["calibration"]) == {"ece", "nll", "brier", "bins"}
     assert len(report["members"]) == 2 and report["adjustment"]["chosen_on"] == "val"
+    assert report["adjustment"]["temperature"] != 1
     assert len(report["test"]["confusion"]) == len(report["test"]["classes"])
     assert "calibration: ECE" in (third.folder / "out" / "report.txt").read_text()
     last = start("--mode=predict", given, f"--model={third.folder / 'out'}", ranks=2, name="predict").succeed()
@@ -44,6 +49,18 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     said = [json.loads(line) for line in (last.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     judged = [json.loads(line) for line in (third.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["class_name"] for line in said] == [line["class_name"] for line in judged]
+    assert [line["confidence"] for line in said] == pytest.approx([line["confidence"] for line in judged], abs=2e-4)
+
+
+def test_pretraining_is_judged_alike_by_one_rank_and_by_three(start, prepared):
+    """S1-B5, S1-B6: of the words that are asked none is left to another rank and none counted twice."""
+    told = []
+    for ranks in (1, 3):
+        run = start("--mode=pretrain", f"--prepared={prepared}", "--max_steps=1", "--lr=0", "--val_fraction=0.3",
+                    ranks=ranks, name=f"on-{ranks}").succeed()
+        told.append(next(line for line in run.metrics() if "eval_loss" in line))
+    for name in ("eval_loss", "eval_guessed", "eval_asked_share"):
+        assert told[0][name] == pytest.approx(told[1][name], rel=1e-5), name
 
 
 @pytest.mark.parametrize("mode, more", [("pretrain", ()), ("pretrain", ("--objective=causal",)),
@@ -81,13 +98,29 @@ def test_pretrained_layers_arrive_and_frozen_ones_stay_as_they_came(start, prepa
     assert wrong.wait() == [1] and "use the same grammar" in wrong.text()
 
 
+def test_pretrained_words_are_known_by_their_names_whatever_their_numbers():
+    config = config_of_sizes(words=6, hidden=8, layers=1, heads=2, max_length=8, dropout=0.0)
+    sizes = Sizes(config, 2, 0.0, "mean", "causal")
+    pretrained, fresh = make_guesser(sizes, seed=1), make_model(sizes, seed=2)
+    theirs, ours = {word: i for i, word in enumerate("abcdef")}, {word: i for i, word in enumerate("fxabcy")}
+    own = fresh.backbone.embed_tokens.weight.detach().clone()
+    assert take_words(fresh, pretrained.state_dict(), theirs, ours) == 4
+    table, known = fresh.backbone.embed_tokens.weight, pretrained.backbone.embed_tokens.weight
+    assert all(torch.equal(table[i], known[theirs[word]] if word in theirs else own[i]) for word, i in ours.items())
+
+
 def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):
-    """S0-B8: an early stop left no final model."""
-    for mode in ("pretrain", "finetune"):
-        run = start(f"--mode={mode}", f"--prepared={prepared}", "--lr=0", "--epochs=40", "--patience=2",
-                    name=mode).succeed()
+    """S0-B8: an early stop left no final model. A learning rate as large as this one soon does more harm than good."""
+    for mode, file in (("pretrain", "pretrained.pt"), ("finetune", "model.pt")):
+        run = start(f"--mode={mode}", f"--prepared={prepared}", "--lr=0.3", "--epochs=40", "--patience=2",
+                    "--keep_best_by=loss", name=mode).succeed()
         assert run.report()["training"]["steps"] < 100
-        assert all(list((run.folder / "out" / name).iterdir()) for name in ("best", "final"))
+        last = last_state(run.folder)["model"]
+        best = checkpoint.load(next((run.folder / "ckpt").glob("best-*")))["model"]
+        for name, wanted in (("final", last), ("best", best)):
+            saved = torch.load(run.folder / "out" / name / file, weights_only=True)["weights"]
+            assert all(torch.equal(saved[weight], tensor) for weight, tensor in wanted.items()), (mode, name)
+        assert any(not torch.equal(tensor, best[name]) for name, tensor in last.items())
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])

@@ -1,0 +1,198 @@
+"""Every switch of a trajectory training reaches what it is to change, each beside the same training without it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen2 import modeling_qwen2
+
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.accelerator import open_accelerator
+from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trajectory import jobs
+from ascendrun.programs.trajectory.__main__ import OPTIONS
+from ascendrun.programs.trajectory.data import Samples, make_samples
+from ascendrun.programs.trajectory.evaluate import predict
+from ascendrun.programs.trajectory.generate import generate
+from ascendrun.programs.trajectory.grammars import as_texts
+from ascendrun.programs.trajectory.judge import adjusted
+from ascendrun.programs.trajectory.model import make_guesser, make_model
+from ascendrun.programs.trajectory.pretrain import Pretraining
+from ascendrun.programs.trajectory.store import Trained, Vote
+from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
+from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
+
+PLAIN = ("--tracks=60", "--grammar=motion", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=8", "--crop=0",
+         "--hide=0", "--dropout=0", "--label_smoothing=0", "--class_weights=none")
+
+
+def options_of(*argv):
+    return option_table.parse([*PLAIN, *argv], option_table.read_table(OPTIONS))
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return make_samples(options_of())
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+    return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+
+
+@pytest.fixture
+def task(samples, here):
+    """task(*options): the classifier's task with its model, untrained."""
+    def make(*argv):
+        options = options_of(*argv)
+        plan = plan_of(samples.encoded["train"], options)
+        return Classification(options, samples, make_model(jobs.own_sizes(options, samples), seed=1), here, plan)
+
+    return make
+
+
+def rows_of(batch):
+    return [ids[:length].tolist() for ids, length in zip(batch.tensors["ids"], batch.tensors["lengths"])]
+
+
+@pytest.mark.parametrize("how, rare", [("none", 1.0), ("sqrt", 9 ** 0.5), ("balanced", 9.0)])
+def test_a_rare_class_weighs_more_as_asked_and_the_mean_over_all_tracks_stays_one(how, rare):
+    common, other, absent = class_weights([0] * 90 + [1] * 10, 3, how)
+    assert other / common == pytest.approx(rare) and absent == 0
+    assert 0.9 * common + 0.1 * other == pytest.approx(1)
+
+
+def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(task):
+    asked = task("--class_weights=balanced", "--label_smoothing=0.2")
+    asked.model.eval()
+    batch = asked.collate([(number,) for number in range(20)], 0)
+    labels = batch.tensors["labels"]
+    weights = torch.tensor(class_weights(asked.samples.labels("train"), len(asked.samples.names), "balanced"))[labels]
+    assert len(set(weights.tolist())) > 1 and batch.weight == pytest.approx(float(weights.sum()))
+    said = functional.log_softmax(asked.model(batch.tensors["ids"], batch.tensors["lengths"]), -1)
+    each = -0.8 * said[torch.arange(20), labels] - 0.2 * said.mean(1)
+    torch.testing.assert_close(asked.loss(asked.model, batch.tensors), (each * weights).sum())
+
+
+def test_training_sees_tracks_with_words_hidden_or_cropped_anew_each_epoch(task):
+    units = [(number,) for number in range(20)]
+    whole = rows_of(task().collate(units, 0))
+    hiding = task("--hide=0.3")
+    unknown = hiding.samples.vocabulary[UNKNOWN]
+    hidden = rows_of(hiding.collate(units, 0))
+    changed = [one == unknown for row, before in zip(hidden, whole) for one, was in zip(row, before) if one != was]
+    assert all(changed) and 0.2 < len(changed) / sum(map(len, whole)) < 0.4
+    assert rows_of(hiding.collate(units, hiding.plan.steps_per_epoch)) != hidden
+    cropping = task("--crop=1", "--min_points=5")
+    assert sum(map(len, rows_of(cropping.collate(units, 0)))) < 0.9 * sum(map(len, whole))
+    assert rows_of(cropping.collate(units, cropping.plan.steps_per_epoch)) != rows_of(cropping.collate(units, 0))
+
+
+def test_pretraining_crops_what_it_trains_on_and_never_what_it_is_judged_by(samples, here):
+    task = Pretraining(options_of("--crop=1", "--min_points=5"), samples, here, None, None)
+    for is_training in (True, False):
+        seen = [len(task.asked(sample, (i,), is_training=is_training)[0])
+                for i, sample in enumerate(samples.encoded["train"])]
+        assert (sum(seen) < 0.9 * sum(map(len, samples.encoded["train"]))) == is_training
+
+
+def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
+    """S0-B5, behind the grammar: no batch is cut, and the model has a place for every word."""
+    texts = as_texts(generate(4, seed=2, min_points=30, max_points=30), grammar="guide", resolution=10)
+    vocabulary = make_vocabulary(texts, min_count=1)
+    train = [encode(words, vocabulary, 0) for words in texts]
+    long = Samples({}, {"train": train, "val": []}, vocabulary, ["one"], {}, {}, "")
+    options = options_of()
+    sizes = jobs.own_sizes(options, long)
+    assert sizes.config["max_position_embeddings"] >= long.longest() == 630
+    task = Classification(options, long, make_model(sizes, seed=1), here, plan_of(train, options))
+    assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [[vocabulary[word] for word in words.all()]
+                                                                  for words in texts]
+
+
+@pytest.mark.parametrize("make", [make_model, make_guesser])
+def test_dropout_is_as_large_as_asked_in_the_words_the_attention_and_the_head(samples, make):
+    for rate in (0.0, 0.3):
+        model = make(jobs.own_sizes(options_of(f"--dropout={rate}"), samples), seed=1)
+        assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {rate}
+        assert {layer.self_attn.attention_dropout for layer in model.backbone.layers} == {rate}
+
+
+def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, samples, here):
+    model = task("--dropout=0.5").model
+    quiet = copy.deepcopy(model).eval()
+    model.train()
+    one, other = (predict(each, samples.encoded["val"], here, batch_size=8, multiple=1) for each in (model, quiet))
+    assert np.array_equal(one, other)
+    assert model.training and not quiet.training
+
+
+@pytest.mark.parametrize("attention", ["causal", "both"])
+def test_a_word_sees_the_words_after_it_only_where_attention_goes_both_ways(samples, attention):
+    """S0-B2, and S0-B3: a causal reader that looks ahead is told the word it has to guess."""
+    model = make_guesser(jobs.own_sizes(options_of(f"--attention={attention}"), samples), seed=1).eval()
+    ids = torch.arange(2, 12)[None]
+    changed = ids.clone()
+    changed[0, -1] = 20
+    with torch.no_grad():
+        first, second = (model.states(each, torch.tensor([10]))[0, :-1] for each in (ids, changed))
+    assert torch.equal(first, second) == (attention == "causal")
+
+
+def test_a_hidden_word_is_guessed_from_the_state_at_its_own_place(samples):
+    """S0-B3, in the model: answers stand at (row, place) of what was read."""
+    model = make_guesser(jobs.own_sizes(options_of(), samples), seed=1).eval()
+    ids, lengths = torch.arange(2, 26).view(2, 12), torch.tensor([12, 12])
+    with torch.no_grad():
+        states = model.states(ids, lengths)
+        said = model(ids, lengths, torch.tensor([1, 0]), torch.tensor([7, 3]))
+        torch.testing.assert_close(said, model.words(torch.stack([states[1, 7], states[0, 3]])))
+
+
+def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, tmp_path):
+    for asked in ("false", "true"):
+        options = options_of(f"--gradient_checkpointing={asked}")
+        model = make_model(jobs.own_sizes(options, samples), seed=1)
+        loop = make_loop(options, samples, model, here, tmp_path)
+        passes = []
+        model.backbone.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=passes: seen.append("forward"))
+        loop.engine.backward(loop.task.loss(loop.engine.model, loop.loader.share(0).pieces[0].tensors))
+        loop.loader.close()
+        assert len(passes) == (2 if asked == "true" else 1)
+
+
+def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
+    options = options_of("--weight_decay=0.3")
+    engine = make_engine(options, make_model(jobs.own_sizes(options, samples), seed=1), here)
+    assert {group["weight_decay"] for group in engine.optimizer.param_groups} == {0.3, 0.0}
+
+
+@pytest.mark.parametrize("wanted, kept", [("macro_f1", ("macro_f1", False)), ("loss", ("loss", True)),
+                                          ("last", ("", False))])
+def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
+    options = options_of(f"--keep_best_by={wanted}")
+    loop = make_loop(options, samples, make_model(jobs.own_sizes(options, samples), seed=1), here, tmp_path)
+    loop.loader.close()
+    assert (loop.settings.best, loop.settings.best_is_low) == kept
+
+
+@pytest.mark.parametrize("how", ["none", "temperature", "prior"])
+def test_the_adjustment_that_is_asked_for_is_chosen_on_the_validation_ships(task, samples, here, how):
+    """A classifier that says one class of all tracks, a rare one there, for it was common in training."""
+    model, names = task().model, samples.names
+    rare, *_, common = np.argsort(np.bincount(samples.labels("val"), minlength=len(names))).tolist()
+    said, priors = np.full(len(names), 0.2), np.full(len(names), 0.1)
+    said[[rare, common]], priors[rare] = (0.4, 0.21), 0.7
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.from_numpy(np.log(said)))
+    vote = Vote((Trained(model, None, samples.vocabulary, names, samples.text, priors.tolist()),))
+    found, validation = adjusted(vote, options_of(f"--adjust={how}"), samples, here)
+    assert (found.temperature != 1, found.prior_shift > 0) == (how != "none", how == "prior")
+    assert (validation["vote"]["accuracy"] > validation["members"][0]["accuracy"]) == (how == "prior")
