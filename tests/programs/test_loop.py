@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from ascendrun.programs.trainer import checkpoint
+
 
 def thorough(value):
     return pytest.param(value, marks=pytest.mark.thorough)
@@ -65,6 +67,32 @@ def test_all_ways_to_share_a_model_learn_the_same(straight, fork_server):
         assert straight(way).losses() == pytest.approx(replicated.losses(), rel=1e-4), way
         for name, weight in straight(way).final().items():
             assert weight == pytest.approx(replicated.final()[name], rel=1e-2, abs=1e-4), (way, name)
+
+
+def test_one_optimizer_serves_all_epochs_at_the_rate_that_is_told(straight):
+    """S3-B2: optimizer and schedule began anew with every epoch. S3-B3: another schedule set rates of its own."""
+    run = straight("ddp")
+    told = [line["lr"] for line in run.metrics() if "lr" in line]
+    kept = checkpoint.load(checkpoint.newest_complete(run.folder / "ckpt"))["optimizer"]
+    assert len(told) == 30 and {int(each["step"]) for each in kept["state"].values()} == {30}
+    assert {group["lr"] for group in kept["param_groups"]} == {told[-1]}
+
+
+def test_bfloat16_learns_nearly_what_float32_learns(tiny, straight):
+    """S1-B2: words and places are numbers without a fraction, whatever the arithmetic is in."""
+    half = tiny(ranks=2, dtype="bfloat16", max_steps=4).succeed()
+    assert half.losses() == pytest.approx({step: straight("ddp").losses()[step] for step in half.losses()}, rel=0.02)
+
+
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for(tiny):
+    """AdamW sees no common factor of them, unless it makes them smaller than the number that it adds."""
+    begin = tiny(name="begin", lr=0, max_steps=1).succeed().final()
+
+    def moved(clip):
+        final = tiny(name=f"clip-{clip}", clip=clip, max_steps=5).succeed().final()
+        return max(abs(after - before) for name in final for after, before in zip(final[name], begin[name]))
+
+    assert moved(1e-20) < 0.005 < moved(1.0)
 
 
 def test_frozen_weights_are_in_no_checkpoint(tiny):
@@ -206,10 +234,11 @@ def test_a_replicated_training_goes_on_with_another_number_of_ranks_a_sharded_on
     assert "the model lay over 2 rank(s) as fsdp2, now over 3 as fsdp2" in refused.error_files[2].read_text()
 
 
-def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny):
+def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, straight):
     options = {"eval_every": 3, "best": "score", "how": "fsdp2"}
     whole = tiny(ranks=2, name="whole", **options).succeed()
     assert "best: 6" in whole.text()
+    assert whole.losses() == straight("fsdp2").losses(), "an evaluation, without dropout, leaves the training as it was"
     tiny(name="broken", kill=[14, 0], **options, **EVERY_4).wait()
     again = tiny(name="broken", **options, **EVERY_4).succeed()
     assert "best: 6" in again.text()

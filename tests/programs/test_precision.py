@@ -13,8 +13,10 @@ from ascendrun.programs.trainer import parallel
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision, choose_precision, open_accelerator
 from ascendrun.programs.trainer.parallel import cast
 from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.zero3 import configuration
 
 SAYS_YES = types.SimpleNamespace(is_bf16_supported=lambda: True)
+HALF = Precision(torch.float32, torch.float16, True, "float16")
 NEW, OLD = ("Ascend910B3", "NVIDIA H200"), ("Ascend910A", "Ascend310P3", "Ascend910ProB")
 
 
@@ -52,10 +54,12 @@ def test_only_numbers_with_a_fraction_change_their_precision(name):
     module = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4))
     module[1].weight.requires_grad_(False)
     module.register_buffer("positions", torch.arange(5))
+    module.register_buffer("angles", torch.ones(5))
     module.register_parameter("table", nn.Parameter(torch.arange(5), requires_grad=False))
     chosen = choose_precision("auto", accelerator)
     cast(module, chosen)
     assert module.positions.dtype == module.table.dtype == torch.int64
+    assert module.angles.dtype == torch.float32, "angles of far places are all the same in half precision"
     assert (module[0].weight.dtype, module[1].weight.dtype) == (chosen.weights, chosen.compute)
     ids = torch.tensor([[1, 2, 3]])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=chosen.compute == torch.bfloat16):
@@ -66,8 +70,8 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     """The search for a scale that a 910A needs; 65536, where it begins, is more than float16 can hold."""
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     torch.manual_seed(1)
-    engine = parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1),
-                           precision=Precision(torch.float32, torch.float16, True, "float16"))
+    engine, resumed = (parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1), precision=HALF)
+                       for _ in range(2))
     before = engine.module.weight.detach().clone()
     norms = []
     for _ in range(3):
@@ -80,3 +84,13 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     assert math.isinf(norms[0]) and math.isinf(norms[1])
     assert norms[2] == pytest.approx(math.sqrt(20 * 2 ** 2)) and engine.scaler.get_scale() == 2 ** 14
     assert not torch.equal(engine.module.weight, before)
+    resumed.load_state(engine.common_state(), engine.own_state())
+    assert resumed.scaler.get_scale() == 2 ** 14, "a resumed run need not search anew"
+
+
+def test_deepspeed_scales_where_float16_is_taken_and_has_no_optimizer_or_schedule_of_its_own():
+    """S1-B3 under ZeRO-3. S3-B3: two schedules, in two places, contradicted each other."""
+    for precision in (HALF, Precision(torch.float32, torch.bfloat16, False, "bfloat16")):
+        told = configuration(precision, trained=9, offload_optimizer=False, offload_weights=False)
+        assert (told["fp16"]["enabled"], told["bf16"]["enabled"]) == (precision.scales, not precision.scales)
+        assert not {"optimizer", "scheduler"} & set(told)

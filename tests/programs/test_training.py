@@ -36,6 +36,11 @@ def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
     assert not differing
 
 
+def norms(run: Any) -> Dict[int, float]:
+    """Of the gradients: AdamW learns the same from any multiple of them, so losses do not tell."""
+    return {line["step"]: line["grad_norm"] for line in run.metrics() if "loss" in line}
+
+
 def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_rank: int) -> Any:
     """Stops a run by a signal to one rank once it has done a few steps, then runs it to its end."""
     first = start(*options, ranks=ranks, name=name)
@@ -119,6 +124,7 @@ def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start
     alone = start(*options, name="alone").succeed()
     shared = start(*options, ranks=2, name="shared").succeed()
     assert alone.losses() == pytest.approx(shared.losses(), rel=2e-4)
+    assert norms(alone) == pytest.approx(norms(shared), rel=2e-2)
     for (name, one), (_, other) in zip(tensors(last_state(alone.folder)["model"]),
                                        tensors(last_state(shared.folder)["model"])):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4, msg=name)
@@ -129,6 +135,7 @@ def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
     whole = start(*options, "--micro_tokens=0", name="whole").succeed()
     pieces = start(*options, "--micro_batch=2", "--micro_tokens=150", ranks=2, name="pieces").succeed()
     assert whole.losses() == pytest.approx(pieces.losses(), rel=2e-4)
+    assert norms(whole) == pytest.approx(norms(pieces), rel=2e-2)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.thorough)])
@@ -191,12 +198,16 @@ def test_training_ends_early_when_the_score_no_longer_improves(start):
 
 
 def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_says_the_same(start, tmp_path):
-    """S1-B6: a sampler that pads counted samples twice. S0-B7: what finetuning saved could not be loaded to predict."""
+    """S1-B6: a sampler that pads counted samples twice. S0-B7: what finetuning saved could not be loaded to predict.
+    S0-B9: what is told by name is what was judged by number."""
     trained = start(ranks=3, name="trained").succeed()
     lines = [json.loads(line) for line in (trained.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     assert len({line["track"] for line in lines}) == len(lines) == trained.report()["data"]["tracks"]["test"]
     assert {"class_name", "confidence", "truth"} <= set(lines[0])
-    assert sum(row["support"] for row in trained.report()["test"]["classes"]) == len(lines)
+    judged = trained.report()["test"]
+    names = [row["name"] for row in judged["classes"]]
+    assert judged["confusion"] == [[sum(line["truth"] == truth and line["class_name"] == said for line in lines)
+                                    for said in names] for truth in names]
     again = start("--mode=predict", f"--model={trained.folder / 'out' / 'best'}", ranks=2, name="predicted").succeed()
     said = {line["track"]: line for line in map(json.loads, (again.folder / "out" / "predictions.jsonl").open())}
     assert len(said) == 80
