@@ -124,6 +124,16 @@ def test_targets_that_the_model_lacks_are_named_with_those_it_has(home, here):
         make(home, here, targets=["q_proj", "c_attn"])
 
 
+def test_the_adapter_drops_out_in_training_as_asked(home, here):
+    ids = torch.arange(20)[None]
+    for rate in (0.0, 0.5):
+        model, _ = make(home, here, lora_dropout=rate)
+        model.load_state_dict(trained(model), strict=False)
+        with torch.no_grad():
+            one, other = (model.train()(input_ids=ids).logits for _ in range(2))
+        assert torch.equal(one, other) == (rate == 0)
+
+
 def test_a_base_is_read_to_its_place_without_a_second_copy(home, here):
     """S3-B4: weights go from the file to where they stay; nothing is made first."""
     model = lora.add_lora(base.empty_model(base.folder_config(home), attention="sdpa"), OPTIONS)

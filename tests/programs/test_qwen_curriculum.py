@@ -58,9 +58,11 @@ def make_course(*, rows=(30, 30, 6), steps=40, batch_size=8, seed=3, row_tokens=
 
 def test_a_short_level_repeats_all_its_rows_before_one_comes_again():
     course = make_course(steps=200)
-    counts = np.bincount([number for step in range(200) for number in course.samples(step)], minlength=66)
-    short = counts[60:]
+    given = [number for step in range(200) for number in course.samples(step)]
+    short = np.bincount(given, minlength=66)[60:]
     assert short.min() > 10 and short.max() - short.min() <= 1
+    rounds = np.array([number for number in given if number >= 60][:60]).reshape(10, 6)
+    assert (np.sort(rounds) == range(60, 66)).all() and len({tuple(each) for each in rounds.tolist()}) > 5
 
 
 def test_a_step_asked_for_alone_is_that_of_the_whole_course():

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ascendrun.programs.trainer.zero3 import PERSISTED_ELEMENTS
+
 TINY = ("--rows=120", "--batch_size=8", "--max_steps=9", "--lr=0.01", "--warmup=2", "--cutoff_len=128", "--lora_r=4",
         "--log_every=1", "--eval_every=5", "--samples=1", "--sample_tokens=4", "--checkpoint_every=2",
         "--keep_checkpoints=9")
@@ -57,16 +59,23 @@ def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
             torch.testing.assert_close(tensor, pairs[1][name], rtol=1e-2, atol=2e-3, msg=name)
 
 
+def test_adapters_too_large_to_stay_whole_on_every_rank_are_gathered_before_they_are_saved(train):
+    """S3-B5: ZeRO-3 leaves small weights whole, and only the large ones went out empty."""
+    run = train("--how=zero3", "--lora_r=1024", "--targets=down_proj", "--max_steps=1", "--val_fraction=0").succeed()
+    assert max(tensor.numel() for tensor in adapter_of(run).values()) > PERSISTED_ELEMENTS
+
+
 @pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else pytest.mark.thorough)
                                  for how in WAYS])
 def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
-    """S3-B9: resume worked for the first epoch only."""
-    straight = train(f"--how={how}", name="straight").succeed()
-    broken = train(f"--how={how}", name="broken")
+    """S3-B9: resume worked for the first epoch only. Nine steps are more than two epochs of 32 rows."""
+    options = f"--how={how}", "--rows=34"
+    straight = train(*options, name="straight").succeed()
+    broken = train(*options, name="broken")
     broken.until_step(5)
     broken.signal(1, signal.SIGKILL)
     assert broken.wait()[1] == -signal.SIGKILL
-    again = train(f"--how={how}", name="broken").succeed()
+    again = train(*options, name="broken").succeed()
     assert "resumed at step" in again.out[0].read_text()
     assert numbers_of(again) == numbers_of(straight)
     one, other = adapter_of(straight), adapter_of(again)
@@ -100,7 +109,7 @@ def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(tr
     lines = train("--max_steps=0", "--epochs=3", "--batch_size=24", "--warmup=3", ranks=1).succeed().metrics()
     rates = [line["lr"] for line in lines if "loss" in line]
     assert len(rates) == 15 and rates[2] == max(rates) == 0.01
-    assert rates[:3] == sorted(rates[:3]) and rates[3:] == sorted(rates[3:], reverse=True) and rates[-1] < 0.001
+    assert rates[:3] == sorted(rates[:3]) and rates[3:] == sorted(set(rates[3:]), reverse=True) and rates[-1] < 0.001
 
 
 def test_the_loss_falls(train):
@@ -129,9 +138,9 @@ PLAN = ("--mode=plan", "--max_steps=0", "--cutoff_len=2048", "--lora_r=64", "--c
 
 
 def test_a_plan_takes_no_card(train):
-    """The arithmetic of two nodes of eight, on a machine without any."""
+    """The arithmetic of two nodes of eight, on a machine without any; S3-B10."""
     told = train(*PLAN, "--shape=qwen2.5-0.5b", "--ranks=16", ranks=1, name="fits").succeed().text()
-    assert "GB of 32.0 GB a card" in told and "chosen: " in told
+    assert "GB of 32.0 GB a card" in told and "chosen: " in told and "no faster than " in told
 
 
 @pytest.mark.thorough

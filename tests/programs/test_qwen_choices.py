@@ -1,0 +1,67 @@
+"""What a LoRA run chooses is what it does: ways, packing, activations, attention, rows to validate on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers.models.qwen2 import modeling_qwen2
+
+from ascendrun.programs.qwen_lora import base, chat, jobs, sizing
+from ascendrun.programs.qwen_lora.__main__ import OPTIONS
+from ascendrun.programs.qwen_lora.learning import forward
+from ascendrun.programs.qwen_lora.lessons import make_course, make_lessons, read_texts
+from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer.accelerator import Precision, open_accelerator
+from ascendrun.programs.trainer.start import Runtime
+
+FLOAT = Precision(torch.float32, torch.float32, False, "float32")
+HALF = Precision(torch.float32, torch.float16, True, "float16")
+
+
+def options_of(*given):
+    return option_table.parse(given, option_table.read_table(OPTIONS))
+
+
+def test_ways_are_tried_from_fast_to_slow_and_only_those_that_can_work():
+    """S3-B6."""
+    assert sizing.ways_for(FLOAT, 2, has_deepspeed=True) == ("ddp", "fsdp2", "zero3")
+    assert sizing.ways_for(FLOAT, 2, has_deepspeed=False) == ("ddp", "fsdp2")
+    assert sizing.ways_for(HALF, 2, has_deepspeed=True) == ("ddp", "zero3")
+    assert sizing.ways_for(FLOAT, 1, has_deepspeed=True) == ("ddp",)
+
+
+def test_rows_hold_several_samples_unless_packing_is_turned_off():
+    """S3-B7."""
+    for packing in ("true", "false"):
+        options = options_of("--rows=40", "--batch_size=8", "--cutoff_len=512", "--max_steps=3", f"--packing={packing}")
+        texts = read_texts(options)
+        lessons = make_lessons(texts, chat.wrap_tokenizer(chat.make_tokenizer(texts.train, words=400)), options)
+        course = make_course(lessons, options, world_size=1)
+        assert len(course.samples(0)) == 8 and (len(course.units(0)) < 8) == (packing == "true")
+
+
+@pytest.mark.parametrize("is_anew", [False, True])
+def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_fused(tmp_path, monkeypatch, is_anew):
+    """S3-B7: no bit tells whether a forward pass was made a second time; who counts the passes knows."""
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
+    base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64), attention="sdpa"))
+    here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Holding("ddp", False, is_anew)
+    model, engine, _ = jobs.make_engine(base.folder_config(tmp_path / "base"), options_of("--lora_r=2"),
+                                        tmp_path / "base", here, FLOAT, chosen)
+    assert model.config._attn_implementation == "sdpa"
+    passes = []
+    first = next(module for name, module in engine.module.named_modules() if name.endswith("layers.0.mlp"))
+    first.register_forward_pre_hook(lambda *_: passes.append("forward"))
+    tensors = {"ids": torch.arange(12)[None], "kept": torch.arange(4), "targets": torch.arange(4)[None]}
+    engine.backward(forward(engine.model.train(), tensors, torch.float32).sum())
+    assert len(passes) == 1 + is_anew
+
+
+def test_which_rows_are_kept_to_validate_on_follows_from_the_seed():
+    """S3-B8: shuffled by whatever was drawn before."""
+    options = options_of("--rows=60", "--val_fraction=0.2")
+    first = read_texts(options)
+    random.random()
+    assert read_texts(options) == first and len(first.val) == 12
