@@ -253,12 +253,15 @@ class SampleKeeper:
         from ascendrun.health.sampling import GPUS, TABLE
         reader = LineReader(asked.host)
         found: List[Sample] = []
+        unread: Dict[Tuple[str, str, str], RawText] = {}
         lines = [line for line in asked.lines if isinstance(line, dict)]
         for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
-            found = []
+            found, said = [], []
             for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
-                found += self._read_line(reader, line, asked.ahead_s, raw)
+                found += self._read_line(reader, line, asked.ahead_s, said)
+            unread.update({(one.tool, one.text, one.why): one for one in said})
         samples.extend(found)
+        raw.extend(unread.values())
         return Newest(devices=tuple(one for one in found if isinstance(one, DeviceSample)),
                       hosts=tuple(one for one in found if isinstance(one, HostSample)))
 

@@ -141,9 +141,10 @@ def test_a_line_that_our_reader_stumbles_over_is_kept_raw_and_told_and_costs_no_
     assert [one.cpu for one in newest.hosts] == [5.0] and seconds_in(tmp_path) == [0, 0, 1]
     store = SampleStore.open(tmp_path)
     assert store.progress(SOURCE.name) == {0: len(both) + len(json.dumps(stumble)) + 1}
-    raw = store.raw(hosts=["a1"], tool="sampler")
+    raw, asked = (store.raw(hosts=[host], tool="sampler") for host in ("a1", "b2"))
     store.close()
     assert json.loads(raw[-1].text) == stumble and raw[-1].why.startswith("reading it failed: ValueError")
+    assert [json.loads(one.text) for one in asked] == [stumble], "kept once, though it is read twice"
     told = [one for one in capsys.readouterr().err.splitlines() if "could not be read" in one]
     assert ["of a1" in one for one in told] == [True, False]  # once a host
 
