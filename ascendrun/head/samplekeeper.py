@@ -253,6 +253,7 @@ class SampleKeeper:
         from ascendrun.health.sampling import GPUS, TABLE
         reader = LineReader(asked.host)
         found: List[Sample] = []
+        said: List[RawText] = []
         unread: Dict[Tuple[str, str, str], RawText] = {}
         lines = [line for line in asked.lines if isinstance(line, dict)]
         for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
