@@ -9,11 +9,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from ascendrun.programs.trainer.files import replace_text, replacing
+from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
 from ascendrun.programs.trajectory.jobs import check_same, introduce
+from ascendrun.programs.trajectory.picture import draw
 from ascendrun.programs.trajectory.predict import each_member_on, ids_of, put_together, write_predictions
 from ascendrun.programs.trajectory.scores import Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
@@ -101,31 +102,3 @@ def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibr
               "confidence  accuracy  tracks"]
     lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
     return "\n".join([*lines, "", "rows: truth, columns: prediction", as_confusion(scores)])
-
-
-def draw(output: Path, scores: Scores, calibration: Calibration) -> str:
-    """report.png, where matplotlib is installed; what came of it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "no report.png: matplotlib is not installed here"
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    matrix, reliability = figure.subplots(1, 2)
-    names = [row.name for row in scores.classes]
-    counts = np.asarray(scores.confusion, dtype=float)
-    matrix.imshow(counts / np.maximum(counts.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1)
-    matrix.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    matrix.set_yticks(range(len(names)), names)
-    matrix.set_xlabel("prediction")
-    matrix.set_ylabel("truth")
-    for place, count in np.ndenumerate(counts):
-        matrix.text(place[1], place[0], int(count), ha="center", va="center", fontsize=8)
-    matrix.set_title(f"macro F1 {scores.macro_f1:.3f}, accuracy {scores.accuracy:.3f}")
-    reliability.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    reliability.plot([each.confidence for each in calibration.bins], [each.accuracy for each in calibration.bins], "o-")
-    reliability.set_xlabel("confidence")
-    reliability.set_ylabel("accuracy")
-    reliability.set_title(f"ECE {calibration.ece:.3f}")
-    with replacing(output / "report.png") as fresh:
-        figure.savefig(fresh, dpi=120, format="png")
-    return f"drawn: {output / 'report.png'}"
