@@ -32,7 +32,9 @@ def shape_config(name: str, **changes: Any) -> Any:
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
         raise BadData(f"--shape={name}: known are {', '.join(shapes)}")
-    return Qwen2Config(max_position_embeddings=32768, use_cache=False, **{**shapes[name], **changes})
+    # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
+    return Qwen2Config(max_position_embeddings=32768, use_cache=False,
+                       **{"sliding_window": None, **shapes[name], **changes})
 
 
 def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:

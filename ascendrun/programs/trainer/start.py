@@ -68,6 +68,8 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     accelerator = open_accelerator(choose_family(family, environ), local_rank)
+    # transformers 4 imports DeepSpeed with every model, which else guesses a device, for good, and says so on stdout.
+    environ.setdefault("DS_ACCELERATOR", accelerator.family)
     control = join(rank, world, accelerator.backend, timeout_s) if world > 1 else None
     path = environ.get("ASCENDRUN_METRICS")
     metrics = open(path, "a", encoding="utf-8") if path else None

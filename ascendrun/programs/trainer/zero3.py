@@ -20,11 +20,10 @@ QUIET_OPS = ("deepspeed_shm_comm",)
 
 
 def prepare(here: Runtime) -> Any:
-    """The deepspeed module, told which device family it is on, before it can guess or compile anything.
+    """The deepspeed module, kept from compiling anything; which device it is on was said at the start.
 
     Its shared-memory operator for CPUs serves inference only, and costs 30 s of compiling at the first start.
     """
-    os.environ.setdefault("DS_ACCELERATOR", here.family)
     os.environ.setdefault("LOCAL_RANK", str(here.local_rank))
     import deepspeed
     from deepspeed.ops import __compatible_ops__ as compatible
