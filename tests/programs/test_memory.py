@@ -54,6 +54,15 @@ def test_a_model_too_large_for_replicas_fits_in_parts():
     assert "ddp over 16 needs 7" in memory.as_sentence(needs[0], 64 * memory.GB, "npu")
 
 
+def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
+    small = Simulated(parameters=10**6, trained=10**6, weights=4 * 2**20, trained_bytes=4 * 2**20, largest_layer=2**20,
+                      outside_layers=2**20, activations=2**20, activations_in_layers=2**20, whole_step=0)
+    precision = Precision(torch.float32, torch.float32, False, "float32")
+    need = memory.needs(small, how="none", world_size=1, precision=precision)
+    told = memory.as_sentence(need, 12 * memory.GB, "cpu")
+    assert told.startswith("one rank needs ") and " MB of 12.0 GB a process (weights 4 MB, " in told
+
+
 @pytest.mark.parametrize("asked, said", [
     ({"batch_size": 32, "world_size": 8, "micro_batch": 8}, "does not divide by 64 (8 ranks x --micro_batch=8), "
                                                             "so ranks wait for others; take 64"),

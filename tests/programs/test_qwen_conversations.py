@@ -12,6 +12,7 @@ from ascendrun.programs.qwen_lora.conversations import BadData, Conversation, re
 from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.jobs import first_exchange
 from ascendrun.programs.qwen_lora.learning import Rows, forward
+from ascendrun.programs.qwen_lora.lessons import read_texts
 from ascendrun.programs.qwen_lora.scoring import read_questions
 from ascendrun.programs.trainer.packing import IGNORED
 
@@ -54,6 +55,25 @@ def test_all_bad_rows_are_named_with_their_places(tmp_path):
     assert all(says in text for says in (
         "line 2: is not JSON", "line 3: output is missing", "line 4: message 1 has the role 'boss'",
         "line 5: nothing is said by the assistant"))
+
+
+@pytest.mark.parametrize("content, words", [
+    (b'[{"instruction": "Fran\xe7ois"}]', "no UTF-8 text at byte 22"), (b"5", "holds int"),
+    (b'{"data": {"a": 1}}', "holds dict"), (b"[" * 100_000, "nested too deeply")])
+def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content, words):
+    path = tmp_path / "rows.json"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=words):
+        read_conversations(path, system="")
+
+
+def test_a_single_row_cannot_be_learned_and_validated_on(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[{"instruction": "a", "output": "b"}]')
+    options = {"data": str(path), "val": "", "val_fraction": 0.05, "system": "", "seed": 1}
+    with pytest.raises(BadData, match="1 row for training and validation both; .* --val_fraction=0"):
+        read_texts(options)
+    assert len(read_texts({**options, "val_fraction": 0.0}).train) == 1
 
 
 def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):

@@ -114,8 +114,10 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     table = choose({"explain": 2000, "reasoning": 500})
     assert table.levels == ("explain", "reasoning")
     assert table.stages[2][1] == (Fraction(1, 4), Fraction(3, 4))
-    assert table.notes == ("no rows of difficulty topology: its share goes to the next easier level",
+    assert table.notes == ("no rows of difficulty topology: its share goes to reasoning",
                            "500 rows of difficulty reasoning; 1000 or more are advised")
+    assert choose({"reasoning": 2000, "topology": 2000}).notes == (
+        "no rows of difficulty explain: its share goes to reasoning",)
 
 
 @pytest.mark.parametrize("texts, says", [

@@ -28,7 +28,7 @@ def prepared(start: Any) -> Path:
 def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(start, prepared):
     given = f"--prepared={prepared}"
     first = start("--mode=pretrain", given, "--output=out", ranks=2, name="pretrain").succeed()
-    asked = [line["eval_asked_share"] for line in first.metrics() if "eval_asked_share" in line]
+    asked = [line["eval_asked_of_all"] for line in first.metrics() if "eval_asked_of_all" in line]
     assert asked and all(0.1 < share < 0.16 for share in asked), "S0-B4"
     second = start("--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2,
                    name="finetune").succeed()

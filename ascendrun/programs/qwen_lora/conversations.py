@@ -46,14 +46,21 @@ def read_conversations(path: Path, *, system: str) -> List[Conversation]:
 
 def read_rows(path: Path) -> Iterator[Tuple[str, Any]]:
     """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadData(f"{path}: is no UTF-8 text at byte {error.start:,}; convert it: iconv -f … -t UTF-8") from error
     try:
         whole = json.loads(text)
+    except RecursionError:
+        raise BadData(f"{path}: is nested too deeply for a list of rows") from None
     except ValueError as error:
         if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
             raise BadData(f"{path}: is not JSON: {error}") from None
     else:
         rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
+        if not isinstance(rows, list):
+            raise BadData(f"{path}: holds {type(rows).__name__} where the list of rows should be")
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):

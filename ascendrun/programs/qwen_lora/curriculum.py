@@ -52,22 +52,29 @@ def choose_table(rows_of: Mapping[Optional[str], int], *, wanted: str, levels: S
         raise ValueError(f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
                          "name all of them there, from easy to hard, with --stages to fit")
     missing = [level for level in levels if level not in named]
-    merged = give_to_neighbours(parsed, [level in named for level in levels])
-    notes = [f"no rows of difficulty {level}: its share goes to the next easier level" for level in missing]
+    homes = homes_of([level in named for level in levels])
+    merged = give_to_neighbours(parsed, homes)
+    notes = [f"no rows of difficulty {level}: its share goes to {levels[homes[levels.index(level)]]}"
+             for level in missing]
     kept_levels = tuple(level for level in levels if level in named)
     notes += [f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised" for level in kept_levels
               if named[level] < FEW_ROWS]
     return Table(kept_levels, tuple(merged), tuple(notes))
 
 
-def give_to_neighbours(stages: Sequence[Stage], has_rows: Sequence[bool]) -> List[Stage]:
-    """Shares of levels without rows go to the next easier level that has some, else to the easiest."""
+def homes_of(has_rows: Sequence[bool]) -> List[int]:
+    """Where the share of each level goes: to itself, or without rows to the next easier one that has some, else to the
+    easiest."""
     first = list(has_rows).index(True)
     homes = []
     for level in range(len(has_rows)):
         easier = [other for other in range(level + 1) if has_rows[other]]
         homes.append(easier[-1] if easier else first)
-    kept = [level for level, present in enumerate(has_rows) if present]
+    return homes
+
+
+def give_to_neighbours(stages: Sequence[Stage], homes: Sequence[int]) -> List[Stage]:
+    kept = sorted(set(homes))
     return [(end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end)
                         for level in kept)) for end, shares in stages]
 

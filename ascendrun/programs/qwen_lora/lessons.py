@@ -64,6 +64,9 @@ def read_texts(options: Options) -> Texts:
     elif options["val_fraction"]:
         order = list(range(len(train)))
         random.Random(options["seed"]).shuffle(order)
+        if len(train) < 2:
+            raise BadData(f"{options['data']}: {len(train)} row for training and validation both; give more, or "
+                          "--val_fraction=0")
         count = max(1, round(len(train) * options["val_fraction"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
     return Texts(train, val, digest_of(train + val))

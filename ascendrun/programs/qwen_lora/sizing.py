@@ -98,7 +98,7 @@ def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *,
             if not everything:
                 break
     sizes = next(iter(seen.values()))
-    millions = f"{sizes.parameters / 1e6:,.1f} M weights, {sizes.trained / 1e6:,.1f} M trained"
+    millions = f"{sizes.parameters / 1e6:,.2f} M weights, {sizes.trained / 1e6:,.2f} M trained"
     lines.insert(0, f"{millions}; {precision.reason}")
     if found is not None:
         need, holding = found
@@ -124,7 +124,8 @@ def trials(options: Mapping[str, Any], ways: Sequence[str]) -> List[Holding]:
 
 def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
     """Of what was chosen here, and what was asked for."""
-    parts = ["the fastest that fits"] if len(ways) > 1 else [f"--how={holding.how}, as asked"]
+    parts = ["the fastest that fits"] if len(ways) > 1 else [
+        "the only way here" if options["how"] == "auto" else f"--how={holding.how}, as asked"]
     if options["checkpointing"] is not None:
         parts.append(f"--checkpointing={str(holding.checkpointing).lower()}, as asked")
     elif len(ways) == 1:

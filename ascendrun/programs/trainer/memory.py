@@ -12,7 +12,7 @@ from ascendrun.programs.trainer.parallel import WAYS
 from ascendrun.programs.trainer.simulate import Simulated
 from ascendrun.programs.trainer.zero3 import BUCKET_ELEMENTS
 
-GB = 2**30
+GB, MB = 2**30, 2**20
 FRAGMENTED = 0.06
 """Share that the caching allocator holds beyond what tensors use."""
 CONTEXT_BYTES: Mapping[str, int] = {
@@ -117,12 +117,23 @@ def fits(need: Need, card_bytes: int, family: str) -> bool:
 
 
 def as_sentence(need: Need, card_bytes: Optional[int], family: str) -> str:
-    """needs 71.0 GB of 64.0 GB a card (weights 60.9, …)."""
+    """ddp over 8 needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
+    way = "one rank" if need.how == "none" else f"{need.how} over {need.world_size}"
+    return f"{way} {amounts(need, card_bytes, family)}"
+
+
+def amounts(need: Need, card_bytes: Optional[int], family: str) -> str:
+    """needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
     names = ("weights", "gradients", "optimizer", "activations", "buffers")
-    parts = ", ".join(f"{name} {getattr(need, name) / GB:.1f}" for name in names if getattr(need, name) > 0.05 * GB)
-    of_card = f" of {card_bytes / GB:.1f} GB" if card_bytes else ""
-    host = f" and {need.host / GB:.1f} GB of host memory a rank" if need.host else ""
-    return f"{need.how} over {need.world_size} needs {need.on_card(family) / GB:.1f} GB{of_card} a card{host} ({parts})"
+    parts = ", ".join(f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name))
+    of_card = f" of {shown(card_bytes)}" if card_bytes else ""
+    host = f" and {shown(need.host)} of host memory a rank" if need.host else ""
+    place = "process" if family == "cpu" else "card"
+    return f"needs {shown(need.on_card(family))}{of_card} a {place}{host} ({parts})"
+
+
+def shown(count: int) -> str:
+    return f"{count / GB:.1f} GB" if count >= GB else f"{max(1, round(count / MB))} MB"
 
 
 def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> List[str]:

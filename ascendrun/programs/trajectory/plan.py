@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import List, Optional, Sequence, Tuple
 
+from ascendrun.programs.trainer import memory
 from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.dry_run import batch_problems
 from ascendrun.programs.trainer.planned import planned
@@ -62,7 +63,7 @@ def account(name: str, rows: Sequence[Encoded], share: float, sizes: Sizes, opti
     heavy = sizing.heaviest(plan, options, family=family, world_size=ranks, asked_share=share)
     steps, checkpointed = steps_of(options, plan), options["gradient_checkpointing"]
     need = sizing.reckon(sizes, heavy, precision=precision, world_size=ranks, family=family, checkpointed=checkpointed)
-    needs = sizing.sentence(need, card_bytes, family)
+    needs = memory.amounts(need, card_bytes, family)
     words = int(plan.lengths.sum())
     lines = [
         f"\n{name}: {len(rows)} tracks, {words:,} words; {plan.steps_per_epoch} steps an epoch of "

@@ -73,7 +73,8 @@ class Pretraining(Task):
             nats = float(functional.cross_entropy(logits, tensors["words"], reduction="sum"))
             sums = [old + new for old, new in zip(sums, (nats, right, batch.weight, float(batch.tokens)))]
         nats, right, asked, tokens = self.here.sum(sums)
-        return {"loss": nats / max(1.0, asked), "guessed": right / max(1.0, asked), "asked_share": asked / tokens}
+        return {"loss": nats / max(1.0, asked), "right_of_asked": right / max(1.0, asked),
+                "asked_of_all": asked / tokens}
 
 
 def unlabelled(samples: Samples) -> List[Encoded]:

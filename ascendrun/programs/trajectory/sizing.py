@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from ascendrun.programs.trajectory.train import micro_tokens_of
 
 LOOKED_AT = 200
 """Steps of an epoch whose passes are looked at, evenly over it."""
-MB = 2**20
 
 
 @dataclass(frozen=True)
@@ -98,20 +97,6 @@ def with_layers(config: Dict[str, Any], layers: int) -> Dict[str, Any]:
     if shallow.get("layer_types"):
         shallow["layer_types"] = shallow["layer_types"][:layers]
     return shallow
-
-
-# --- in words ---
-
-def sentence(need: memory.Need, card_bytes: Optional[int], family: str) -> str:
-    """needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
-    parts = ", ".join(f"{name} {shown(getattr(need, name))}"
-                      for name in ("weights", "gradients", "optimizer", "activations") if getattr(need, name))
-    of_card = f" of {shown(card_bytes)}" if card_bytes else ""
-    return f"needs {shown(need.on_card(family))}{of_card} a {'process' if family == 'cpu' else 'card'} ({parts})"
-
-
-def shown(count: int) -> str:
-    return f"{count / memory.GB:.1f} GB" if count >= memory.GB else f"{count / MB:.0f} MB"
 
 
 def ways_out(sizes: Sizes, heavy: Pass, *, precision: Precision, world_size: int, family: str, card_bytes: int,
