@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.core.loglines import fold_ranks
@@ -34,7 +35,10 @@ def explain_ending(evidence: Evidence) -> Optional[Diagnosis]:
         return None
     late = tuple(sorted({host.host for host in evidence.hosts if host.host in evidence.reason}))
     hosts = late if code in ("start-refused", "start-timeout") else ()
-    return _told(evidence, code, hosts=hosts)
+    told = _told(evidence, code, hosts=hosts)
+    unseen = code in ("stopped-by-user", "time-limit") and any(
+        rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
+    return replace(told, confidence=Confidence.LIKELY, doubts=("not-all-seen",)) if unseen else told
 
 
 def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:

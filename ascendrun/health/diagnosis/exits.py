@@ -191,7 +191,7 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     may_be = not rank.has_ended or signal_of(rank) == signal.SIGKILL  # in a container it may be another's number
     if rank.pid is not None and rank.pid in dead and may_be:
         proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
-        return _oom(rank, when, (proof,), pid=rank.pid, sure=True)
+        return _oom(rank, when, (proof,), pid=rank.pid, sure=rank.has_ended)
     workers = own_workers(rank.lines)
     for pid in workers:
         if pid in dead:

@@ -170,8 +170,9 @@ def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory])
     expected = set(range(evidence.world_size)) if not any(story.rank.inner for story in stories) else set()
     hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
     silent = {story.rank.rank for story in stories if story.rank.host in hosts and not story.rank.has_ended}
+    over = {host.host for host in evidence.hosts if host.has_ended}
     alive_anyway = {story.rank.rank for story in stories if story.rank.lines and not story.rank.has_ended
-                    and story.rank.host not in hosts}
+                    and story.rank.host not in {*hosts, *over}}
     return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
 
 

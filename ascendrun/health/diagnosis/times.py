@@ -9,7 +9,7 @@ from typing import Iterable, List, Optional, Sequence
 
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line
 
-UNKNOWN_CLOCK_S = 120.0
+UNKNOWN_CLOCK_S = 180.0
 """A clock that was never measured may be this far off; worse ones exist, but doctor refuses them."""
 _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[-T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?")
 _QUARTER_S = 900.0
