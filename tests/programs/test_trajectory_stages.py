@@ -59,7 +59,7 @@ def test_pretraining_is_judged_alike_by_one_rank_and_by_three(start, prepared):
         run = start("--mode=pretrain", f"--prepared={prepared}", "--max_steps=1", "--lr=0", "--val_fraction=0.3",
                     ranks=ranks, name=f"on-{ranks}").succeed()
         told.append(next(line for line in run.metrics() if "eval_loss" in line))
-    for name in ("eval_loss", "eval_guessed", "eval_asked_share"):
+    for name in ("eval_loss", "eval_right_of_asked", "eval_asked_of_all"):
         assert told[0][name] == pytest.approx(told[1][name], rel=1e-5), name
 
 
