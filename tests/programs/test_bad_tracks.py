@@ -7,14 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ascendrun.programs.trainer.options import read_table
+from ascendrun.programs.trainer.weights import BadWeights, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
+from ascendrun.programs.trajectory.model import config_of_folder
 from ascendrun.programs.trajectory.read_ais import read_tracks
-from ascendrun.programs.trajectory.records import from_tracks
+from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
 from ascendrun.programs.trajectory.split import split_records
+from ascendrun.programs.trajectory.store import load_trained
 from ascendrun.programs.trajectory.tracks import BadData, Limits
 
 HEADER = "mmsi,time,lat,lon,sog,cog,class,name\n"
@@ -117,3 +121,23 @@ def test_too_few_classes_are_told_with_those_that_are_there(tmp_path, kind, word
     options = {**DEFAULTS, "data": str(write(tmp_path / "t.csv", text)), "grammar": "motion"}
     with pytest.raises(BadData, match=words):
         prepare(options)
+
+
+def test_all_bad_lines_of_a_text_file_are_told_together(tmp_path):
+    lines = ['{"text": "a POINT_END", "label": 1}', "none", '{"txt": 1}', '{"text": null}']
+    path = write(tmp_path / "t.jsonl", "\n".join(lines).encode() + b'\n{"text": "\xff"}')
+    with pytest.raises(BadData) as caught:
+        read_texts(path)
+    assert [line.split(": must be")[0][-2:] for line in str(caught.value).splitlines()] == [":2", ":3", ":4", ":5"]
+
+
+def test_damaged_files_are_told_as_damaged(tmp_path):
+    for name in ("model.pt", "prepared.json", "samples.jsonl.gz", "config.json", "model.safetensors"):
+        write(tmp_path / name, "{ cut")
+    for look in (load_trained, load_prepared, lambda folder: config_of_folder(folder, words=9, dropout=0.0),
+                 file_of_tensor):
+        with pytest.raises((BadData, BadWeights), match="again"):
+            look(tmp_path)
+    torch.save({"weights": {}}, tmp_path / "model.pt")
+    with pytest.raises(BadData, match="no trained classifier"):
+        load_trained(tmp_path)

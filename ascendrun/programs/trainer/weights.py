@@ -53,9 +53,12 @@ def file_of_tensor(folder: Path) -> Dict[str, str]:
     if not (folder / SINGLE).is_file():
         raise BadWeights(f"{folder}: neither {SINGLE} nor {INDEX} is here; convert other formats with transformers' "
                          "save_pretrained")
-    from safetensors import safe_open
-    with safe_open(str(folder / SINGLE), framework="pt") as opened:
-        return dict.fromkeys(opened.keys(), SINGLE)
+    from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(str(folder / SINGLE), framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), SINGLE)
+    except SafetensorError as error:
+        raise BadWeights(f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again") from error
 
 
 def named_with_ties(module: nn.Module) -> "list[tuple[list[str], torch.Tensor]]":

@@ -53,7 +53,10 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, A
     if not file.is_file():
         raise BadData(f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
                       "or the output of --mode=pretrain")
-    config = dict(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{file}: is no configuration in JSON ({error}); copy the base again") from error
     if config.get("model_type") not in ("qwen2", "qwen3"):
         raise BadData(f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3")
     config.pop("torch_dtype", None)

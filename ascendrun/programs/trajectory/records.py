@@ -14,7 +14,7 @@ from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leaks import fingerprint
-from ascendrun.programs.trajectory.read_ais import NUMBERED_CLASSES, class_name, split_name
+from ascendrun.programs.trajectory.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
 from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.programs.trajectory.tracks import BadData, Track
 
@@ -56,13 +56,22 @@ def read_texts(path: Path) -> Tuple[List[Record], int]:
     if not path.is_file():
         raise BadData(f"{path}: no such file on this node; data must be at the same path on every node")
     records: List[Record] = []
+    problems: List[str] = []
     removed = 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
+            if not line.strip():
+                continue
+            try:
                 record, dropped = read_text_line(line, f"{path}:{number}")
-                records.append(record)
-                removed += dropped
+            except BadData as error:
+                problems.append(str(error))
+                continue
+            records.append(record)
+            removed += dropped
+    if problems:
+        more = len(problems) - SHOWN_PROBLEMS
+        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + (f"\n… and {more} more lines" if more > 0 else ""))
     if not records:
         raise BadData(f"{path}: no line with a text")
     return records, removed
@@ -71,7 +80,10 @@ def read_texts(path: Path) -> Tuple[List[Record], int]:
 def read_text_line(line: str, place: str) -> Tuple[Record, int]:
     try:
         row = json.loads(line)
-        text, label = str(row["text"]), row.get("label")
+        text, label = row["text"], row.get("label")
+        if not isinstance(text, str):
+            raise TypeError
+        text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
         raise BadData(f'{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}') from None
     name = class_name("" if label is None else str(label))
@@ -139,7 +151,10 @@ def load_prepared(folder: Path) -> Prepared:
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise BadData(f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
                       "node first, or give --data")
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadData(f"{folder / FACTS}: is damaged; run --mode=prepare again") from error
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
         raise BadData(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
@@ -158,7 +173,10 @@ def from_line(line: Mapping[str, Any]) -> Record:
 
 
 def open_text(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+    """A byte that is no UTF-8 is kept apart, for its own line to be refused."""
+    kept = "surrogateescape"
+    return (gzip.open(path, "rt", encoding="utf-8", errors=kept) if path.suffix == ".gz"
+            else open(path, encoding="utf-8", errors=kept))
 
 
 def count_classes(records: Sequence[Record]) -> Dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
@@ -57,7 +58,9 @@ def load_trained(path: Path) -> Trained:
     if not file.is_file():
         raise BadData(f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
                       "output, or that of --mode=evaluate")
-    saved = torch.load(file, map_location="cpu", weights_only=True)
+    saved = load(file)
+    if "names" not in saved:
+        raise BadData(f"{file}: is no trained classifier; --model takes what finetune or train made")
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
@@ -73,7 +76,15 @@ def save_pretrained(weights: Mapping[str, torch.Tensor], sizes: Sizes, vocabular
 
 def load_pretrained(folder: Path) -> Dict[str, Any]:
     """weights, sizes, vocabulary and text, as saved."""
-    return dict(torch.load(folder / PRETRAINED_FILE, map_location="cpu", weights_only=True))
+    return load(folder / PRETRAINED_FILE)
+
+
+def load(file: Path) -> Dict[str, Any]:
+    """Raises BadData for a file that is cut or of something else."""
+    try:
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
+        raise BadData(f"{file}: is damaged, or no file of this program; copy it again, or train again") from error
 
 
 def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
