@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, ContextManager, List, Mapping, Optional
 
 import torch
@@ -127,12 +128,15 @@ class Precision:
     reason: str
 
 
-def choose_family(wanted: str, environ: Mapping[str, str]) -> str:
-    """npu, cuda or cpu: as the option says, else as the launcher says, else what this process can see."""
+def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
+    """npu, cuda or cpu: as the option says, else as the launcher says, else what this machine has.
+
+    `devices`: where the driver puts davinci0, davinci1, …; in a container only those that it was given.
+    """
     for choice in (wanted, environ.get("ASCENDRUN_FAMILY", "auto")):
         if choice != "auto":
             return choice
-    if environ.get("ASCEND_RT_VISIBLE_DEVICES"):
+    if environ.get("ASCEND_RT_VISIBLE_DEVICES") or any(devices.glob("davinci[0-9]*")):
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"
 
