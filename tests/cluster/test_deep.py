@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+import pytest
 from scenes import Scene, run_text, venv_python
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
@@ -26,11 +27,14 @@ def look(scene: Scene) -> Dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def measured_findings(report: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """What was measured against peers; what differs from last time aside."""
-    return [one for one in report["findings"] if one["code"].startswith("deep-") and "before" not in one["code"]]
+def slow_cables(report: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Who carries less than its peers, or nothing. Not asked here: what differs from last time, and who is
+    late or computes little. On a busy machine a small message waits ten times longer than a lucky peer's."""
+    return [one for one in report["findings"] if one["code"].startswith("deep-") and "before" not in one["code"]
+            and "MB/s" in one["values"].get("measured", "MB/s")]
 
 
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_is(
     ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]
 ) -> None:
@@ -38,7 +42,7 @@ def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_i
     scene = Scene(ascendrun.on(cluster), cluster)
     cluster.rate("node3", SLOW_KBIT)
     report = look(scene)
-    [finding] = measured_findings(report)
+    [finding] = slow_cables(report)
     assert (finding["code"], finding["hosts"]) == ("deep-host-slow", ["node3"])
     exchanges = [one for found in report["deep"]["rounds"] for one in found]
     of_node3 = [one for one in exchanges if "node3" in (one["one"], one["other"])]
@@ -48,6 +52,6 @@ def test_a_host_with_a_slow_cable_is_named_with_numbers_and_once_mended_nobody_i
 
     cluster.rate("node3", 0)
     report = look(scene)
-    assert measured_findings(report) == []
+    assert slow_cables(report) == []
     assert {name for one in report["deep"]["rounds"][0] for name in (one["one"], one["other"])} == set(cluster.hosts)
     assert len(list((scene.ascendrun.state_dir / "deep").glob("*.json"))) == 2
