@@ -87,6 +87,9 @@ class JobRunner:
         return self._names.get(dialled(link.host))
 
     def perform(self, action: Action) -> None:
+        self._do(partial(self._perform, action))
+
+    def _perform(self, action: Action) -> None:
         if isinstance(action, w.AskNodes):
             self._ask()
         elif isinstance(action, w.StageNodes):

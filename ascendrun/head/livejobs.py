@@ -230,7 +230,7 @@ class LiveJobs:
             if is_new_attempt:
                 runner.begin_attempt()
         for action in step.actions:
-            runner.perform(action)
+            self._guard(partial(runner.perform, action))  # the others are done whatever becomes of one
         failpoint("controller.after_actions")
         if step.moves:
             self._gather_after(before, step)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.job import NodeProgress, Phase, RankStarted, State, Tick
+from ascendrun.core.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
 from ascendrun.core.spec import JobSpec
 from ascendrun.head.boot import AgentImage
 from ascendrun.head.guard import Guard
@@ -80,6 +80,19 @@ def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head
     live.jobs.feed(runner.job.id, Tick())
     live.jobs.work_off_events()
     assert runner.job.state is State.RUNNING and live.store.find(runner.job.id).job.state is State.RUNNING
+
+
+def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_place_of_its_trace(
+        live: Live, capfd: pytest.CaptureFixture[str]) -> None:
+    runner = live.add("mine")  # without the plan that nodes are prepared by
+    node = NodeProgress("n1", 0, Phase.REPORTED, (0,))
+    runner.job = replace(runner.job, state=State.STAGING, nodes=(node,), world_size=1)
+    live.jobs.feed(runner.job.id, NodeStaged("n1"))
+    live.jobs.work_off_events()
+    live.jobs.work_off_events()
+    job = live.store.find(runner.job.id).job
+    assert job.is_over and "nothing was started: a fault of ascendrun itself: AssertionError" in job.reason
+    assert "controller.log" in job.reason and "Traceback" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("header", "words"), [
