@@ -73,7 +73,7 @@ def judge_need(job: Job, needed: Optional[Job]) -> Union[None, HeldBy, NeedFaile
         return NeedFailed(needed.reason)
     if needed.is_over:
         return NeedFailed(f"not started: {what} ended {needed.state.value}")
-    return HeldBy(f"waits for {what}, which is {needed.state.value}")
+    return HeldBy(f"waits for {what}")  # its state changes without a word to this one
 
 
 def _blockers(claim: Claim, held: Sequence[Tuple[Job, Claim]]) -> Tuple[Job, ...]:
