@@ -305,8 +305,10 @@ def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
     if "Not allowed at this time" in said:
         raise CannotConnect(f"{target.label}: sshd refuses this address for a while (\"{said[:80]}\")",
                             hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there")
-    if isinstance(link.saved_exception, paramiko.SSHException) and "Error reading" not in str(link.saved_exception):
-        raise CannotConnect(f"{target.label}: what answers there is no SSH server ({link.saved_exception})",
+    error = link.saved_exception
+    is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
+    if is_other or (said and "MaxStartups" not in said):
+        raise CannotConnect(f"{target.label}: what answers there is no SSH server (\"{said[:80]}\")",
                             hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config")
     raise _Dropped(said[:80] or "nothing said")
 

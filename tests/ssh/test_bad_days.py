@@ -69,14 +69,15 @@ def _greet(sock: socket.socket, kept: List[Any]) -> None:
     kept.append(connection)
 
 
-def test_a_server_that_speaks_something_else_is_named(lab: Any) -> None:
+@pytest.mark.parametrize("lines", [1, 101])
+def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen(1)
 
         def answer() -> None:
             connection = sock.accept()[0]
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 101)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n" * lines)
             connection.close()
 
         web = threading.Thread(target=answer)
