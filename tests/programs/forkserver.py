@@ -22,6 +22,7 @@ PROGRAMS = {
     "meshtest": ("ascendrun.programs.meshtest.__main__",),
     "tiny": ("tinyprogram",),
     "lastwords": ("lastwords",),
+    "sums": ("sums",),
     "memory": ("benchmarks.memory.rank",),
     "loading": ("baseloader", "peft", "deepspeed"),
     "qwen_lora": ("ascendrun.programs.qwen_lora.__main__", "ascendrun.programs.qwen_lora.jobs", "peft", "deepspeed"),

@@ -68,6 +68,10 @@ def test_no_rank_says_that_it_is_done_while_another_still_works(launch):
     assert second[-1]["done"] and second[-1]["at_s"] >= first[0]["at_s"]
 
 
+def test_a_sum_over_ranks_is_the_same_to_the_bit_whatever_else_is_summed_with_it(launch):
+    assert "\n0 differ\n" in launch("sums", [], ranks=4).succeed().text()  # a resumed run sums a weight alone, at first
+
+
 def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
     run = start("--data=/nowhere/tracks.csv", ranks=2)
     assert run.wait() == [1, 1]

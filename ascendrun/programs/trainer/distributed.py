@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -39,13 +40,16 @@ class Ranks:
             print(text, flush=True)
 
     def sum(self, values: Sequence[float]) -> List[float]:
-        """Sums over ranks, equal to the last bit on each."""
+        """Sums over ranks, rounded once: the same to the last bit on every rank, and whatever else is summed with them.
+
+        An allreduce adds in an order that depends on a number's place among the others.
+        """
         if self.control is None:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, group=self.control)
-        return [float(value) for value in total]
-
+        mine = torch.tensor(values, dtype=torch.float64)
+        told = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(told, mine, group=self.control)
+        return [exact_sum(each) for each in zip(*(rank.tolist() for rank in told))]
 
     def barrier(self) -> None:
         if self.control is not None:
@@ -100,6 +104,13 @@ def take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [take_tensors(item, tensors) for item in value]
     return value
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # sums beyond the largest float; inf and -inf
+        return sum(values)
 
 
 def put_tensors(value: Any, make: Callable[[TensorPlace], torch.Tensor]) -> Any:

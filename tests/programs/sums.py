@@ -1,0 +1,20 @@
+"""Ranks that sum fractions, each alone and among other numbers, and say how often the two sums differ in a bit."""
+
+from __future__ import annotations
+
+import random
+from typing import List
+
+from ascendrun.programs.trainer import start
+
+
+def main(argv: List[str]) -> None:
+    start.run(compare, expected=(), timeout_s=60)
+
+
+def compare(here: start.Runtime) -> None:
+    chance = random.Random(here.rank)
+    mine = [chance.random() for _ in range(100)]
+    alone = [here.sum([value])[0] for value in mine]
+    among = [here.sum([0.0] * 7 + [value] + [0.0] * 5)[7] for value in mine]
+    here.say(f"{sum(one != other for one, other in zip(alone, among))} differ")
