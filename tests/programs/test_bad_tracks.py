@@ -14,7 +14,7 @@ from ascendrun.programs.trainer.weights import BadWeights, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
-from ascendrun.programs.trajectory.model import config_of_folder
+from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
 from ascendrun.programs.trajectory.read_ais import read_tracks
 from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
 from ascendrun.programs.trajectory.split import split_records
@@ -137,6 +137,12 @@ def test_damaged_files_are_told_as_damaged(tmp_path):
     for look in (load_trained, load_prepared, lambda folder: config_of_folder(folder, words=9, dropout=0.0),
                  file_of_tensor):
         with pytest.raises((BadData, BadWeights), match="again"):
+            look(tmp_path)
+    write(tmp_path / "tokenizer.json", "{ cut")
+    write(tmp_path / "config.json", '{"model_type": "qwen2", "hidden_size": "big"}')
+    for look in (lambda folder: word_pieces(folder, ["a"]),
+                 lambda folder: config_of_folder(folder, words=9, dropout=0.0)):
+        with pytest.raises(BadData, match=r"(tokenizer|config)\.json: .*copy the base again"):
             look(tmp_path)
     torch.save({"weights": {}}, tmp_path / "model.pt")
     with pytest.raises(BadData, match="no trained classifier"):

@@ -50,6 +50,12 @@ def steps_saved(run):
     return [line["step"] for line in run.metrics() if line.get("event") == "checkpoint"]
 
 
+def test_a_checkpoint_of_another_training_is_refused_with_what_differs_an_empty_option_too(tiny):
+    tiny(max_steps=2, checkpoint_every=1, identity="o/pre").succeed()
+    again = tiny(max_steps=2, checkpoint_every=1, identity="")
+    assert again.wait() == [1] and "task was o/pre, is (none); use another" in again.text()
+
+
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_a_rank_killed_at_some_step_changes_no_bit_of_what_comes_after_the_resume(tiny, straight, way):
     broken = tiny(name="broken", how=way, kill=[14, 1], **EVERY_4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.programs.trainer.options import READERS, BadOptions, parse, read_table
+from ascendrun.programs.trainer.options import READERS, BadOptions, parse, parse_or_exit, read_table
 
 TABLE = Path(__file__).resolve().parents[2] / "ascendrun" / "programs" / "trajectory" / "options.json"
 
@@ -43,6 +43,14 @@ def test_all_problems_of_a_command_line_are_told_together():
     for expected in ("--lr=fast: must be a number", "--epochs=0: must be at least 1", "must be one of mean, last",
                      "--dropout=nan: must be a finite number", "--split_column=maybe: must be true or false"):
         assert expected in text
+
+
+def test_an_option_without_its_value_is_told_in_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_or_exit(["--epochs=3", "--mode"], read_table(TABLE))
+    told = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(told) == 2
+    assert "--mode" in told[1] and "--option=value" in told[1]
 
 
 def test_a_wrong_command_line_ends_with_code_2_before_torch_is_loaded():

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.qwen_lora import base, jobs, sizing
+from ascendrun.programs.qwen_lora import base, chat, jobs, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.lessons import read_texts
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision, open_accelerator
 from ascendrun.programs.trainer.chips import chip_of
@@ -39,6 +40,10 @@ def losses(launch):
 
 def options_of(*given):
     return option_table.parse(given, option_table.read_table(OPTIONS))
+
+
+def wrapped_tokenizer():
+    return chat.wrap_tokenizer(chat.make_tokenizer(read_texts(options_of("--rows=20")).train, words=300))
 
 
 def alone(name="cpu"):
@@ -104,6 +109,20 @@ def test_a_refused_run_has_made_nothing(launch, given, says):
     run = launch("qwen_lora", [*TINY, given], name="refused")
     assert run.wait() == [1] and not (run.folder / "out").exists()
     assert says in run.text() and "Traceback" not in run.text()
+
+
+@pytest.mark.parametrize("file, text", [
+    ("tokenizer.json", "{}"), ("tokenizer.json", '{"version": "1.0", "trunc'), ("config.json", "[]"),
+    ("config.json", '{"model_type": "nosuch"}'), ("config.json", '{"model_type": "qwen2", "hidden_size": "big"}'),
+    ("config.json", '{"model_type": "qw')])
+def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, file, text):
+    home = tmp_path / "home"
+    base.write_base(home, base.shape_config("tiny", vocab_size=300), wrapped_tokenizer(), seed=1, mark=0)
+    (home / file).write_text(text)
+    run = launch("qwen_lora", [*TINY, f"--base_model={home}"], name="damaged")
+    assert run.wait() == [1] and "Traceback" not in run.text()
+    (line,) = [each for each in run.text().splitlines() if each.startswith("error: ")]
+    assert f"{home}/{file}" in line and "copy the base again" in line
 
 
 def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):

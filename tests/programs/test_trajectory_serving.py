@@ -106,19 +106,35 @@ def test_nothing_that_a_line_holds_ends_the_stream(classifier, line):
     assert bad["error"] and good["class_name"]
 
 
-def test_the_stream_answers_a_line_while_the_sender_waits_for_it(trained, tmp_path):
+@pytest.fixture
+def stream(trained: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that answers lines; who asks has had two answers."""
     argv = [sys.executable, "-m", "ascendrun.programs.trajectory", "--mode=predict", "--data=-", f"--model={trained}",
             "--device=cpu"]
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-                          env=environ) as process:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          cwd=tmp_path, env=environ) as process:
         assert process.stdin is not None and process.stdout is not None
         for number in range(2):
             process.stdin.write(json.dumps({"id": number, "text": track_text(number)}) + "\n")
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["id"] == number
-        process.stdin.close()
-        assert process.wait(60) == 0
+        yield process
+        process.kill()
+
+
+def test_the_stream_answers_a_line_while_the_sender_waits_for_it(stream):
+    stream.stdin.write(json.dumps({"id": 2, "text": track_text()}))
+    stream.stdin.close()
+    assert json.loads(stream.stdout.readline())["id"] == 2, "the last line needs no end"
+    assert stream.wait(60) == 0
+
+
+def test_a_stream_that_waits_for_a_line_ends_when_it_is_asked_to(stream):
+    stream.stdin.write('{"id": 2, "text": "half a')
+    stream.stdin.flush()
+    stream.send_signal(signal.SIGTERM)
+    assert stream.wait(30) == 0 and stream.stdout.read() == "", "half a line is no question"
 
 
 @pytest.fixture(scope="module")

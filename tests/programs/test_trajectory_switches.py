@@ -22,9 +22,11 @@ from ascendrun.programs.trajectory.generate import generate
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.judge import adjusted
 from ascendrun.programs.trajectory.model import make_guesser, make_model
+from ascendrun.programs.trajectory.plan import plan_stage
 from ascendrun.programs.trajectory.pretrain import Pretraining
 from ascendrun.programs.trajectory.store import Trained, Vote
 from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
+from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
 
 PLAIN = ("--tracks=60", "--grammar=motion", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=8", "--crop=0",
@@ -44,6 +46,29 @@ def samples():
 def here(monkeypatch):
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
     return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
+
+
+@pytest.mark.parametrize("stage", [jobs.train, jobs.pretrain_stage, plan_stage])
+@pytest.mark.parametrize("given, says", [
+    ("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")])
+def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, given, says):
+    with pytest.raises(BadData, match=says):
+        stage(options_of("--heads=4", given, "--data=absent.csv", f"--output={tmp_path}/out"), here)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path):
+    given = ("--objective=causal", "--attention=both", "--data=absent.csv", f"--output={tmp_path}/out")
+    with pytest.raises(BadData, match="sees the next word.*--objective=masked, or --attention=causal"):
+        jobs.pretrain_stage(options_of("--mode=pretrain", *given), here)
+    with pytest.raises(BadData, match="absent.csv"):
+        jobs.finetune_stage(options_of("--mode=finetune", *given), here)
+
+
+def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
+    run = start("--dtype=float16", "--data=absent.csv")
+    assert run.wait() == [1]
+    assert "error: --dtype=float16: slow and inexact on a CPU" in run.text() and "Traceback" not in run.text()
 
 
 @pytest.fixture

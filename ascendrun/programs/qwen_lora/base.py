@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.qwen_lora.conversations import BadData
-from ascendrun.programs.trainer import weights
+from ascendrun.programs.trainer import faults, weights
 from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.fsdp2 import materialise
 from ascendrun.programs.trainer.parallel import cast
@@ -43,7 +43,11 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         raise BadData(f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
                       "*.safetensors, at the same path on every node")
     from transformers import AutoConfig
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
+        raise BadData(f"{folder}/config.json: refused by transformers ({faults.in_a_line(error)}); copy the base "
+                      "again, or take a transformers that knows it") from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
     if window and packed_tokens > window:

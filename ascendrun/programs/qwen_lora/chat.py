@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, List, Sequence, Tuple
 
 from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.trainer import faults
 from ascendrun.programs.trainer.packing import IGNORED
 
 CHATML = (
@@ -110,8 +110,9 @@ def load_tokenizer(folder: Path, *, template: str) -> Any:
     from transformers import AutoTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise BadData(f"{folder}: no tokenizer that transformers can read ({error})") from error
+    except Exception as error:  # of many kinds; `tokenizers` raises the bare one
+        raise BadData(f"{folder}/tokenizer.json, or what belongs to it, is no tokenizer that transformers can read "
+                      f"({faults.in_a_line(error)}); copy the base again") from error
     if template == "chatml" or not tokenizer.chat_template:
         tokenizer.chat_template = CHATML
     return tokenizer

@@ -58,10 +58,9 @@ def train(options: Options, here: Runtime) -> None:
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
     texts = read_texts(options)
     check_same(texts.digest, here)
-    tokenizer = open_tokenizer(options, home, texts.train, here)
+    config, tokenizer = open_base(options, home, texts.train, here)
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=here.world_size)
-    config = base.folder_config(home, packed_tokens=options["cutoff_len"] if options["packing"] else 0)
     for line in [*introduce(lessons, course, options), precision.reason]:
         here.say(line)
     for problem in batch_problems(course, options, here.world_size):
@@ -97,17 +96,19 @@ def chosen_precision(options: Options, device: Accelerator) -> Precision:
         raise BadData(str(error)) from error
 
 
-def open_tokenizer(options: Options, home: Path, conversations: List[Any], here: Runtime) -> Any:
-    """That of the base; a base of our own making is made here, with one learned from the data by rank 0."""
+def open_base(options: Options, home: Path, conversations: List[Any], here: Runtime) -> Tuple[Any, Any]:
+    """Its configuration and tokenizer; a base of our own making is made here, with a tokenizer learned from the data
+    by rank 0."""
+    packed = options["cutoff_len"] if options["packing"] else 0
     if options["base_model"]:
-        return chat.load_tokenizer(home, template=options["template"])
+        config = base.folder_config(home, packed_tokens=packed)
+        return config, chat.load_tokenizer(home, template=options["template"])
     text = here.share(make_text(home, conversations) if here.is_first else "")
     tokenizer = chat.wrap_tokenizer(text)
-    config = base.shape_config(options["shape"])
-    words = max(config.vocab_size, len(tokenizer))
+    words = max(base.shape_config(options["shape"]).vocab_size, len(tokenizer))
     base.make_base(home, base.shape_config(options["shape"], vocab_size=words), tokenizer, seed=options["seed"],
                    here=here)
-    return tokenizer
+    return base.folder_config(home, packed_tokens=packed), tokenizer
 
 
 def make_text(home: Path, conversations: List[Any]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Optional
 
+SHOWN_CHARACTERS = 200
 ELSEWHERE = "name another folder"
 WAYS_OUT = {
     errno.ENOSPC: "free some space there, or " + ELSEWHERE,
@@ -30,6 +32,11 @@ def in_words(error: Optional[BaseException]) -> Optional[str]:
             return f"{where}{error.strerror}; {WAYS_OUT[error.errno]}"
         error = error.__context__ if isinstance(error, RuntimeError) else None
     return None
+
+
+def in_a_line(error: BaseException) -> str:
+    """What a library says of a file, be it over many lines."""
+    return textwrap.shorten(str(error) or type(error).__name__, SHOWN_CHARACTERS, placeholder=" …")
 
 
 def check_writable(folder: Path) -> None:

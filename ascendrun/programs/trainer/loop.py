@@ -351,7 +351,7 @@ class Loop:
 
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
         theirs = facts.get("identity", {})
-        differs = [f"{name} was {theirs.get(name)}, is {value}" for name, value in self.identity.items()
+        differs = [f"{name} was {shown(theirs.get(name))}, is {shown(value)}" for name, value in self.identity.items()
                    if theirs.get(name) != value]
         how, ranks = facts.get("how"), facts.get("world_size")
         sharded_ways = {how, self.engine.how} - {"none", "ddp"}
@@ -368,3 +368,7 @@ class Loop:
             return None
         self.engine.load_weights(self.here.share(self.best_weights or {}))
         return self.progress.best_step
+
+
+def shown(value: Any) -> Any:
+    return "(none)" if value in (None, "", []) else value

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
@@ -20,6 +20,14 @@ class BadOptions(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in a line, without the usage of a hundred options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadOptions([f"{message[len('argument '):] if message.startswith('argument ') else message}; write "
+                          "--option=value"])
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ def parse(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:
 def make_parser(table: Mapping[str, Option]) -> argparse.ArgumentParser:
     """All values stay text here, so that `parse` can judge them together."""
     package = getattr(sys.modules["__main__"], "__package__", None)
-    parser = argparse.ArgumentParser(prog=f"python -m {package}" if package else None, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=f"python -m {package}" if package else None, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     for option in table.values():
         shown = option.default if option.default not in (None, "") else "none"
         choices = f" [{', '.join(map(str, option.choices))}]" if option.choices else ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import torch
 
 from ascendrun.programs.trainer import faults, start, task, weights
+from ascendrun.programs.trainer.accelerator import choose_precision
+from ascendrun.programs.trainer.batch_finder import NoRoom
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.files import replace_text
 from ascendrun.programs.trainer.loop import Loop
@@ -43,7 +45,7 @@ from ascendrun.programs.trajectory.store import (
 from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 
-EXPECTED = (BadData, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
+EXPECTED = (BadData, NoRoom, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
 """Faults of what was given, not of this program: their message is the whole story."""
 
 
@@ -67,6 +69,32 @@ def check_same(digest: str, here: Runtime) -> None:
     odd = here.odd_ones(digest)
     if odd:
         raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+
+
+def open_samples(options: Options, here: Runtime) -> Samples:
+    """What a training learns from. Options that cannot work are refused before it is read. Raises BadData."""
+    refuse(options)
+    try:
+        choose_precision(options["dtype"], here.accelerator)
+    except ValueError as error:
+        raise BadData(str(error)) from error
+    faults.check_writable(Path(options["output"]).absolute())
+    samples = make_samples(options)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    return samples
+
+
+def refuse(options: Options) -> None:
+    """Raises BadData for options that contradict each other."""
+    if not options["base"]:
+        if options["hidden"] % (2 * options["heads"]):
+            raise BadData(f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}")
+    elif pretrained_folder(Path(options["base"])) is None:
+        config_of_folder(Path(options["base"]), words=1, dropout=0.0)
+    if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("causal", "both"):
+        raise BadData("--objective=causal: with --attention=both a word sees the next word, which it is to guess; use "
+                      "--objective=masked, or --attention=causal")
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
@@ -94,8 +122,8 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes
     base = Path(options["base"]) if options["base"] else None
     if base is None:
         return own_sizes(options, samples), lambda reader: None
-    if (base / PRETRAINED_FILE).is_file() or (base / "best" / PRETRAINED_FILE).is_file():
-        folder = base if (base / PRETRAINED_FILE).is_file() else base / "best"
+    folder = pretrained_folder(base)
+    if folder is not None:
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
             raise BadData(f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
@@ -113,14 +141,17 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes
     return sizes, lambda reader: here.say(read_checkpoint(reader, base, samples.vocabulary))
 
 
+def pretrained_folder(base: Path) -> Optional[Path]:
+    """Where in `base` a pretraining left its model; None: it is no output of one."""
+    return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
+
+
 def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
     for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
         here.say(f"note: {line}")
 
 
 def own_sizes(options: Options, samples: Samples) -> Sizes:
-    if options["hidden"] % (2 * options["heads"]):
-        raise BadData(f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}")
     multiple = options["pad_multiple"] or 16
     config = config_of_sizes(words=len(samples.vocabulary), hidden=options["hidden"], layers=options["layers"],
                              heads=options["heads"], dropout=options["dropout"],
@@ -131,10 +162,7 @@ def own_sizes(options: Options, samples: Samples) -> Sizes:
 # --- pretrain ---
 
 def pretrain_stage(options: Options, here: Runtime) -> None:
-    faults.check_writable(Path(options["output"]).absolute())
-    samples = make_samples(options)
-    check_same(samples.digest, here)
-    introduce(options, samples, here)
+    samples = open_samples(options, here)
     sizes, fill = begin_with(options, samples, here)
     model = make_guesser(sizes, seed=options["seed"])
     fill(model)
@@ -184,10 +212,7 @@ def train(options: Options, here: Runtime) -> None:
 
 def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     started_s = time.monotonic()
-    faults.check_writable(Path(options["output"]).absolute())
-    samples = make_samples(options)
-    check_same(samples.digest, here)
-    introduce(options, samples, here)
+    samples = open_samples(options, here)
     sizes, fill = begin_with(options, samples, here)
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import cpu_kernels, fusing, kernels
+from ascendrun.programs.trainer import cpu_kernels, faults, fusing, kernels
 from ascendrun.programs.trainer.accelerator import Accelerator
 from ascendrun.programs.trajectory.tokens import Ids
 from ascendrun.programs.trajectory.tracks import BadData
@@ -63,8 +63,18 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, A
     config.pop("dtype", None)
     if not config.get("use_sliding_window"):
         config["sliding_window"] = None  # transformers 4 warns on every rank of a window that is not used
-    return {**config, "vocab_size": words, "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None,
-            "eos_token_id": None, "use_cache": False}
+    config.update(vocab_size=words, attention_dropout=dropout, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+                  use_cache=False)
+    try:
+        made_of(config)
+    except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
+        raise BadData(f"{file}: refused by transformers ({faults.in_a_line(error)}); copy the base again") from error
+    return config
+
+
+def made_of(config: Mapping[str, Any]) -> Any:
+    """transformers' own configuration. Raises whatever it raises."""
+    return AutoConfig.for_model(**config)
 
 
 def build(config: Any) -> nn.Module:
@@ -79,9 +89,8 @@ class Reader(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         assert sizes.attention in ATTENTIONS
-        config = dict(sizes.config)
         self.attention = sizes.attention
-        self.backbone: Any = build(AutoConfig.for_model(config.pop("model_type"), **config))
+        self.backbone: Any = build(made_of(sizes.config))
         self.dropout = nn.Dropout(sizes.dropout)
 
     @property
@@ -213,7 +222,11 @@ def word_pieces(folder: Path, words: Sequence[str]) -> Optional[List[List[int]]]
     if not (folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # `tokenizers` raises the bare one
+        raise BadData(f"{folder}/tokenizer.json: is no tokenizer ({faults.in_a_line(error)}); copy the base again"
+                      ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 
 

@@ -28,12 +28,13 @@ class TooLarge(Exception):
 
 def plan_stage(options: Options, here: Runtime) -> None:
     """Raises TooLarge when a training would not fit, BadData when nothing can be said."""
-    from ascendrun.programs.trajectory.jobs import begin_with, introduce
+    from ascendrun.programs.trajectory.jobs import begin_with, introduce, refuse
     ranks = options["ranks"] or here.world_size
     try:
         family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
     except ValueError as error:
         raise BadData(str(error)) from None
+    refuse(options)
     if family == "cpu" and card_bytes is not None:
         card_bytes //= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     samples = make_samples(options)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import sys
-from typing import Any, Dict, TextIO
+from typing import Any, Callable, Dict, Iterable, Iterator, TextIO, Union
 
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -16,18 +19,49 @@ from ascendrun.programs.trajectory.tracks import BadData
 def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise BadData("--data=- reads one standard input, so it takes one rank; give a file to use several devices")
-    answer_lines(Classifier.of(vote, here.device), sys.stdin, sys.stdout, with_all=options["probabilities"])
+    lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
+    answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["probabilities"])
     here.record(done=True)
 
 
-def answer_lines(classifier: Classifier, lines: TextIO, out: TextIO, *, with_all: bool) -> None:
+def lines_until(is_over: Callable[[], bool], source: int) -> Iterator[bytes]:
+    """The lines of a file descriptor, each as soon as it is there, till its end or a signal after which `is_over`.
+
+    Reading alone would not end: Python begins it again after every signal.
+    """
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    rest = b""
+    try:
+        while not is_over():
+            if source not in select.select([source, woken], [], [])[0]:
+                os.read(woken, 1)
+                continue
+            piece = os.read(source, 2**16)
+            *lines, rest = (rest + piece).split(b"\n")
+            if not piece and rest:
+                lines.append(rest)
+            for line in lines:
+                if is_over():
+                    return
+                yield line
+            if not piece:
+                return
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wakes)
+
+
+def answer_lines(classifier: Classifier, lines: Iterable[Union[bytes, str]], out: TextIO, *, with_all: bool) -> None:
     """Each at once: who waits for an answer before the next question is not kept waiting."""
-    for line in iter(lines.readline, ""):
+    for line in lines:
         out.write(json.dumps(answer_line(classifier, line, with_all)) + "\n")
         out.flush()
 
 
-def answer_line(classifier: Classifier, line: str, with_all: bool) -> Dict[str, Any]:
+def answer_line(classifier: Classifier, line: Union[bytes, str], with_all: bool) -> Dict[str, Any]:
     """A bad line gets {"error"} and does not end the stream."""
     try:
         asked = json.loads(line)
