@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import hypothesis
 import pytest
@@ -18,6 +18,7 @@ from tests.thorough import THOROUGH_VARIABLE
 
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
 LEFTOVER_GRACE_S = 20.0
+LEFT = pytest.StashKey[List[str]]()
 
 
 # A slow machine is no failure; in CI the same examples every time, so that a red run can be repeated.
@@ -37,6 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT] = []
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
     real_home = Path.home()
     if (real_home / ".pyenv").is_dir():
@@ -53,15 +55,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
-        return  # the workers started the tests' processes, and look for themselves
+    if not is_shared_out(session.config):  # workers started the tests' processes, and look for themselves
+        left = await_nobody_left()
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left"] = left  # a worker's exit status is asked by nobody
+        else:
+            session.config.stash[LEFT].extend(left)
+    if session.config.stash[LEFT]:
+        print("\nprocesses that tests left behind:", *session.config.stash[LEFT], sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT].extend(getattr(node, "workeroutput", {}).get("left", ()))
+
+
+def is_shared_out(config: pytest.Config) -> bool:
+    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def await_nobody_left() -> List[str]:
+    """The processes of this session that are still there after a while."""
     deadline_s = time.monotonic() + LEFTOVER_GRACE_S
     while left := processes_of_this_session():
         if time.monotonic() > deadline_s:
-            print("\nprocesses that tests left behind:", *left, sep="\n  ")
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            return
+            break
         time.sleep(0.05)
+    return left
 
 
 def processes_of_this_session() -> List[str]:
