@@ -10,6 +10,7 @@
     unfolding   lines before a logger changed them    known_lines known messages outside of exceptions
     remarks     warnings, tries, words at the side    stories     one rank's end by its own traces
     afterwards  what a rank did after a line          places      services, and everybody's own address
+    handlers    what came while another was handled
     candidates  who may have been first               waiting     whom to blame when all only waited, by the rules of
                                                                   accusations, reaching, silence, waitchain
     judge       the choice, its doubts, the chain     endings     attempts without a failure

@@ -60,7 +60,8 @@ class Fatal:
         if not before:
             return own[-1]
         kind = "thread" if before[-1].kind == "thread" else own[-1].kind
-        return Chain((*before[-1].raised, *own[-1].raised), kind=kind)
+        return Chain((*before[-1].leading, *own[-1].leading), kind=kind,
+                     is_argued=before[-1].is_argued or own[-1].is_argued)
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """The later one points to it; or it is a thread's, and the later one has no known reason of its own."""
@@ -190,7 +191,7 @@ class Fatal:
         values = _values_of(chain, told=told)
         is_aside = chain.kind == "thread" or self._has_thread_before(chain) or (
             chain.kind == "torn" and last.at_s is None) or self._has_known_after(chain)
-        unsure = not self.is_last_word(chain) or was_handled or is_aside or points_elsewhere(told.text)
+        unsure = not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
         if hit is not None:
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
@@ -205,7 +206,7 @@ class Fatal:
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
         to those before it."""
-        final = next((one for one in reversed(chain.raised) if not points_elsewhere(one.text)), chain.final)
+        final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
         echo = find_words(self._lines.lines[index] for index in self._message(final))
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(final.text))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
@@ -219,7 +220,7 @@ class Fatal:
 
     def _later_hit(self, chain: Chain) -> Optional[Hit]:
         """What an exception after the root says better than that."""
-        later = _best(hit for one in chain.raised[1:] for hit in self._lines.hits
+        later = _best(hit for one in chain.leading[1:] for hit in self._lines.hits
                       if hit.line in self._message(one) and hit.signature.role == CAUSE)
         return later if later is not None and later.signature.strength >= TELLING_FROM else None
 
@@ -234,9 +235,10 @@ class Fatal:
         return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
-        """All lines of the chain."""
-        raised = () if self.chain is None else self.chain.raised
-        return (index for one in raised for index in self._range(one))
+        """All lines of the chain, with those of what was handled before it."""
+        raised = set(() if self.chain is None else self.chain.raised)
+        whole = (chain for chain in self._lines.chains if raised & set(chain.raised))
+        return (index for chain in whole for one in chain.raised for index in self._range(one))
 
     def _range(self, raised: Raised) -> range:
         """The lines of one exception: from its traceback to the end of its message."""

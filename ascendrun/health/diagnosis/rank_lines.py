@@ -17,6 +17,7 @@ from ascendrun.health.diagnosis.afterwards import (
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, Clue, proof_of, same_line, same_words
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.exits import CRASHES, signal_of
+from ascendrun.health.diagnosis.handlers import without_handled
 from ascendrun.health.diagnosis.peers import Word, find_words
 from ascendrun.health.diagnosis.places import is_loopback
 from ascendrun.health.diagnosis.remarks import is_list_of_causes, is_remark, is_try
@@ -61,6 +62,7 @@ class RankLines:
         known = {hit.line for hit in hits}
         self.after = count_after(lines, self.chains, known)
         self._worked_until_s = worked_until(lines, self.chains, known)
+        self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
         self.words = tuple(word for word in (*self._words_at_the_end(), *find_words(plog))
                            if not self.is_late(word.line) and not self._is_of_strangers(word))

@@ -42,7 +42,9 @@ NOISE_LIMIT = 60
 @dataclass(frozen=True)
 class Raised:
     """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
-    `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched."""
+    `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched.
+    `during`: it came while the one before it in its chain was handled, and was not raised from that.
+    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: the code of the last."""
 
     type: str
     message: str
@@ -51,6 +53,10 @@ class Raised:
     first: int
     last: int
     origin: Tuple[str, int] = ("", 0)
+    during: bool = False
+    caught_in: Tuple[str, str] = ("", "")
+    raised_in: Tuple[str, str] = ("", "")
+    statement: str = ""
 
     @property
     def short_type(self) -> str:
@@ -64,15 +70,23 @@ class Raised:
 @dataclass(frozen=True)
 class Chain:
     """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
-    `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole)."""
+    `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole).
+    `begins`: the place of the first that led to the end: those before it were handled. `is_argued`: which, is not sure.
+    """
 
     raised: Tuple[Raised, ...]
     rank: Optional[int] = None
     kind: str = "main"
+    begins: int = 0
+    is_argued: bool = False
 
     @property
     def root(self) -> Raised:
-        return self.raised[0]
+        return self.raised[self.begins]
+
+    @property
+    def leading(self) -> Tuple[Raised, ...]:
+        return self.raised[self.begins:]
 
     @property
     def final(self) -> Raised:
@@ -125,6 +139,7 @@ class _Parser:
         self._open: List[Raised] = []
         self._kind = "main"
         self._linked = False
+        self._during = False
         self._unended: List[Tuple[str, int]] = []
         self._heads = 0  # tracebacks into which another thread wrote its own: their exceptions are still to come
 
@@ -173,7 +188,7 @@ class _Parser:
     def _hear(self, text: str) -> None:
         """Lines between tracebacks say how they belong together."""
         if _DURING in text or _DIRECT in text:
-            self._linked = True
+            self._linked, self._during = True, _DURING in text
         elif _IGNORED.match(text):
             self._close()
             self._kind = "ignored"
@@ -185,7 +200,7 @@ class _Parser:
         if nested and self._open:
             self._open.insert(0, raised)  # a worker's own traceback, told inside its parent's
         elif self._linked and self._open:
-            self._open.append(raised)
+            self._open.append(replace(raised, during=self._during))
         else:
             kind = self._kind if not self._open else "main"
             self._close()
@@ -201,6 +216,8 @@ class _Parser:
     def _read(self, start: int, *, indent: int) -> Tuple[Optional[Raised], int]:
         """The exception of the traceback that begins at `start`, and where to go on."""
         frames: List[Tuple[str, int]] = []
+        names: List[str] = []
+        statement = ""
         noise, at, after_frame, prefix = 0, start + 1, False, 0
         while at < len(self._group) and noise <= NOISE_LIMIT:
             text = self._group[at][1]
@@ -212,11 +229,12 @@ class _Parser:
             frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
             if frame is not None:
                 frames.append((frame.group("file"), int(frame.group("line"))))
-                after_frame = True
+                names.append(frame.group("name") or "")
+                after_frame, statement = True, ""
                 if len(frames) == 1 and _THREADS_OWN.search(frame.group()):
                     self._kind = "thread"  # also where the line is lost that says so
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
-                pass
+                statement = statement or body.strip()
             elif _TRACEBACK.match(text):
                 self._heads += 1
                 break
@@ -224,7 +242,8 @@ class _Parser:
                 found = _exception_line(body, after_frame=after_frame)
                 if found is not None:
                     self._unended = frames
-                    return self._raised(start, at, self._with_next(at, found), frames), at + 1
+                    raised = self._raised(start, at, self._with_next(at, found), frames)
+                    return _placed(raised, frames, names, statement), at + 1
                 noise += 1
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
@@ -244,6 +263,12 @@ class _Parser:
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
         return Raised(found[0], found[1].strip(), where, bool(collective), self._group[start][0],
                       self._group[end][0], last or ("", 0))
+
+
+def _placed(raised: Raised, frames: Sequence[Tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
+    if not frames:
+        return raised
+    return replace(raised, caught_in=(frames[0][0], names[0]), raised_in=(frames[-1][0], names[-1]), statement=statement)
 
 
 def _prefix_of(body: str) -> int:
