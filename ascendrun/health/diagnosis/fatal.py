@@ -191,7 +191,8 @@ class Fatal:
         values = _values_of(chain, told=told)
         is_aside = chain.kind == "thread" or self._has_thread_before(chain) or (
             chain.kind == "torn" and last.at_s is None) or self._has_known_after(chain)
-        unsure = not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
+        unsure = not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued \
+            or points_elsewhere(told.text)
         if hit is not None:
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
@@ -266,7 +267,9 @@ def _is_neutral(hit: Hit) -> bool:
 
 def _values_of(chain: Chain, *, told: Raised) -> Mapping[str, str]:
     root = chain.root
-    values = {"type": told.short_type, "message": told.text[:300], "where": root.where or told.where or "?"}
+    placed = root if root.message == told.message else told  # brought from another process with its own words
+    where = placed.where or told.where or root.where or "?"
+    values = {"type": told.short_type, "message": told.text[:300], "where": where}
     if told is not root:
         values["root"] = root.text[:300]
     return values

@@ -28,27 +28,35 @@ LONG_ENOUGH = 5
 
 
 def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) -> Chain:
-    """From the first on that led to the end: what was handled is no reason of what failed afterwards for another one."""
+    """From the first on that led to the end: what was handled is no reason of what failed later for another one."""
     begins, is_argued = 0, False
+    ends = None
     for place, later in enumerate(chain.raised):
         before = chain.raised[begins:place]
-        if not later.during or not before or _follows(later, before):
+        if not later.during or not before or any(retells(later, one) for one in before):
+            continue
+        if clears_away(later):
+            ends = place
+            break
+        if _follows(later):
             continue
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
         if any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known) or any(
                 one.collective for one in before) or any(find_words(lines[before[0].last:later.first])):
             continue
+        if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be tried again, or of all
+            ends, is_argued = place, True
+            break
         if translates(later, before[0]):
             is_argued = is_argued or bool(known)
             continue
         begins, is_argued = place, not all(map(only_asked, before))
-    return replace(chain, begins=begins, is_argued=is_argued)
+    return replace(chain, begins=begins, ends=ends, is_argued=is_argued)
 
 
-def _follows(later: Raised, before: Sequence[Raised]) -> bool:
-    """It says so, or it is of the kind that any failure brings about."""
-    return any(retells(later, one) for one in before) or clears_away(later) or later.short_type in _ENDS \
-        or later.collective or looks_suffered(later.text) is not None
+def _follows(later: Raised) -> bool:
+    """It is of the kind that any failure brings about."""
+    return later.short_type in _ENDS or later.collective or looks_suffered(later.text) is not None
 
 
 def retells(later: Raised, earlier: Raised) -> bool:

@@ -44,7 +44,7 @@ class Raised:
     """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
     `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched.
     `during`: it came while the one before it in its chain was handled, and was not raised from that.
-    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: the code of the last."""
+    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code."""
 
     type: str
     message: str
@@ -71,13 +71,14 @@ class Raised:
 class Chain:
     """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
     `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole).
-    `begins`: the place of the first that led to the end: those before it were handled. `is_argued`: which, is not sure.
-    """
+    `begins`, `ends`: the part that led to the end: those before it were handled, those after it failed in handling it.
+    `is_argued`: which part that is, is not sure."""
 
     raised: Tuple[Raised, ...]
     rank: Optional[int] = None
     kind: str = "main"
     begins: int = 0
+    ends: Optional[int] = None
     is_argued: bool = False
 
     @property
@@ -86,11 +87,11 @@ class Chain:
 
     @property
     def leading(self) -> Tuple[Raised, ...]:
-        return self.raised[self.begins:]
+        return self.raised[self.begins:self.ends]
 
     @property
     def final(self) -> Raised:
-        return self.raised[-1]
+        return self.leading[-1]
 
     @property
     def first(self) -> int:
@@ -268,7 +269,8 @@ class _Parser:
 def _placed(raised: Raised, frames: Sequence[Tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
     if not frames:
         return raised
-    return replace(raised, caught_in=(frames[0][0], names[0]), raised_in=(frames[-1][0], names[-1]), statement=statement)
+    caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
+    return replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
 
 
 def _prefix_of(body: str) -> int:

@@ -88,3 +88,12 @@ def test_a_line_that_only_looks_like_an_exception_is_none(text: str) -> None:
 def test_no_mixture_of_lines_breaks_the_search(texts: Sequence[str]) -> None:
     found = find_chains([Line(text, "f", 0, None, "err") for text in texts])
     assert all(0 <= chain.first <= chain.last < len(texts) for chain in found)
+
+
+def test_what_came_while_another_was_handled_is_known_from_what_was_raised_from_it() -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    direct = "\nThe above exception was the direct cause of the following exception:\n\n"
+    chain = only(PLAIN + during + PLAIN + direct + PLAIN)
+    assert [one.during for one in chain.raised] == [False, True, False]
+    assert chain.root.raised_in == ("/opt/lib/python3.10/site-packages/torch/nn/module.py", "forward")
+    assert (chain.root.caught_in, chain.root.statement) == (("/job/train.py", "<module>"), 'raise ValueError("no")')
