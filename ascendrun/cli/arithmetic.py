@@ -14,12 +14,15 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.launchers import PROGRAMS_PACKAGE
 from ascendrun.core.options import ProgramOptions, make_arguments
+from ascendrun.core.pipeline import StageJob
 
 TRAINS = ("train", "pretrain", "finetune")
 """Modes of bundled programs that train; the others are over before a device fills up."""
 RECKONS = "plan"
 TOO_LARGE = "TooLarge: "
 """How a program's error begins that says so."""
+BAD_INPUT = ("BadData: ", "BadWeights: ")
+"""How those begin whose words say all."""
 LIMIT_S = 600.0
 ON_A_NODE = "on a node, in the job's place: --set args.mode=plan"
 TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ASCENDRUN_METRICS")
@@ -48,6 +51,12 @@ def can_reckon(program: Optional[ProgramOptions], args: Mapping[str, Any]) -> bo
     return mode is not None and RECKONS in mode.choices and (args.get("mode") or mode.default) in TRAINS
 
 
+def title_of(stage: StageJob, job: str) -> str:
+    if stage.stage is None:
+        return f"{job}:"
+    return f"stage {stage.stage}" + (f", which takes what {stage.needs} will make:" if stage.needs else ":")
+
+
 def reckon(program: str, args: Mapping[str, Any], *, ranks: int, family: str, chip: Callable[[], Optional[str]],
            run: Optional[Callable[[Sequence[str]], Ended]] = None) -> Arithmetic:
     """`chip`: asks what the job's devices are, None: nobody knows. `run`: starts such a command here; None: really."""
@@ -69,6 +78,7 @@ def judge(ended: Ended) -> Arithmetic:
         return Arithmetic(False, (*lines, *(f"does not fit: {line}"
                                             for line in ended.error[len(TOO_LARGE):].splitlines())))
     why = ended.error or f"exit code {ended.code}"
+    why = next((why[len(kind):] for kind in BAD_INPUT if why.startswith(kind)), why)
     return Arithmetic(None, (*lines, f"memory was not reckoned: {why}; {ON_A_NODE}"))
 
 

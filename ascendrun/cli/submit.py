@@ -75,36 +75,36 @@ def _print_plan(
     sums = _arithmetic(face, file, overrides, hostfile, plans)
     if output in (None, "table", "wide"):
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
-        for plan, each in zip(plans, sums):
+        for title, each in sums:
             if each is not None:
-                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", f"{plan['job']}:", *each.lines))))
+                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *each.lines))))
     else:
         assert output is not None
         whole = [plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
-                 for plan, each in zip(plans, sums)]
+                 for plan, (_, each) in zip(plans, sums)]
         sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
-    return 3 if any(each is not None and each.fits is False for each in sums) else 0
+    return 3 if any(each is not None and each.fits is False for _, each in sums) else 0
 
 
 def _arithmetic(
     face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path], plans: Sequence[Mapping[str, Any]]
-) -> Sequence[Optional[Arithmetic]]:
-    """What each stage's program reckons; None for a stage that has nothing to reckon."""
-    from ascendrun.cli.arithmetic import can_reckon, reckon
+) -> Sequence[tuple[str, Optional[Arithmetic]]]:
+    """What each stage's program reckons, with a title; None for a stage that has nothing to reckon."""
+    from ascendrun.cli.arithmetic import can_reckon, reckon, title_of
     from ascendrun.head.programs import load_programs
     from ascendrun.head.submit import read_hosts, read_stages
 
     programs = load_programs()
-    sums: list[Optional[Arithmetic]] = []
+    sums: list[tuple[str, Optional[Arithmetic]]] = []
     for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
-        spec = stage.spec
+        spec, title = stage.spec, title_of(stage, plan["job"])
         if spec.program is None or not can_reckon(programs.get(spec.program), spec.args):
-            sums.append(None)
+            sums.append((title, None))
             continue
         hosts = read_hosts(spec, file, hostfile=hostfile)
         family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_FAMILY", "auto")
-        sums.append(reckon(spec.program, spec.args, ranks=plan["world_size"], family=family,
-                           chip=partial(_chip_of, face, hosts)))
+        sums.append((title, reckon(spec.program, spec.args, ranks=plan["world_size"], family=family,
+                                   chip=partial(_chip_of, face, hosts))))
     return sums
 
 

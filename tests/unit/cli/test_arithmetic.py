@@ -7,7 +7,9 @@ from typing import List, Optional, Sequence
 
 import pytest
 
-from ascendrun.cli.arithmetic import Arithmetic, Ended, can_reckon, judge, reckon, run_here
+from ascendrun.cli.arithmetic import Arithmetic, Ended, can_reckon, judge, reckon, run_here, title_of
+from ascendrun.core.pipeline import StageJob
+from ascendrun.core.spec import JobSpec
 from ascendrun.head.programs import load_programs
 
 
@@ -52,8 +54,15 @@ def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_i
         False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards"))
     other = judge(Ended(1, "", "BadData: /data/train.json: no such file"))
     assert other.fits is None
-    assert "no such file" in other.lines[-1] and "--set args.mode=plan" in other.lines[-1]
+    assert "not reckoned: /data/train.json: no such file" in other.lines[-1] and "--set args.mode=plan" in other.lines[-1]
     assert judge(Ended(2, "", "")).lines[-1].startswith("memory was not reckoned: exit code 2")
+
+
+def test_of_a_pipeline_the_stage_is_named_and_what_it_waits_for() -> None:
+    spec = JobSpec(name="ships", program="trajectory")
+    assert title_of(StageJob(None, None, spec), "j-new") == "j-new:"
+    assert title_of(StageJob("prepare", None, spec), "j-new") == "stage prepare:"
+    assert title_of(StageJob("tune", "prepare", spec), "j-new") == "stage tune, which takes what prepare will make:"
 
 
 def test_a_command_s_error_file_and_else_its_last_words_tell_why() -> None:
