@@ -54,7 +54,8 @@ def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_i
         False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards"))
     other = judge(Ended(1, "", "BadData: /data/train.json: no such file"))
     assert other.fits is None
-    assert "not reckoned: /data/train.json: no such file" in other.lines[-1] and "--set args.mode=plan" in other.lines[-1]
+    assert "not reckoned: /data/train.json: no such file" in other.lines[-1]
+    assert "--set args.mode=plan" in other.lines[-1]
     assert judge(Ended(2, "", "")).lines[-1].startswith("memory was not reckoned: exit code 2")
 
 
