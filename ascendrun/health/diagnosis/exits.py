@@ -17,6 +17,8 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
                      signal.SIGSYS})
 LOW_MEMORY_SHARE = 0.03
 """With less of its memory free than this a host is out of it for all practical purposes."""
+FULL_BELOW_BYTES = 64 * 2**20
+"""Less than this no checkpoint fits into."""
 _VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
@@ -215,6 +217,11 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
 def is_low(host: HostEvidence) -> bool:
     free, total = host.memory_free_bytes, host.memory_total_bytes
     return free is not None and total is not None and free < total * LOW_MEMORY_SHARE
+
+
+def is_full(host: HostEvidence) -> bool:
+    """The disk of its jobs, near the end."""
+    return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
 
 
 def _mib(count: Optional[int]) -> str:

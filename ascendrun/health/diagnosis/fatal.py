@@ -8,7 +8,7 @@ from typing import Iterable, List, Mapping, Optional, Tuple
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.afterwards import WORK_LINES
 from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
-from ascendrun.health.diagnosis.exits import signal_of
+from ascendrun.health.diagnosis.exits import is_full, signal_of
 from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
 from ascendrun.health.diagnosis.places import has_bare_service, services_in
 from ascendrun.health.diagnosis.rank_lines import (
@@ -16,6 +16,7 @@ from ascendrun.health.diagnosis.rank_lines import (
     LAST_WORDS_S,
     NEAR_THE_END_S,
     OF_SEVERAL,
+    OF_THE_SYSTEM,
     RULED,
     RankLines,
 )
@@ -35,6 +36,8 @@ _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 """What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
 """What torch says in place of the words of the exception that it brings from elsewhere."""
+_WORK_OF_THREADS = re.compile(r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)",
+                              re.IGNORECASE)
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
 
@@ -56,7 +59,8 @@ class Fatal:
         own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
         if not own:
             return ordered[-1] if ordered else None
-        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])]
+        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] \
+            or [chain for chain in self._lines.chains if self._broke_what_it_missed(chain, own[-1])]
         if not before:
             return own[-1]
         kind = "thread" if before[-1].kind == "thread" else own[-1].kind
@@ -78,6 +82,17 @@ class Fatal:
             return False
         times = [lines[index].at_s for index in (earlier.last, chain.first)]
         return times[0] is None or times[1] is None or times[1] - times[0] <= NEAR_THE_END_S
+
+    def _broke_what_it_missed(self, earlier: Chain, chain: Chain) -> bool:
+        """A helper thread died of the system, however long ago, and the later one speaks of its work, or the disk that
+        was full for it still is."""
+        if earlier.kind != "thread" or chain.kind != "main" or earlier.last >= chain.first:
+            return False
+        hit = _best(hit for hit in self._lines.hits if hit.line in self._message(earlier.root))
+        if hit is None or hit.signature.role != CAUSE or hit.signature.family not in OF_THE_SYSTEM:
+            return False
+        still_full = hit.signature.code == "disk-full" and is_full(self._lines.host)
+        return (still_full or _WORK_OF_THREADS.search(chain.root.text) is not None) and self._led_to(earlier, chain)
 
     def _has_thread_before(self, chain: Chain) -> bool:
         """A thread of the same process failed just before: which of the two ended the rank is not sure."""

@@ -44,7 +44,7 @@ OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location
 _OWN_STATEMENTS = frozenset({"KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError",
                              "AttributeError", "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration"})
 """With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
-_OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
+OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 
 
 class RankLines:
@@ -57,7 +57,7 @@ class RankLines:
         self.chains = find_chains(lines)
         self.stated = {one.last for chain in self.chains for one in chain.raised if one.short_type in _OWN_STATEMENTS}
         hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
-                if is_telling(hit) and (hit.line not in self.stated or hit.signature.family not in _OF_THE_SYSTEM)
+                if is_telling(hit) and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
                 and (hit.signature.role != CAUSE or not is_remark(hit.text))]
         known = {hit.line for hit in hits}
         self.after = count_after(lines, self.chains, known)
