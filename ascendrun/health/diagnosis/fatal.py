@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Iterable, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.afterwards import WORK_LINES
 from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import is_full, signal_of
 from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
 from ascendrun.health.diagnosis.places import has_bare_service, services_in
@@ -38,6 +40,7 @@ _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|re
 """What torch says in place of the words of the exception that it brings from elsewhere."""
 _WORK_OF_THREADS = re.compile(r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)",
                               re.IGNORECASE)
+_OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
 
@@ -157,12 +160,25 @@ class Fatal:
         was_ended = self._rank.stopped or signal_of(self._rank) in FROM_OUTSIDE
         if was_ended or self._has_torn_head(chain) or any(self.role_of(other) != TEARDOWN for other in later):
             return False
+        if self._left_the_program(chain):
+            return True
         line, after = self._lines.lines[chain.last], self._lines.after[chain.last]
         end_s = self._rank.exited_at_s
         lived_s = None if end_s is None or line.at_s is None else end_s - line.at_s
         if line.stream == "error" or after <= LAST_WORDS_LINES:
             return lived_s is None or lived_s <= NEAR_THE_END_S
         return lived_s is not None and lived_s <= LAST_WORDS_S
+
+    def _left_the_program(self, chain: Chain) -> bool:
+        """It passed the outermost line of the main program, which then did nothing more: only closing took so long, or
+        its own watchdog ended it."""
+        lines = self._lines.lines
+        at_s = lines[chain.last].at_s
+        if chain.kind != "main" or not chain.final.was_uncaught or at_s is None:
+            return False
+        ended_so = self._rank.code == 1 or signal_of(self._rank) == signal.SIGABRT
+        return ended_so and all(line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_WORDS_S)
+                                for line in lines)
 
     def _was_handled(self, chain: Chain) -> bool:
         """The program's next words tell that it went on."""
@@ -263,7 +279,10 @@ class Fatal:
         end = min([raised.last + MESSAGE_LINES, len(lines), *begins])
         while end > raised.last + 1 and lines[end - 1].stream != lines[raised.last].stream:
             end -= 1
-        return range(raised.first, max(end, raised.last + 1))
+        own = raised.last + 1
+        while raised.was_uncaught and own < end and _goes_on(lines[raised.last], lines[own]):
+            own += 1
+        return range(raised.first, own if raised.was_uncaught else max(end, own))
 
     def _message(self, raised: Raised) -> range:
         """The lines of an exception's own words: not the frames before them, where any code may stand."""
@@ -273,6 +292,12 @@ class Fatal:
 def _best(hits: Iterable[Hit]) -> Optional[Hit]:
     return max((hit for hit in hits if hit.signature.code not in RULED), default=None,
                key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line))
+
+
+def _goes_on(said: Line, line: Line) -> bool:
+    """The last message of a main program is written at once, and what C++ logs is no part of it."""
+    is_later = said.at_s is not None and line.at_s is not None and line.at_s - said.at_s > LAST_WORDS_S
+    return line.stream == said.stream and not is_later and not _OF_CPP.match(line.text)
 
 
 def _is_neutral(hit: Hit) -> bool:

@@ -63,6 +63,11 @@ class Raised:
         return self.type.rpartition(".")[2]
 
     @property
+    def was_uncaught(self) -> bool:
+        """It passed the outermost line of a program."""
+        return self.caught_in[1] == "<module>"
+
+    @property
     def text(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
 
