@@ -63,7 +63,12 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 def same_words(text: str) -> str:
     """The text without what differs between ranks that say the same: numbers, names in quotes, paths."""
-    return _NUMBERS.sub("#", _QUOTED.sub("'…'", text))[:160]
+    return _NUMBERS.sub("#", without_quotes(text))[:160]
+
+
+def without_quotes(text: str) -> str:
+    """And without paths."""
+    return _QUOTED.sub("'…'", text)
 
 
 def same_line(code: str, text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Iterable, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.afterwards import WORK_LINES
-from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue, without_quotes
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import is_full, signal_of
 from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
@@ -122,7 +122,7 @@ class Fatal:
             of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
             return CAUSE if of_service else hit.signature.role
         if self._lines.evidence.world_size > 1 and not self._names_a_service(root) and (
-                looks_suffered(root.text) is not None or root.collective or self._accused(root)):
+                self._sounds_suffered(root) is not None or root.collective or self._accused(root)):
             return SYMPTOM
         return CAUSE
 
@@ -136,13 +136,17 @@ class Fatal:
         if self.role != SYMPTOM or self._lines.is_late(self._lines.lines[self.chain.last]):
             return ()
         others = self._accused(root)
-        wait = looks_suffered(root.text) or (EXEC if root.collective or others else None)
+        wait = self._sounds_suffered(root) or (EXEC if root.collective or others else None)
         return () if wait is None else (Word("suffered", wait, others, line=self._lines.lines[root.last]),)
 
     def _known_waits(self) -> Tuple[Word, ...]:
         lines = [self._lines.lines[hit.line] for hit in self._lines.hits if hit.signature.role == CONSEQUENCE
                  and hit.signature.blames == "peer" and self._lines.is_terminal(hit.line)]
         return tuple(Word("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
+
+    def _sounds_suffered(self, raised: Raised) -> Optional[str]:
+        """What a program quotes when it speaks of its own data happened to nobody."""
+        return looks_suffered(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
 
     def _accused(self, raised: Raised) -> Tuple[int, ...]:
         return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
@@ -240,7 +244,7 @@ class Fatal:
         to those before it."""
         final = next((one for one in reversed(chain.leading) if not points_elsewhere(one.text)), chain.final)
         echo = find_words(self._lines.lines[index] for index in self._message(final))
-        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or looks_suffered(final.text))
+        is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or self._sounds_suffered(final))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
     def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
@@ -263,7 +267,7 @@ class Fatal:
         final = self.chain.final
         if points_elsewhere(final.text) and final is self._told(self.chain, CAUSE):
             return True
-        is_pipe = looks_suffered(final.text) == LOST and not final.collective and not services_in(final.text)
+        is_pipe = self._sounds_suffered(final) == LOST and not final.collective and not services_in(final.text)
         return False if is_pipe else None
 
     def lines_of(self) -> Iterable[int]:
