@@ -20,6 +20,7 @@ LOW_MEMORY_SHARE = 0.03
 FULL_BELOW_BYTES = 64 * 2**20
 """Less than this no checkpoint fits into."""
 _VICTIM = re.compile(r"Kill(?:ed)? process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)")
+_SHELLS_CHILD = re.compile(r"(?:\bline|行) ?\d+ ?[:\uff1a] *(\d+) (?:Killed|已杀死)\b")
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
@@ -61,6 +62,12 @@ def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
         if match is not None:
             found.update((int(pid), line) for pid in re.findall(r"\d+", match.group(1)))
     return found
+
+
+def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
+    """Pids of which the rank's own shell says that they were killed."""
+    found = ((_SHELLS_CHILD.search(line.text), line) for line in lines)
+    return {int(match.group(1)): line for match, line in found if match is not None}
 
 
 CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
@@ -194,7 +201,7 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     if rank.pid is not None and rank.pid in dead and may_be:
         proof = proof_of(evidence, dead[rank.pid], rank=rank.rank, host=rank.host)
         return _oom(rank, when, (proof,), pid=rank.pid, sure=rank.has_ended)
-    workers = own_workers(rank.lines)
+    workers = {**own_workers(rank.lines), **(own_children(rank.lines) if may_be else {})}
     for pid in workers:
         if pid in dead:
             proofs = (proof_of(evidence, dead[pid], rank=rank.rank, host=rank.host),
@@ -205,13 +212,14 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
         return None
     proofs_found: List[Proof] = []
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    others = [line for pid, line in dead.items() if pid not in ours]
+    others = [(pid, line) for pid, line in dead.items() if pid not in ours]
     if others:
-        proofs_found.append(proof_of(evidence, others[0], rank=rank.rank, host=rank.host))
+        proofs_found.append(proof_of(evidence, others[0][1], rank=rank.rank, host=rank.host))
     if is_low(host):
         proofs_found.append(Proof(text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} "
                                        "memory free near the end", host=host.host))
-    return _oom(rank, when, tuple(proofs_found), pid=rank.pid, sure=False) if proofs_found else None
+    pid = others[0][0] if others else rank.pid
+    return _oom(rank, when, tuple(proofs_found), pid=pid, sure=False) if proofs_found else None
 
 
 def is_low(host: HostEvidence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
@@ -9,11 +10,15 @@ from ascendrun.ascend.signatures import Hit, scan, strongest
 from ascendrun.health.diagnosis.candidates import PROOFS_LIMIT, Candidate, is_of_some_device
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
+from ascendrun.health.diagnosis.exits import signal_of
 from ascendrun.health.diagnosis.times import moment
 
 KERNEL_FAMILIES = frozenset({"host", "driver", "storage", "network", "limits", "cuda"})
 BEFORE_S, AFTER_S = 1800.0, 10.0
 """Around the end of a host's ranks."""
+AT_ONCE_S = 1.0
+_OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
+"""The signals with which a kernel ends a process for that."""
 NEAR_S = 300.0
 """No longer before a rank's words that they may be one event with them."""
 
@@ -46,17 +51,28 @@ def _with_device(kernel: Candidate, found: Sequence[Candidate]) -> Candidate:
 def _candidate(evidence: Evidence, host: HostEvidence, weak: Sequence[Candidate]) -> Optional[Candidate]:
     here = evidence.ranks_of(host.host)
     explained = [one for one in weak if set(one.ranks) & {rank.rank for rank in here}]
-    hit = strongest(hit for hit in _hits(evidence, host) if all(_may_explain(evidence, host, hit, one)
-                                                                for one in explained))
+    hits = [hit for hit in _hits(evidence, host) if all(_may_explain(evidence, host, hit, one) for one in explained)]
+    hit = strongest(hit for hit in hits if _ended(host, here, hit)) or strongest(hits)
     if hit is None:
         return None
     line = (host.dmesg or ())[hit.line]
     named = _named(here, hit)
     joined = tuple(sorted({rank for one in explained for rank in one.ranks} & {rank.rank for rank in here}))
+    is_sure = bool(_ended(host, here, hit))
     strength = max([STRENGTH["kernel"], *(one.strength + 2 for one in explained)])
-    return Candidate(hit.signature.code, strength, named or joined, (host.host,), sure=False, blames="node",
+    strength = max(strength, hit.signature.strength) if is_sure else strength
+    return Candidate(hit.signature.code, strength, named or joined, (host.host,), sure=is_sure, blames="node",
                      at=moment(evidence, host.host, line.at_s), values=hit.values, retry=hit.signature.retry,
-                     proofs=(proof_of(evidence, line, rank=None, host=host.host),), doubts=("only-kernel",))
+                     proofs=(proof_of(evidence, line, rank=None, host=host.host),),
+                     doubts=() if is_sure else ("only-kernel",))
+
+
+def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> Tuple[int, ...]:
+    """The ranks that the kernel says to have ended by their process's own number, and that ended so at that time."""
+    at_s = (host.dmesg or ())[hit.line].at_s
+    return tuple(rank.rank for rank in here if str(rank.pid) == hit.values.get("pid") and rank.has_failed
+                 and signal_of(rank) in _OF_KERNELS.get(hit.signature.code, ()) and (
+                     at_s is None or rank.exited_at_s is None or -AT_ONCE_S < rank.exited_at_s - at_s < AFTER_S))
 
 
 def _hits(evidence: Evidence, host: HostEvidence) -> List[Hit]:
