@@ -218,8 +218,8 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     if is_low(host):
         proofs_found.append(Proof(text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} "
                                        "memory free near the end", host=host.host))
-    pid = others[0][0] if others else rank.pid
-    return _oom(rank, when, tuple(proofs_found), pid=pid, sure=False) if proofs_found else None
+    killed = others[0][0] if others else rank.pid
+    return _oom(rank, when, tuple(proofs_found), pid=killed, sure=False) if proofs_found else None
 
 
 def is_low(host: HostEvidence) -> bool:
