@@ -76,12 +76,14 @@ def _ended(host: HostEvidence, here: Sequence[RankEvidence], hit: Hit) -> Tuple[
 
 
 def _hits(evidence: Evidence, host: HostEvidence) -> List[Hit]:
-    """Causes among the kernel's lines of the time before the end."""
+    """Causes among the kernel's lines of the time before the end, or of when ranks fell silent that others stopped."""
     lines = host.dmesg or ()
-    end_s = max((rank.exited_at_s for rank in evidence.ranks_of(host.host) if rank.exited_at_s is not None),
-                default=None)
+    here = evidence.ranks_of(host.host)
+    end_s = max((rank.exited_at_s for rank in here if rank.exited_at_s is not None), default=None)
+    silent_s = [rank.last_output_s for rank in here if rank.last_output_s is not None and not rank.has_failed]
     timely = {index for index, line in enumerate(lines)
-              if line.at_s is None or end_s is None or -BEFORE_S < line.at_s - end_s < AFTER_S}
+              if line.at_s is None or end_s is None or -BEFORE_S < line.at_s - end_s < AFTER_S
+              or any(-AFTER_S < line.at_s - last_s < NEAR_S for last_s in silent_s)}
     return [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
             if hit.line in timely and hit.signature.role == CAUSE and hit.signature.family in KERNEL_FAMILIES]
 
