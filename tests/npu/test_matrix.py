@@ -17,8 +17,8 @@ from tests.cluster.conftest import (  # noqa: F401  # fixtures
     ascendrun,
     cluster,
     machine_left_as_found,
-    module_cluster,
     no_leftovers,
+    start_cluster,
 )
 from tests.npu.two_hosts import CARDS, Done, submit  # noqa: F401
 from tests.programs.conftest import REPO
@@ -48,6 +48,13 @@ CASES = {
     "script-ddp": {"name": "script", "command": ["python", "train.py", "--epochs", "6"],
                    "stage": {"dir": str(REPO / "templates" / "script")}},
 }
+
+
+@pytest.fixture(scope="module")
+def module_cluster():
+    """Two hosts, with room for what all jobs of this file leave there."""
+    with start_cluster(2, disk="1G") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
