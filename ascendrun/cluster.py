@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import CannotConnect, Conflict, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
@@ -58,8 +59,16 @@ class Cluster:
 
     # Jobs
 
-    def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
-               key: Optional[str] = None, resume: Optional[str] = None, from_stage: Optional[str] = None) -> JobView:
+    def submit(
+        self,
+        job_file: Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: Path | None = None,
+        key: str | None = None,
+        resume: str | None = None,
+        from_stage: str | None = None,
+    ) -> JobView:
         """Checks the file completely, stages its folders, stores the job. When this returns the job survives a crash.
         `overrides`: "args.lr=1e-4" texts. `key`: repeat a call with the same key and get the same job.
         `resume`: a pipeline of the same stages that goes on, in its folder, `from_stage` on; None: from the first
@@ -67,37 +76,52 @@ class Cluster:
         import secrets
 
         from ascendrun.head.submit import make_submissions, stages_to_repeat
-        submissions = make_submissions(job_file, overrides=overrides, hostfile=hostfile,
-                                       state_dir=self.settings.state_dir, key=key or secrets.token_hex(16))
+
+        submissions = make_submissions(
+            job_file,
+            overrides=overrides,
+            hostfile=hostfile,
+            state_dir=self.settings.state_dir,
+            key=key or secrets.token_hex(16),
+        )
         # The controller may die between storing and answering; the key makes asking again harmless.
         if resume is None and from_stage is None and submissions[0].stage is None:
             answer = self._ask("submit", {"submissions": [submissions[0].to_json()]}, repeat=True)
             return self.job(answer["job"]).job
         before = self.stages(resume) if resume is not None else ()
         wanted = stages_to_repeat(submissions, [one.job for one in before], from_stage, resume)
-        answer = self._ask("submit", {"submissions": [one.to_json() for one in wanted],
-                                             "pipeline": before[0].job.pipeline if before else None}, repeat=True)
+        answer = self._ask(
+            "submit",
+            {"submissions": [one.to_json() for one in wanted], "pipeline": before[0].job.pipeline if before else None},
+            repeat=True,
+        )
         view = self.pipeline(answer["job"])
         assert view is not None
         return view
 
-    def plan(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None
-             ) -> Tuple[Mapping[str, Any], ...]:
+    def plan(
+        self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Path | None = None
+    ) -> tuple[Mapping[str, Any], ...]:
         """Exactly what `submit` would start, as `core.plan.render_plan` shows it, one for each stage: asks the nodes,
         starts nothing."""
         from ascendrun.head.submit import make_submissions
-        submissions = make_submissions(job_file, overrides=overrides, hostfile=hostfile,
-                                       state_dir=self.settings.state_dir, key="dry-run")
+
+        submissions = make_submissions(
+            job_file, overrides=overrides, hostfile=hostfile, state_dir=self.settings.state_dir, key="dry-run"
+        )
         return tuple(self._ask("plan", {"submission": one.to_json()}, timeout_s=120.0)["plan"] for one in submissions)
 
-    def jobs(self, *, everything: bool = False, folded: bool = False) -> Tuple[JobView, ...]:
+    def jobs(self, *, everything: bool = False, folded: bool = False) -> tuple[JobView, ...]:
         """Live jobs, newest first; with `everything` the ended ones too. `folded`: of a pipeline one view."""
         with self._reading() as store:
             stored = store.all_jobs() if store else ()
         wanted = [one for one in reversed(stored) if everything or not one.job.is_over]
         if folded:
-            whole = {one.job.pipeline: [each for each in stored if each.job.pipeline == one.job.pipeline]
-                     for one in wanted if one.job.pipeline is not None}
+            whole = {
+                one.job.pipeline: [each for each in stored if each.job.pipeline == one.job.pipeline]
+                for one in wanted
+                if one.job.pipeline is not None
+            }
             views = [self._view(one) for one in wanted if one.job.pipeline is None]
             views += [self._pipeline_view(stages) for stages in whole.values()]
             views.sort(key=lambda view: view.created_at_s, reverse=True)
@@ -106,13 +130,13 @@ class Cluster:
         self._keep_watched(views)
         return tuple(views)
 
-    def stages(self, ref: str) -> "Tuple[StoredJob, ...]":
+    def stages(self, ref: str) -> tuple[StoredJob, ...]:
         """Every job of a pipeline, oldest first; () when `ref` (an id or a name) names none."""
         with self._reading() as store:
             pipeline = store.pipeline_id(ref) if store else None
             return store.stages(pipeline) if store and pipeline else ()
 
-    def pipeline(self, ref: str) -> Optional[JobView]:
+    def pipeline(self, ref: str) -> JobView | None:
         """A whole pipeline in one view, as the stage stands that tells most; None when `ref` names none."""
         stages = self.stages(ref)
         return self._pipeline_view(stages) if stages else None
@@ -121,11 +145,14 @@ class Cluster:
         """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFound."""
         with self._reading() as store:
             if store is None:
-                raise NotFound(f"no job {ref!r}: nothing was ever submitted with {self.settings.state_dir}",
-                               hint="`ascendrun submit jobs/quickstart.yaml` submits the first one")
+                raise NotFound(
+                    f"no job {ref!r}: nothing was ever submitted with {self.settings.state_dir}",
+                    hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
+                )
             stored = store.find(ref)
-            events = tuple(EventView(event.seq, event.at_s, event.kind, event.text)
-                           for event in store.events(stored.job.id))
+            events = tuple(
+                EventView(event.seq, event.at_s, event.kind, event.text) for event in store.events(stored.job.id)
+            )
         view = self._view(stored)
         self._keep_watched([view])
         return self._detail(stored, view, events)
@@ -138,7 +165,7 @@ class Cluster:
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_over]
         job = self.job(ref).job
         wanted = tuple(reversed(live or [job.id]))  # the last stage first: none begins when the one before it ends
-        ended: List[Conflict] = []
+        ended: list[Conflict] = []
         for job_id in wanted:
             try:
                 self._ask("stop", {"job": job_id, "now": now}, repeat=True)
@@ -148,7 +175,7 @@ class Cluster:
             raise ended[-1]
         return self.job(job.id).job
 
-    def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:
+    def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
         """Returns when the job, or the whole pipeline, has ended. Raises DeadlineExceeded."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -157,8 +184,10 @@ class Cluster:
             if detail.job.ended_at_s is not None and is_over:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineExceeded(f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
-                                       hint=f"the job goes on; `ascendrun logs -f {detail.job.id}` follows it")
+                raise DeadlineExceeded(
+                    f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
+                    hint=f"the job goes on; `ascendrun logs -f {detail.job.id}` follows it",
+                )
             time.sleep(POLL_S)
 
     # Hosts
@@ -177,37 +206,77 @@ class Cluster:
             for header, _ in client.stream("nodes", {"hosts": [asdict(host) for host in hosts]}, timeout_s=timeout_s):
                 yield make_host_status(header, holders)
 
-    def survey(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
-               family: Optional[str] = None, paths: Sequence[str] = (), names: Optional[Sequence[str]] = None,
-               is_full: bool = True, every_pair: bool = False) -> "World":
+    def survey(
+        self,
+        hosts: Sequence[Host],
+        *,
+        job_file: Path | None = None,
+        overrides: Sequence[str] = (),
+        family: str | None = None,
+        paths: Sequence[str] = (),
+        names: Sequence[str] | None = None,
+        is_full: bool = True,
+        every_pair: bool = False,
+    ) -> World:
         """What every host says of itself, in the shell that a job would get there; one answer for every host.
 
         `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
         `every_pair`: of NPU ports is tried, not a sample; on many hosts that takes minutes.
         """
         from ascendrun.head.survey_reader import read_world
+
         submission = None
         if job_file is not None:
             from ascendrun.head.submit import make_submission
-            submission = make_submission(job_file, overrides=overrides, hostfile=None, hosts=hosts,
-                                         state_dir=self.settings.state_dir, key="doctor")
+
+            submission = make_submission(
+                job_file,
+                overrides=overrides,
+                hostfile=None,
+                hosts=hosts,
+                state_dir=self.settings.state_dir,
+                key="doctor",
+            )
             hosts = submission.hosts
-        fields = {"hosts": [asdict(host) for host in hosts], "family": family, "paths": list(paths),
-                  "submission": submission.to_json() if submission else None, "full": is_full,
-                  "names": None if names is None else list(names), "every_pair": every_pair}
+        fields = {
+            "hosts": [asdict(host) for host in hosts],
+            "family": family,
+            "paths": list(paths),
+            "submission": submission.to_json() if submission else None,
+            "full": is_full,
+            "names": None if names is None else list(names),
+            "every_pair": every_pair,
+        }
         with self._client() as client:
             answers = [header for header, _ in client.stream("survey", fields, timeout_s=SURVEY_S)]
         return read_world(answers, submission, family=family, now_s=time.time())
 
-    def doctor(self, hosts: Sequence[Host], *, job_file: Optional[Path] = None, overrides: Sequence[str] = (),
-               family: Optional[str] = None, paths: Sequence[str] = (), is_full: bool = True, lang: str = "en",
-               every_pair: bool = False) -> "DoctorReport":
+    def doctor(
+        self,
+        hosts: Sequence[Host],
+        *,
+        job_file: Path | None = None,
+        overrides: Sequence[str] = (),
+        family: str | None = None,
+        paths: Sequence[str] = (),
+        is_full: bool = True,
+        lang: str = "en",
+        every_pair: bool = False,
+    ) -> DoctorReport:
         """Is every node fit, which ones differ, and how are they mended? Asks all at once; changes nothing."""
         from ascendrun.health.checks import choose_checks, run_checks
         from ascendrun.health.report import make_report
+
         began = time.monotonic()
-        world = self.survey(hosts, job_file=job_file, overrides=overrides, family=family, paths=paths, is_full=is_full,
-                            every_pair=every_pair)
+        world = self.survey(
+            hosts,
+            job_file=job_file,
+            overrides=overrides,
+            family=family,
+            paths=paths,
+            is_full=is_full,
+            every_pair=every_pair,
+        )
         wanted = world.job.checks if world.job is not None else None
         skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
         findings = run_checks(world, is_full=is_full, skip=skip, require=require)
@@ -215,24 +284,35 @@ class Cluster:
         report = make_report(world, findings, lang=lang, checks=count, wall_s=time.monotonic() - began)
         return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
 
-    def forecast(self, nodes: int) -> "Forecast":
+    def forecast(self, nodes: int) -> Forecast:
         """What failures will cost on so many nodes, from published rates and what this cluster has seen itself."""
         from ascendrun.head.history import read_history
         from ascendrun.health.forecast import make_forecast
+
         return make_forecast(nodes, read_history(self.settings.state_dir, now_s=time.time()))
 
-    def deep(self, hosts: Sequence[Host], base: "JobSpec", *, options: Optional["DeepOptions"] = None,
-             unfit: Sequence[str] = (), say: Callable[[str], None] = lambda text: None) -> "DeepLook":
+    def deep(
+        self,
+        hosts: Sequence[Host],
+        base: JobSpec,
+        *,
+        options: DeepOptions | None = None,
+        unfit: Sequence[str] = (),
+        say: Callable[[str], None] = lambda text: None,
+    ) -> DeepLook:
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
         the report. Hosts that a job holds are left in peace, and the `unfit` too. `say` gets a line for every step."""
         from ascendrun.head.deep import default_options, judge_and_keep, look_deep
         from ascendrun.head.deepjobs import StoreJobs
+
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
-        jobs = StoreJobs(self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True),
-                         self.ensure_controller)
+        jobs = StoreJobs(
+            self.settings.state_dir, lambda op, fields: self._ask(op, fields, repeat=True), self.ensure_controller
+        )
         options = options or default_options(base.devices.family)
-        report = look_deep(jobs, base, hosts, options, state_dir=self.settings.state_dir,
-                           busy=holders, unfit=unfit, say=say)
+        report = look_deep(
+            jobs, base, hosts, options, state_dir=self.settings.state_dir, busy=holders, unfit=unfit, say=say
+        )
         return judge_and_keep(report, self.settings.state_dir)
 
     # The controller
@@ -241,16 +321,17 @@ class Cluster:
         """Starts the controller when none runs. Raises CannotConnect when it does not come up."""
         self._client().close()
 
-    def controller_status(self, *, timeout_s: float = 10.0) -> Optional[Mapping[str, Any]]:
+    def controller_status(self, *, timeout_s: float = 10.0) -> Mapping[str, Any] | None:
         """What the running controller says of itself, or None when none runs. Raises DeadlineExceeded."""
         from ascendrun.head.control import ControlClient
+
         try:
             with ControlClient(self.settings.state_dir) as client:
                 return client.call("status", timeout_s=timeout_s)
         except CannotConnect:
             return None
 
-    def _status_now(self) -> Optional[Mapping[str, Any]]:
+    def _status_now(self) -> Mapping[str, Any] | None:
         """For who shows it beside other things: None also when the controller is too busy, or paused, to tell."""
         try:
             return self.controller_status(timeout_s=STATUS_S)
@@ -260,30 +341,36 @@ class Cluster:
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
         """Ends the controller; jobs go on. Returns when it is gone; nothing happens when none runs."""
         from ascendrun.head.control import ControlClient
+
         try:
             with ControlClient(self.settings.state_dir) as client:
                 client.call("shutdown", timeout_s=timeout_s)
         except CannotConnect:
             return
         from ascendrun.head.daemon import wait_until_free
+
         wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
 
     def run_controller(self) -> bool:
         """Is the controller, in this process, until it ends. False at once when another process already is."""
         from ascendrun.backends.controller import run_controller
+
         return run_controller(self.settings)
 
-    def _client(self) -> "ControlClient":
+    def _client(self) -> ControlClient:
         from ascendrun.head.control import ControlClient
+
         try:
             return ControlClient(self.settings.state_dir)
         except CannotConnect:
             from ascendrun.head.daemon import start_controller
+
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
             return ControlClient(self.settings.state_dir)
 
-    def _ask(self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False
-             ) -> Mapping[str, Any]:
+    def _ask(
+        self, op: str, fields: Mapping[str, Any], *, timeout_s: float = 60.0, repeat: bool = False
+    ) -> Mapping[str, Any]:
         """One question to the controller. `repeat`: it may be asked again when the controller dies over it."""
         until = time.monotonic() + CONTROLLER_START_S
         while True:
@@ -299,14 +386,16 @@ class Cluster:
         """A live job whose controller died gets a new one from whoever looks at it."""
         if any(view.ended_at_s is None for view in views):
             from ascendrun.head.daemon import is_running
+
             if not is_running(self.settings.state_dir):
                 self.ensure_controller()
 
     # Reading
 
     @contextmanager
-    def _reading(self) -> Iterator[Optional["Store"]]:
+    def _reading(self) -> Iterator[Store | None]:
         from ascendrun.head.store import Store
+
         store = Store.open_for_reading(self.settings.state_dir)
         try:
             yield store
@@ -314,19 +403,20 @@ class Cluster:
             if store is not None:
                 store.close()
 
-    def _view(self, stored: "StoredJob") -> JobView:
+    def _view(self, stored: StoredJob) -> JobView:
         return make_job_view(stored, self._progress(stored.job))
 
-    def _pipeline_view(self, stored: "Sequence[StoredJob]") -> JobView:
+    def _pipeline_view(self, stored: Sequence[StoredJob]) -> JobView:
         from ascendrun.core.pipelines import judge_pipeline
+
         standing = judge_pipeline([one.job for one in stored])
         return make_pipeline_view(stored, standing, self._view(stored[standing.telling]))
 
-    def _progress(self, job: "Job") -> Optional[Mapping[str, Any]]:
+    def _progress(self, job: Job) -> Mapping[str, Any] | None:
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
         folder = spool_dir(self.settings.state_dir, job.id, job.attempt)
         return None if host is None else newest_values(folder, 0, host=host)
 
-    def _detail(self, stored: "StoredJob", view: JobView, events: Tuple[EventView, ...]) -> JobDetail:
+    def _detail(self, stored: StoredJob, view: JobView, events: tuple[EventView, ...]) -> JobDetail:
         status = self._status_now() if not stored.job.is_over else None
         return make_job_detail(stored, view, events, (status or {}).get("liveness", {}).get(stored.job.id, {}))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.samples import Newest
 
@@ -31,12 +32,13 @@ FRESH_S = 60.0
 """A sample that is older says nothing of now."""
 
 
-def samples(state_dir: Path, *, hosts: Optional[Collection[str]] = None, since_s: Optional[float] = None) -> Newest:
+def samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
     """The newest sample of every device, host and rank; an empty one when nothing was measured.
 
     `since_s`: not older than that, None: than a minute. Raises StoreUnusable.
     """
     from ascendrun.head.samplestore import SampleStore
+
     store = SampleStore.open_for_reading(state_dir)
     if store is None:
         return Newest()
@@ -46,8 +48,9 @@ def samples(state_dir: Path, *, hosts: Optional[Collection[str]] = None, since_s
         store.close()
 
 
-def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float = 20.0, *,
-                  family: Optional[str] = None) -> Tuple[Newest, Mapping[str, str]]:
+def fresh_samples(
+    cluster: Cluster, hosts: Sequence[Host], timeout_s: float = 20.0, *, family: str | None = None
+) -> tuple[Newest, Mapping[str, str]]:
     """How these hosts and their devices are at this moment: asks each one's agent, and keeps what they say.
 
     Also {host: why it gave no figures}; every host is in one of the two within `timeout_s`. `family`: npu or cuda,
@@ -57,6 +60,7 @@ def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float 
 
     from ascendrun.core.samples import DeviceSample, HostSample
     from ascendrun.head.control import ControlClient
+
     devices, figures, refused = [], [], {}
     if not hosts:
         return Newest(), {}
@@ -74,16 +78,19 @@ def fresh_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float 
     return Newest(devices=tuple(devices), hosts=tuple(figures)), refused
 
 
-def wish_samples(cluster: "Cluster", hosts: Sequence["Host"], timeout_s: float = 20.0) -> None:
+def wish_samples(cluster: Cluster, hosts: Sequence[Host], timeout_s: float = 20.0) -> None:
     """Has these hosts asked as `fresh_samples` does, and does not wait: what they say is kept. A host that is being
     asked is not asked twice. Raises CannotConnect (no controller comes up)."""
     from dataclasses import asdict
 
     from ascendrun.head.control import ControlClient
+
     cluster.ensure_controller()
     with ControlClient(cluster.settings.state_dir) as client:
-        client.post("sample", {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": None,
-                               "unless_asked": True})
+        client.post(
+            "sample",
+            {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": None, "unless_asked": True},
+        )
 
 
 # ---------------------------------------------------------------- top
@@ -103,36 +110,43 @@ class TopSource:
     at the hosts themselves. `ask`: (hosts, timeout_s) -> (newest, {host: why it gave no figures})."""
 
     def __init__(
-        self, cluster: "Cluster", hosts: Sequence["Host"] = (), *,
-        ask: Optional[Callable[[Sequence["Host"], float], Tuple[Newest, Mapping[str, str]]]] = None,
-        wish: Optional[Callable[[Sequence["Host"]], None]] = None, is_patient: bool = False,
+        self,
+        cluster: Cluster,
+        hosts: Sequence[Host] = (),
+        *,
+        ask: Callable[[Sequence[Host], float], tuple[Newest, Mapping[str, str]]] | None = None,
+        wish: Callable[[Sequence[Host]], None] | None = None,
+        is_patient: bool = False,
     ) -> None:
         from ascendrun.head.topreader import TopReader
+
         self.cluster = cluster
         self.hosts = tuple(hosts)
         self._ask, self._wish = ask or partial(fresh_samples, cluster), wish or partial(wish_samples, cluster)
         self._reader = TopReader(cluster.settings.state_dir, is_patient=is_patient)
-        self._asking: Optional[threading.Thread] = None
+        self._asking: threading.Thread | None = None
         self._asked_at_s = float("-inf")
-        self._asked: Tuple["Host", ...] = ()
-        self._answer: Tuple[Newest, Mapping[str, str]] = (Newest(), {})
+        self._asked: tuple[Host, ...] = ()
+        self._answer: tuple[Newest, Mapping[str, str]] = (Newest(), {})
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
         from ascendrun.head.statedir import StoreUnusable
+
         try:
             newest = samples(self.cluster.settings.state_dir, since_s=now_s - KEPT_S)
         except StoreUnusable:
             newest = Newest()
         return bool(self._unsampled(newest, now_s, KEPT_S))
 
-    def look(self, *, now_s: float, answer_s: float = 0.0) -> "TopView":
+    def look(self, *, now_s: float, answer_s: float = 0.0) -> TopView:
         """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look. It does not
         wait when of all of them younger figures than KEPT_S are there.
 
         Raises StoreUnusable, CannotConnect (no controller comes up for the live jobs).
         """
         from ascendrun.health.topjoin import make_view
+
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
         unsampled, asked = self._unsampled(seen.newest, now_s, ASK_EVERY_S), False
         if answer_s > 0 and unsampled and not self._unsampled(seen.newest, now_s, KEPT_S):
@@ -144,8 +158,16 @@ class TopSource:
             late = {host.name: f"no answer within {answer_s:g} s" for host in self._asked}
             refused = {**refused, **late}
         both = _newer(seen.newest, fresh)
-        view = make_view(now_s=now_s, devices=both.devices, hosts=both.hosts, ranks=both.ranks, jobs=seen.jobs,
-                         names=[host.name for host in self.hosts], refused=refused, was_asked=asked)
+        view = make_view(
+            now_s=now_s,
+            devices=both.devices,
+            hosts=both.hosts,
+            ranks=both.ranks,
+            jobs=seen.jobs,
+            names=[host.name for host in self.hosts],
+            refused=refused,
+            was_asked=asked,
+        )
         return replace(view, trouble=seen.trouble)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
@@ -153,13 +175,13 @@ class TopSource:
         self.cluster.jobs()
         return _liveness(self.cluster, timeout_s=LOOK_STATUS_S)
 
-    def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> Tuple["Host", ...]:
+    def _unsampled(self, newest: Newest, now_s: float, young_s: float) -> tuple[Host, ...]:
         """The hosts of which there is nothing so young."""
         recent = {one.host for one in newest.devices if now_s - one.at_s < young_s}
         recent.update(one.host for one in newest.hosts if now_s - one.at_s < young_s)
         return tuple(host for host in self.hosts if host.name not in recent)
 
-    def _ask_hosts(self, hosts: Sequence["Host"], now_s: float, answer_s: float) -> bool:
+    def _ask_hosts(self, hosts: Sequence[Host], now_s: float, answer_s: float) -> bool:
         if not hosts:
             return self._answer[1] != {}
         is_asking = self._asking is not None and self._asking.is_alive()
@@ -171,8 +193,9 @@ class TopSource:
             self._asking.join(answer_s)
         return True
 
-    def _hear(self, hosts: Sequence["Host"]) -> None:
+    def _hear(self, hosts: Sequence[Host]) -> None:
         from ascendrun.core.errors import AscendrunError
+
         try:
             newest, refused = self._ask(hosts, ANSWER_S)
         except AscendrunError as error:
@@ -191,9 +214,10 @@ def _newer(one: Newest, other: Newest) -> Newest:
 # ---------------------------------------------------------------- events and notices
 
 
-def event_kinds(state_dir: Path) -> Tuple[str, ...]:
+def event_kinds(state_dir: Path) -> tuple[str, ...]:
     """The kinds of lines that the stories of this state folder hold."""
     from ascendrun.head.store import Store
+
     store = Store.open_for_reading(state_dir)
     if store is None:
         return ()
@@ -211,29 +235,38 @@ class EventStream:
     calls raise StoreUnusable.
     """
 
-    def __init__(self, state_dir: Path, *, job: Optional[str] = None, pipeline: Optional[str] = None,
-                 since_s: Optional[float] = None, kinds: Optional[Collection[str]] = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        job: str | None = None,
+        pipeline: str | None = None,
+        since_s: float | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> None:
         self._state_dir, self._job, self._pipeline = state_dir, job, pipeline
         self._since_s, self._kinds = since_s, kinds
         self._after = 0
-        self._store: Optional["Store"] = None
+        self._store: Store | None = None
 
-    def new_lines(self) -> Tuple["StoryLine", ...]:
+    def new_lines(self) -> tuple[StoryLine, ...]:
         """What was written since the last call; at first, what is there."""
         from ascendrun.core.storylines import StoryLine
+
         store = self._open()
         if store is None:
             return ()
         lines = []
         while True:
-            batch = store.stream(after=self._after, job=self._job, pipeline=self._pipeline, since_s=self._since_s,
-                                 kinds=self._kinds)
+            batch = store.stream(
+                after=self._after, job=self._job, pipeline=self._pipeline, since_s=self._since_s, kinds=self._kinds
+            )
             lines += [StoryLine(line.number, line.at_s, line.job, line.kind, line.text) for line in batch]
             if not batch:
                 return tuple(lines)
             self._after = batch[-1].number
 
-    def job_hosts(self) -> Mapping[str, Tuple[str, ...]]:
+    def job_hosts(self) -> Mapping[str, tuple[str, ...]]:
         """The names of every job's hosts, by its id."""
         store = self._open()
         return store.job_hosts() if store is not None else {}
@@ -248,24 +281,27 @@ class EventStream:
             self._store.close()
             self._store = None
 
-    def _open(self) -> Optional["Store"]:
+    def _open(self) -> Store | None:
         from ascendrun.head.store import Store
+
         if self._store is None:
             self._store = Store.open_for_reading(self._state_dir)
         return self._store
 
 
-def notice_targets(settings: "Settings") -> Tuple["NoticeTargetView", ...]:
+def notice_targets(settings: Settings) -> tuple[NoticeTargetView, ...]:
     """Where notices go, and how the last one fared there; credentials never."""
     from ascendrun.head.noticesettings import NoticeSettings
     from ascendrun.head.noticeview import view_targets
+
     return view_targets(settings.notices or NoticeSettings(), settings.state_dir)
 
 
-def try_notices(settings: "Settings", *, name: Optional[str] = None) -> Tuple["NoticeTestResult", ...]:
+def try_notices(settings: Settings, *, name: str | None = None) -> tuple[NoticeTestResult, ...]:
     """Sends a test notice to one target, or all. Raises NotFound, Conflict."""
     from ascendrun.head.noticesettings import NoticeSettings
     from ascendrun.head.noticeview import send_tests
+
     return send_tests(settings.notices or NoticeSettings(), name=name)
 
 
@@ -274,6 +310,7 @@ def count_states(state_dir: Path) -> Mapping[str, int]:
     from collections import Counter
 
     from ascendrun.head.store import Store
+
     store = Store.open_for_reading(state_dir)
     if store is None:
         return {}
@@ -286,36 +323,46 @@ def count_states(state_dir: Path) -> Mapping[str, int]:
 # ---------------------------------------------------------------- report
 
 
-def report(state_dir: Path, ref: str, *, now_s: float) -> "Report":
+def report(state_dir: Path, ref: str, *, now_s: float) -> Report:
     """What one job did, where its time went and what it cost, as of now. Raises NotFound, Conflict, StoreUnusable."""
     from ascendrun.head.reportreader import find_report
+
     return find_report(state_dir, ref, now_s=now_s)
 
 
 # ---------------------------------------------------------------- explain
 
 
-def explain(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None, lang: str = "en") -> "Explanation":
+def explain(cluster: Cluster, ref: str, *, attempt: int | None = None, lang: str = "en") -> Explanation:
     """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFound, Conflict."""
     from ascendrun.head.explaining import explain_job
-    return explain_job(cluster.settings.state_dir, ref, attempt=attempt, lang=lang, now_s=time.time(),
-                       liveness=_liveness(cluster, timeout_s=STATUS_S))
+
+    return explain_job(
+        cluster.settings.state_dir,
+        ref,
+        attempt=attempt,
+        lang=lang,
+        now_s=time.time(),
+        liveness=_liveness(cluster, timeout_s=STATUS_S),
+    )
 
 
-def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> Optional[str]:
+def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> str | None:
     """One sentence: who failed first and why. None where there is none: it did not fail, or nobody knows."""
     from ascendrun.core.errors import NotFound
     from ascendrun.head.explaining import verdict_line
+
     try:
         return verdict_line(state_dir, ref, lang=lang, now_s=time.time())
     except NotFound:
         return None
 
 
-def gather(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None) -> Iterator[Tuple[str, Optional[str]]]:
+def gather(cluster: Cluster, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
     """Brings what the job's hosts have of the attempt (None: the newest): (host, None) when it is here, (host, why not)
     else, each host as it comes. Raises NotFound, Conflict, CannotConnect (no controller comes up), DeadlineExceeded."""
     from ascendrun.head.control import ControlClient
+
     fields = {"job": cluster.job(ref).job.id, "attempt": attempt}
     cluster.ensure_controller()
     with ControlClient(cluster.settings.state_dir) as client:
@@ -323,9 +370,10 @@ def gather(cluster: "Cluster", ref: str, *, attempt: Optional[int] = None) -> It
             yield str(header["host"]), header.get("problem")
 
 
-def _liveness(cluster: "Cluster", *, timeout_s: float) -> Mapping[str, Mapping[str, str]]:
+def _liveness(cluster: Cluster, *, timeout_s: float) -> Mapping[str, Mapping[str, str]]:
     """By job and host, as the running controller sees it; {} where none runs, or it is too busy to tell."""
     from ascendrun.core.errors import DeadlineExceeded
+
     try:
         status = cluster.controller_status(timeout_s=timeout_s)
     except DeadlineExceeded:
@@ -337,11 +385,21 @@ def _liveness(cluster: "Cluster", *, timeout_s: float) -> Mapping[str, Mapping[s
 # ---------------------------------------------------------------- bundle
 
 
-def bundle(cluster: "Cluster", ref: str, *, path: Optional[Path] = None, layout: str = "ascendrun",
-           with_logs: bool = True, max_bytes: int, is_dry: bool = False, environ: Mapping[str, str]) -> "Bundle":
+def bundle(
+    cluster: Cluster,
+    ref: str,
+    *,
+    path: Path | None = None,
+    layout: str = "ascendrun",
+    with_logs: bool = True,
+    max_bytes: int,
+    is_dry: bool = False,
+    environ: Mapping[str, str],
+) -> Bundle:
     """Packs what is known of a job, credentials taken out. `path` None: <layout>-<job>.tar.gz in this folder;
     `layout`: ascendrun or ascend-fd; `is_dry`: only tells what would be in it. `environ`: variables whose values are
     hidden when their names say "secret". Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
     from ascendrun.head.bundlejob import Wish, bundle_job
+
     wish = Wish(path=path, layout=layout, with_logs=with_logs, max_bytes=max_bytes, is_dry=is_dry)
     return bundle_job(cluster.settings.state_dir, ref, wish, notices=cluster.settings.notices, environ=environ)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ascendrun.core.job import NodeProgress
@@ -17,7 +18,7 @@ class NodeView:
 
     host: str
     node_rank: int
-    ranks: Tuple[int, ...]
+    ranks: tuple[int, ...]
     liveness: str
     phase: str
 
@@ -29,10 +30,10 @@ class RankView:
 
     rank: int
     host: str
-    pid: Optional[int]
-    exit_code: Optional[int]
-    signal: Optional[int]
-    exited_at_s: Optional[float]
+    pid: int | None
+    exit_code: int | None
+    signal: int | None
+    exited_at_s: float | None
     stopped: bool
     lingers: bool
 
@@ -59,17 +60,17 @@ class JobView:
     state: str
     reason: str
     attempt: int
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     world_size: int
     created_at_s: float
-    started_at_s: Optional[float]
-    ended_at_s: Optional[float]
-    exit_code: Optional[int]
-    file: Optional[str]
-    progress: Optional[Mapping[str, Any]]
-    pipeline: Optional[str] = None
-    stage: Optional[str] = None
-    stages: "Tuple[StageStanding, ...]" = ()
+    started_at_s: float | None
+    ended_at_s: float | None
+    exit_code: int | None
+    file: str | None
+    progress: Mapping[str, Any] | None
+    pipeline: str | None = None
+    stage: str | None = None
+    stages: tuple[StageStanding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class JobDetail:
 
     job: JobView
     run: str
-    nodes: Tuple[NodeView, ...]
-    ranks: Tuple[RankView, ...]
-    events: Tuple[EventView, ...]
-    first_failure: Optional[str]
-    unconfirmed: Tuple[str, ...]
+    nodes: tuple[NodeView, ...]
+    ranks: tuple[RankView, ...]
+    events: tuple[EventView, ...]
+    first_failure: str | None
+    unconfirmed: tuple[str, ...]
     spec: Mapping[str, Any]
 
 
@@ -93,10 +94,10 @@ class ExecResult:
     """One host's answer to `exec`. `exit_code` None with `error` set: it did not run or did not end in time."""
 
     host: str
-    exit_code: Optional[int]
+    exit_code: int | None
     stdout: bytes
     stderr: bytes
-    error: Optional[str]
+    error: str | None
     wall_s: float
 
 
@@ -106,56 +107,94 @@ class HostStatus:
 
     host: str
     reachable: bool
-    error: Optional[str]
-    hint: Optional[str]
-    hostname: Optional[str]
-    python_version: Optional[str]
-    cpus: Optional[int]
-    memory_bytes: Optional[int]
-    free_bytes: Optional[int]
-    clock_offset_s: Optional[float]
-    job: Optional[str]
+    error: str | None
+    hint: str | None
+    hostname: str | None
+    python_version: str | None
+    cpus: int | None
+    memory_bytes: int | None
+    free_bytes: int | None
+    clock_offset_s: float | None
+    job: str | None
 
 
-def make_job_view(stored: "StoredJob", progress: Optional[Mapping[str, Any]]) -> JobView:
+def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None) -> JobView:
     """A stored job as it is shown."""
     job = stored.job
     exit_code = None if job.ended_at_s is None else int(job.state.value != "SUCCEEDED")
-    return JobView(id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt,
-                   hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
-                   started_at_s=job.started_at_s, ended_at_s=job.ended_at_s, exit_code=exit_code, file=stored.file,
-                   progress=progress, pipeline=job.pipeline, stage=job.stage)
+    return JobView(
+        id=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        attempt=job.attempt,
+        hosts=job.hosts,
+        world_size=job.world_size,
+        created_at_s=job.created_at_s,
+        started_at_s=job.started_at_s,
+        ended_at_s=job.ended_at_s,
+        exit_code=exit_code,
+        file=stored.file,
+        progress=progress,
+        pipeline=job.pipeline,
+        stage=job.stage,
+    )
 
 
-def make_pipeline_view(stored: "Sequence[StoredJob]", standing: "Standing", telling: JobView) -> JobView:
+def make_pipeline_view(stored: Sequence[StoredJob], standing: Standing, telling: JobView) -> JobView:
     """A whole pipeline as it is shown. `stored`: all its jobs; `telling`: the view of the one that tells most."""
     first = stored[0].job
     is_over = all(one.job.is_over for one in stored)
     starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
     ends = [one.job.ended_at_s or 0.0 for one in stored]
     return replace(
-        telling, id=str(first.pipeline), name=first.name[:-len(f".{first.stage}")], state=standing.state.value,
-        reason=standing.reason, created_at_s=first.created_at_s, started_at_s=min(starts, default=None),
+        telling,
+        id=str(first.pipeline),
+        name=first.name[: -len(f".{first.stage}")],
+        state=standing.state.value,
+        reason=standing.reason,
+        created_at_s=first.created_at_s,
+        started_at_s=min(starts, default=None),
         ended_at_s=max(ends) if is_over else None,
-        exit_code=int(standing.state.value != "SUCCEEDED") if is_over else None, stages=standing.stages)
+        exit_code=int(standing.state.value != "SUCCEEDED") if is_over else None,
+        stages=standing.stages,
+    )
 
 
-def make_job_detail(stored: "StoredJob", view: JobView, events: Tuple[EventView, ...], liveness: Mapping[str, str]
-                    ) -> JobDetail:
+def make_job_detail(
+    stored: StoredJob, view: JobView, events: tuple[EventView, ...], liveness: Mapping[str, str]
+) -> JobDetail:
     """A stored job with its nodes and ranks. `liveness`: by host, where a controller looks."""
     job = stored.job
-    nodes = tuple(NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"),
-                           node.phase.value) for node in job.nodes)
+    nodes = tuple(
+        NodeView(node.host, node.node_rank, node.ranks, liveness.get(node.host, "UNKNOWN"), node.phase.value)
+        for node in job.nodes
+    )
     ranks = tuple(_rank_view(node, rank) for node in job.nodes for rank in node.ranks)
-    return JobDetail(job=view, run=job.run, nodes=nodes, ranks=ranks, events=events,
-                     first_failure=job.first_failure, unconfirmed=job.unconfirmed, spec=stored.spec)
+    return JobDetail(
+        job=view,
+        run=job.run,
+        nodes=nodes,
+        ranks=ranks,
+        events=events,
+        first_failure=job.first_failure,
+        unconfirmed=job.unconfirmed,
+        spec=stored.spec,
+    )
 
 
-def _rank_view(node: "NodeProgress", rank: int) -> RankView:
+def _rank_view(node: NodeProgress, rank: int) -> RankView:
     end = node.exits.get(rank)
-    return RankView(rank=rank, host=node.host, pid=node.pids.get(rank), exit_code=end.code if end else None,
-                    signal=end.signal if end else None, exited_at_s=end.at_ns / 1e9 if end else None,
-                    stopped=end.stopped if end else False, lingers=rank in node.lingering)
+    return RankView(
+        rank=rank,
+        host=node.host,
+        pid=node.pids.get(rank),
+        exit_code=end.code if end else None,
+        signal=end.signal if end else None,
+        exited_at_s=end.at_ns / 1e9 if end else None,
+        stopped=end.stopped if end else False,
+        lingers=rank in node.lingering,
+    )
 
 
 def make_exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -> ExecResult:
@@ -177,8 +216,16 @@ def make_host_status(header: Mapping[str, Any], holders: Mapping[str, str]) -> H
     """One host's answer to `nodes`; `holders`: which job holds which host."""
     host, report = header["host"], header.get("report")
     values = report or {}
-    return HostStatus(host=host, reachable=report is not None, error=header.get("refused"), hint=None,
-                      hostname=values.get("hostname"), python_version=values.get("python_version"),
-                      cpus=values.get("cpus"), memory_bytes=values.get("memory_bytes"),
-                      free_bytes=values.get("free_bytes"), clock_offset_s=values.get("clock_offset_s"),
-                      job=holders.get(host))
+    return HostStatus(
+        host=host,
+        reachable=report is not None,
+        error=header.get("refused"),
+        hint=None,
+        hostname=values.get("hostname"),
+        python_version=values.get("python_version"),
+        cpus=values.get("cpus"),
+        memory_bytes=values.get("memory_bytes"),
+        free_bytes=values.get("free_bytes"),
+        clock_offset_s=values.get("clock_offset_s"),
+        job=holders.get(host),
+    )

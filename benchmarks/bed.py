@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Dict, List, Mapping, Optional, Sequence, Type
 
 from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster
 from ascendrun.sim.vcluster.machines import HEAD
@@ -36,8 +36,8 @@ class Cost:
     """
 
     wall_s: float
-    head_cpu_s: Optional[float]
-    hosts_cpu_s: Optional[float]
+    head_cpu_s: float | None
+    hosts_cpu_s: float | None
     status: int
     tail: str
 
@@ -63,18 +63,18 @@ class Bed:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cluster.down()  # with it every command on the head ends, the stopwatch too
         self._stopwatch.communicate()
         self._temporary.cleanup()
 
-    def environ(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """What root finds in its environment on the head."""
         path = os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"))
         return {"PATH": path, "HOME": root_home(), "USER": "root", "LANG": "C.UTF-8", **(more or {})}
 
-    def run(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None) -> Cost:
+    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Cost:
         """The command on the head, untimed for the CPU: for what comes before and after a measurement."""
         asked = {"argv": list(argv), "env": self.environ(env), "timeout_s": TIMEOUT_S}
         assert self._stopwatch.stdin and self._stopwatch.stdout
@@ -83,7 +83,7 @@ class Bed:
         answer = json.loads(self._stopwatch.stdout.readline())
         return Cost(answer["wall_s"], None, None, answer["status"], answer["tail"])
 
-    def measure(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None) -> Cost:
+    def measure(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Cost:
         """The command on a resting head, with the CPU time of both sides until they rest again."""
         self.settle()
         head_s, hosts_s = self.cpu_seconds()
@@ -109,6 +109,6 @@ class Bed:
             quiet = quiet + 1 if now - before < QUIET_SHARE * _LOOK_S else 0
             before = now
 
-    def cpu_seconds(self) -> List[float]:
+    def cpu_seconds(self) -> list[float]:
         """CPU time used so far by the head, then by all hosts together."""
         return [self.cluster.cpu_seconds(HEAD), self.cluster.cpu_seconds(HOSTS)]

@@ -1,6 +1,6 @@
 """`true` on many hosts, cold and warm: ascendrun, pdsh, clush, asyncssh, ssh with ControlMaster.
 
-    python -m benchmarks.exec [--hosts 1,8,64,256] [--repeat 5] [--results FOLDER]
+python -m benchmarks.exec [--hosts 1,8,64,256] [--repeat 5] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Optional
 
 from benchmarks.bed import Bed, Cost
 from benchmarks.ours import Ours
@@ -34,7 +35,7 @@ ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, F
 
 IDLE_S = 5.0
 
-Measured = Iterator[Tuple[str, Cost, Optional[int]]]
+Measured = Iterator[tuple[str, Cost, Optional[int]]]
 """What was measured, its cost, and the controller's memory in bytes (None: no controller of ours)."""
 
 
@@ -44,16 +45,16 @@ class Group:
 
     needs: str
     measure: Callable[[Bed, Sequence[str]], Measured]
-    most_hosts: Optional[int] = None
+    most_hosts: int | None = None
 
     @property
     def is_installed(self) -> bool:
         return shutil.which(self.needs) is not None or importlib.util.find_spec(self.needs) is not None
 
 
-def plain(what: str, argv: Callable[[Sequence[str]], List[str]], env: Optional[Mapping[str, str]] = None) -> Callable[
-    [Bed, Sequence[str]], Measured
-]:
+def plain(
+    what: str, argv: Callable[[Sequence[str]], list[str]], env: Mapping[str, str] | None = None
+) -> Callable[[Bed, Sequence[str]], Measured]:
     """A peer that keeps nothing between two commands."""
 
     def measure(bed: Bed, hosts: Sequence[str]) -> Measured:
@@ -62,15 +63,15 @@ def plain(what: str, argv: Callable[[Sequence[str]], List[str]], env: Optional[M
     return measure
 
 
-def pdsh_argv(hosts: Sequence[str]) -> List[str]:
+def pdsh_argv(hosts: Sequence[str]) -> list[str]:
     return ["pdsh", "-S", "-R", "ssh", "-w", ",".join(hosts), "true"]
 
 
-def clush_argv(hosts: Sequence[str]) -> List[str]:
+def clush_argv(hosts: Sequence[str]) -> list[str]:
     return ["clush", "-S", "-f", "64", "-w", ",".join(hosts), "true"]
 
 
-def clush_curve_argv(hosts: Sequence[str]) -> List[str]:
+def clush_curve_argv(hosts: Sequence[str]) -> list[str]:
     return ["clush", "-S", "-f", "64", "-o", f"-o {CURVE}", "-w", ",".join(hosts), "true"]
 
 
@@ -130,7 +131,7 @@ def run(counts: Sequence[int], repeats: int, sheet: Sheet) -> None:
                         add(sheet, count, what, repeat, cost, memory_bytes)
 
 
-def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost, memory_bytes: Optional[int]) -> None:
+def add(sheet: Sheet, count: int, what: str, repeat: int, cost: Cost, memory_bytes: int | None) -> None:
     note = without_paths(cost.tail) if cost.status else ""
     sheet.add(
         hosts=count,
@@ -158,14 +159,16 @@ def _render_count(rows: Sequence[Row], count: int) -> str:
     return table(header, (_line(rows, count, what) for what in names))
 
 
-def _line(rows: Sequence[Row], count: int, what: str) -> List[str]:
+def _line(rows: Sequence[Row], count: int, what: str) -> list[str]:
     mine = [row for row in rows if row["hosts"] == str(count) and row["what"] == what]
     good = [row for row in mine if row["status"] == "0"]
     ours = WARM if what in WARM_ONES else COLD
     failed = "" if len(good) == len(mine) else f" ({len(mine) - len(good)} of {len(mine)} failed)"
     spread = "" if len(good) < 2 else f"{shown(min(_walls(good)))}–{shown(max(_walls(good)))}"
-    a_host = [cpu_s / count if cpu_s is not None else None for cpu_s in
-              (median(good, "head_cpu_s"), median(good, "hosts_cpu_s"))]
+    a_host = [
+        cpu_s / count if cpu_s is not None else None
+        for cpu_s in (median(good, "head_cpu_s"), median(good, "hosts_cpu_s"))
+    ]
     return [
         f"{what}{failed}",
         shown(wall(rows, count, what)),
@@ -179,42 +182,46 @@ def _line(rows: Sequence[Row], count: int, what: str) -> List[str]:
 
 def _render_idle(rows: Sequence[Row], counts: Sequence[int]) -> str:
     lines = [
-        [str(count), shown(idle_share(rows, count, "head_cpu_s"), "%"), shown(controller_mb(rows, count)),
-         shown(ratio(idle_share(rows, count, "hosts_cpu_s"), float(count)), "%")]
+        [
+            str(count),
+            shown(idle_share(rows, count, "head_cpu_s"), "%"),
+            shown(controller_mb(rows, count)),
+            shown(ratio(idle_share(rows, count, "hosts_cpu_s"), float(count)), "%"),
+        ]
         for count in counts
     ]
     header = ["hosts", "head, % of a core", "controller, MB", "each host, % of a core"]
     return f"## ascendrun at rest, all connections open\n\n{table(header, lines)}"
 
 
-def ratio(one: Optional[float], other: Optional[float]) -> Optional[float]:
+def ratio(one: float | None, other: float | None) -> float | None:
     """None when either was not measured."""
     return None if one is None or not other else one / other
 
 
-def _walls(rows: Sequence[Row]) -> List[float]:
+def _walls(rows: Sequence[Row]) -> list[float]:
     return [float(row["wall_s"]) for row in rows]
 
 
-def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> Optional[float]:
+def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> float | None:
     """The median of the repetitions that did the work on all hosts; None when none did."""
     return median(
         (row for row in rows if row["hosts"] == str(count) and row["what"] == what and row["status"] == "0"), column
     )
 
 
-def cpu(rows: Sequence[Row], count: int, what: str) -> Optional[float]:
+def cpu(rows: Sequence[Row], count: int, what: str) -> float | None:
     """Head and hosts together; what other work the machine does changes it little, unlike the wall."""
     sides = [wall(rows, count, what, column) for column in ("head_cpu_s", "hosts_cpu_s")]
     return None if None in sides else sum(side for side in sides if side is not None)
 
 
-def idle_share(rows: Sequence[Row], count: int, column: str) -> Optional[float]:
+def idle_share(rows: Sequence[Row], count: int, column: str) -> float | None:
     """Of one core, 1.0 for all of it."""
     return ratio(wall(rows, count, IDLE, column), wall(rows, count, IDLE))
 
 
-def controller_mb(rows: Sequence[Row], count: int) -> Optional[float]:
+def controller_mb(rows: Sequence[Row], count: int) -> float | None:
     return wall(rows, count, IDLE, "controller_mb")
 
 

@@ -1,6 +1,6 @@
 """The design's goals of speed beside what was measured: writes that table into README.md.
 
-    python -m benchmarks.goals [--check]      # --check: only say whether README.md tells the results as they are
+python -m benchmarks.goals [--check]      # --check: only say whether README.md tells the results as they are
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Optional
 
 from benchmarks import exec as many_hosts
 from benchmarks import jobs, start
@@ -40,7 +41,7 @@ class Goal:
     measured: Measure
     by_cpu: Measure = nothing
 
-    def verdict(self, value: Optional[float]) -> str:
+    def verdict(self, value: float | None) -> str:
         if value is None:
             return "not measured"
         return "met" if value <= self.at_most else "**not met yet**"
@@ -49,30 +50,30 @@ class Goal:
 def exec_goal(what: str, count: int, ours: str, peer: str, unit: str, at_most: float) -> Goal:
     """A goal that is a ratio of two medians of benchmarks.exec."""
 
-    def measured(rows: Rows) -> Optional[float]:
+    def measured(rows: Rows) -> float | None:
         return many_hosts.ratio(*(many_hosts.wall(rows["exec"], count, one) for one in (ours, peer)))
 
-    def by_cpu(rows: Rows) -> Optional[float]:
+    def by_cpu(rows: Rows) -> float | None:
         return many_hosts.ratio(*(many_hosts.cpu(rows["exec"], count, one) for one in (ours, peer)))
 
     return Goal(what, unit, at_most, measured, by_cpu)
 
 
-def head_cpu_ms(rows: Rows) -> Optional[float]:
+def head_cpu_ms(rows: Rows) -> float | None:
     used_s = many_hosts.wall(rows["exec"], 256, many_hosts.COLD, "head_cpu_s")
     return None if used_s is None else used_s * 1000 / 256
 
 
-def idle_percent(rows: Rows) -> Optional[float]:
+def idle_percent(rows: Rows) -> float | None:
     share = many_hosts.idle_share(rows["exec"], 256, "head_cpu_s")
     return None if share is None else share * 100
 
 
 def start_ratio(peer: str) -> Measure:
-    def measured(rows: Rows) -> Optional[float]:
-        return many_hosts.ratio(*(
-            median((row for row in rows["jobs"] if row["what"] == what), "seen_s") for what in (WARM_JOB, peer)
-        ))
+    def measured(rows: Rows) -> float | None:
+        return many_hosts.ratio(
+            *(median((row for row in rows["jobs"] if row["what"] == what), "seen_s") for what in (WARM_JOB, peer))
+        )
 
     return measured
 
@@ -82,7 +83,7 @@ def gone(event: str) -> Measure:
 
 
 def start_ms(what: str) -> Measure:
-    def measured(rows: Rows) -> Optional[float]:
+    def measured(rows: Rows) -> float | None:
         wall_s = start.wall(rows["start"], what)
         return None if wall_s is None else wall_s * 1000
 
@@ -92,9 +93,15 @@ def start_ms(what: str) -> Measure:
 def of_logs(what: str, case: str, measure: str, *, per_s_as_us: bool = False) -> Measure:
     """A median of benchmarks.logs; `per_s_as_us`: a rate, as microseconds each."""
 
-    def measured(rows: Rows) -> Optional[float]:
-        value = median((row for row in rows.get("logs", ()) if (row["what"], row["case"], row["measure"])
-                        == (what, case, measure)), "value")
+    def measured(rows: Rows) -> float | None:
+        value = median(
+            (
+                row
+                for row in rows.get("logs", ())
+                if (row["what"], row["case"], row["measure"]) == (what, case, measure)
+            ),
+            "value",
+        )
         return 1e6 / value if value is not None and per_s_as_us else value
 
     return measured
@@ -117,13 +124,25 @@ GOALS = (
     Goal("5 MB to 64 and 256 hosts", "× the best peer", 0.8, nothing),
     Goal("bulk logs", "ms of head CPU a MB", 2.0, nothing),
     Goal("64 hosts × 1000 lines/s", "% of a core", 10.0, nothing),
-    Goal("64 ranks' lines merged and folded, all alike", "µs of CPU a line", 5.0,
-         of_logs("fold", "all alike", "lines/s of CPU time", per_s_as_us=True)),
-    Goal("the same, numbers differ on every rank", "µs of CPU a line", 5.0,
-         of_logs("fold", "numbers differ", "lines/s of CPU time", per_s_as_us=True)),
+    Goal(
+        "64 ranks' lines merged and folded, all alike",
+        "µs of CPU a line",
+        5.0,
+        of_logs("fold", "all alike", "lines/s of CPU time", per_s_as_us=True),
+    ),
+    Goal(
+        "the same, numbers differ on every rank",
+        "µs of CPU a line",
+        5.0,
+        of_logs("fold", "numbers differ", "lines/s of CPU time", per_s_as_us=True),
+    ),
     Goal("99 of 100 lines on the screen of whoever follows", "s", 1.0, of_logs("latency", "p99", "s")),
-    Goal("a rank that writes 1 GB a minute", "× with a plain file", 1.05,
-         of_logs("flood", "ascendrun", "slowed by writing, x a plain file")),
+    Goal(
+        "a rank that writes 1 GB a minute",
+        "× with a plain file",
+        1.05,
+        of_logs("flood", "ascendrun", "slowed by writing, x a plain file"),
+    ),
     Goal("warm submit to first line of all ranks, 2 hosts", "× mpirun", 1.0, start_ratio("mpirun")),
     Goal("", "× torchrun over pdsh", 1.0, start_ratio("torchrun over pdsh")),
     Goal("", "× deepspeed", 0.1, start_ratio("deepspeed")),
@@ -145,7 +164,7 @@ def render(rows: Rows) -> str:
     return table(["what", "goal", "measured", "in CPU time", ""], lines)
 
 
-def _line(goal: Goal, value: Optional[float], cpu: Optional[float]) -> Tuple[str, ...]:
+def _line(goal: Goal, value: float | None, cpu: float | None) -> tuple[str, ...]:
     measured = "processes left" if value == float("inf") else shown(value)
     by_cpu = "" if cpu is None else shown(cpu)
     return goal.what, f"≤ {goal.at_most:g} {goal.unit}", measured, by_cpu, goal.verdict(value)

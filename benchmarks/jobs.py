@@ -1,6 +1,6 @@
 """A job on two hosts, two ranks each: its start, its end on request, and what a death leaves behind.
 
-    python -m benchmarks.jobs [--repeat 3] [--patience 15] [--results FOLDER]
+python -m benchmarks.jobs [--repeat 3] [--patience 15] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from benchmarks.bed import Bed
 from benchmarks.launchers import COLD, HOSTS, RANKS_PER_HOST, Launcher, launchers
@@ -17,8 +17,21 @@ from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from benchmarks.trial import Trial
 
-COLUMNS = ("what", "event", "repeat", "alive_s", "seen_s", "head_cpu_s", "hosts_cpu_s", "back_s", "status", "gone_s",
-           "left", "load", "note")
+COLUMNS = (
+    "what",
+    "event",
+    "repeat",
+    "alive_s",
+    "seen_s",
+    "head_cpu_s",
+    "hosts_cpu_s",
+    "back_s",
+    "status",
+    "gone_s",
+    "left",
+    "load",
+    "note",
+)
 STOP, RANK_KILLED, HEAD_KILLED = "stop", "rank killed", "head killed"
 EVENTS = (STOP, RANK_KILLED, HEAD_KILLED)
 WORLD = HOSTS * RANKS_PER_HOST
@@ -41,9 +54,7 @@ def run(repeats: int, patience_s: float, sheet: Sheet) -> None:
         ours.stop_controller()
 
 
-def play(
-    bed: Bed, ours: Ours, launcher: Launcher, event: str, *, repeat: int, patience_s: float, sheet: Sheet
-) -> None:
+def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, *, repeat: int, patience_s: float, sheet: Sheet) -> None:
     """One start and one end; what the end leaves is killed, so that the next trial has the hosts to itself."""
     launcher.prepare()
     bed.settle()
@@ -107,7 +118,7 @@ def render(rows: Sequence[Row]) -> str:
     )
 
 
-def _start_line(rows: Sequence[Row], name: str) -> List[str]:
+def _start_line(rows: Sequence[Row], name: str) -> list[str]:
     mine = [row for row in rows if row["what"] == name]
     failed = sum(not row["seen_s"] for row in mine)
     label = f"{name} ({failed} of {len(mine)} did not start)" if failed else name
@@ -128,7 +139,7 @@ def _end_cell(rows: Sequence[Row], name: str, event: str) -> str:
     return f"{shown(median(mine, 'gone_s'))} (exit {codes or '–'})"
 
 
-def gone_s(rows: Sequence[Row], what: str, event: str) -> Optional[float]:
+def gone_s(rows: Sequence[Row], what: str, event: str) -> float | None:
     """The median; None when it never ran, infinity when any trial left a process behind."""
     mine = [row for row in rows if row["what"] == what and row["event"] == event and row["seen_s"]]
     if any(row["left"] != "0" for row in mine):
@@ -152,8 +163,13 @@ def says(patience_s: float) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeat", type=int, default=3, metavar="N", help="repetitions  [default: %(default)s]")
-    options.add_argument("--patience", type=float, default=15.0, metavar="S",
-                         help="how long an end is watched, in seconds  [default: %(default)g]")
+    options.add_argument(
+        "--patience",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="how long an end is watched, in seconds  [default: %(default)g]",
+    )
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
     with Sheet(given.results, "jobs", COLUMNS) as sheet:

@@ -6,9 +6,10 @@ import importlib.util
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable
 
 import yaml
 
@@ -36,14 +37,14 @@ class Launcher:
     argv: Sequence[str]
     env: Mapping[str, str]
     interrupts: int = 1
-    stop: Optional[Sequence[str]] = None
+    stop: Sequence[str] | None = None
     prepare: Callable[[], object] = lambda: None
 
 
-def launchers(bed: Bed, ours: Ours) -> List[Launcher]:
+def launchers(bed: Bed, ours: Ours) -> list[Launcher]:
     """Those that are installed, the peers first."""
     hosts = bed.cluster.hosts[:HOSTS]
-    found: List[Launcher] = []
+    found: list[Launcher] = []
     if shutil.which("mpirun"):
         found.append(Launcher("mpirun", mpirun_argv(hosts), {}))
     if shutil.which("pdsh") and importlib.util.find_spec("torch"):
@@ -54,30 +55,63 @@ def launchers(bed: Bed, ours: Ours) -> List[Launcher]:
     return found + our_launchers(bed, ours, hosts)
 
 
-def mpirun_argv(hosts: Sequence[str]) -> List[str]:
+def mpirun_argv(hosts: Sequence[str]) -> list[str]:
     where = ",".join(f"{host}:{RANKS_PER_HOST}" for host in hosts)
     network = ["--mca", "btl_tcp_if_include", NETWORK, "--mca", "oob_tcp_if_include", NETWORK]
-    return ["mpirun", "--allow-run-as-root", "--host", where, "--mca", "plm_rsh_args", CURVE, *network,
-            sys.executable, str(RANK)]
+    return [
+        "mpirun",
+        "--allow-run-as-root",
+        "--host",
+        where,
+        "--mca",
+        "plm_rsh_args",
+        CURVE,
+        *network,
+        sys.executable,
+        str(RANK),
+    ]
 
 
-def torchrun_argv(hosts: Sequence[str]) -> List[str]:
+def torchrun_argv(hosts: Sequence[str]) -> list[str]:
     """The static rendezvous: what people type on every node by hand, typed by pdsh."""
-    remote = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts)),
-              "--nproc-per-node", str(RANKS_PER_HOST), "--master-addr", hosts[0], "--master-port", "29500"]
+    remote = [
+        "env",
+        "OMP_NUM_THREADS=1",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(len(hosts)),
+        "--nproc-per-node",
+        str(RANKS_PER_HOST),
+        "--master-addr",
+        hosts[0],
+        "--master-port",
+        "29500",
+    ]
     words = f"{shlex.join(remote)} --node-rank %n {shlex.quote(str(RANK))}"
     return ["pdsh", "-S", "-R", "ssh", "-w", ",".join(hosts), words]
 
 
-def deepspeed_argv(bed: Bed, hosts: Sequence[str]) -> List[str]:
+def deepspeed_argv(bed: Bed, hosts: Sequence[str]) -> list[str]:
     hostfile = bed.folder / "deepspeed.hosts"
     hostfile.write_text(bed.cluster.hostfile(slots=RANKS_PER_HOST, names=hosts))
-    return [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile), "--launcher", "pdsh",
-            "--master_addr", hosts[0], str(RANK)]
+    return [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--hostfile",
+        str(hostfile),
+        "--launcher",
+        "pdsh",
+        "--master_addr",
+        hosts[0],
+        str(RANK),
+    ]
 
 
-def our_launchers(bed: Bed, ours: Ours, hosts: Sequence[str]) -> List[Launcher]:
-    job: Dict[str, object] = {
+def our_launchers(bed: Bed, ours: Ours, hosts: Sequence[str]) -> list[Launcher]:
+    job: dict[str, object] = {
         "name": JOB,
         "command": [sys.executable, str(RANK)],
         "nodes": len(hosts),

@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
 
 from ascendrun.cli.logview import FOLD_WINDOW_S
 from ascendrun.core.folding import fold
@@ -90,9 +89,20 @@ os.write(2, b"took %.6f writing %.6f\\n" % (time.monotonic() - began, writing_s)
 def streams_of(case: str, lines: int) -> list[list[LogLine]]:
     luck = random.Random(1)
     text = CASES[case]
-    return [[LogLine(step * 0.5 + luck.random() * 0.2, f"n{rank // 8}", rank, "out",
-                     text.format(step=step, noise=luck.randrange(1000)), 1) for step in range(lines)]
-            for rank in range(RANKS)]
+    return [
+        [
+            LogLine(
+                step * 0.5 + luck.random() * 0.2,
+                f"n{rank // 8}",
+                rank,
+                "out",
+                text.format(step=step, noise=luck.randrange(1000)),
+                1,
+            )
+            for step in range(lines)
+        ]
+        for rank in range(RANKS)
+    ]
 
 
 def measure_fold(sheet: Sheet, repeat: int, lines: int) -> None:
@@ -111,8 +121,9 @@ def measure_read(sheet: Sheet, repeat: int, lines: int) -> None:
         with tempfile.TemporaryDirectory(prefix="ascendrun-bench-") as folder:
             write_spool(Path(folder), streams_of(case, lines))
             argv = [sys.executable, "-c", READ, folder]
-            done = subprocess.run(argv, stdout=subprocess.PIPE, check=True,
-                                  env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+            done = subprocess.run(
+                argv, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}
+            )
             count, cpu_s, peak_kib = done.stdout.split()
             assert int(count) == RANKS * lines
         add(sheet, "read", case, repeat, "lines/s of CPU time", int(count) / float(cpu_s), "")
@@ -125,8 +136,10 @@ def write_spool(folder: Path, streams: Sequence[Sequence[LogLine]]) -> None:
     for stream in streams:
         host = folder / stream[0].host
         host.mkdir(exist_ok=True)
-        with open(host / f"rank-{stream[0].rank}.out.0", "wb") as log, \
-                open(host / f"rank-{stream[0].rank}.out.times.0", "wb") as times:
+        with (
+            open(host / f"rank-{stream[0].rank}.out.0", "wb") as log,
+            open(host / f"rank-{stream[0].rank}.out.times.0", "wb") as times,
+        ):
             end = 0
             for line in stream:
                 end += log.write(line.text.encode() + b"\n")
@@ -153,8 +166,9 @@ def measure_flood(sheet: Sheet, repeat: int, bed: Bed, ours: Ours, steps: int) -
     path = bed.cluster.path(host, "/tmp/trainer.py")
     path.write_text(TRAINER)
     command = f"exec python3 /tmp/trainer.py {steps} {size} > /tmp/plain.log"
-    done = bed.cluster.host_run(host, ["sh", "-c", command], capture_output=True, text=True,
-                                env=dict(bed.cluster.host_environ()))
+    done = bed.cluster.host_run(
+        host, ["sh", "-c", command], capture_output=True, text=True, env=dict(bed.cluster.host_environ())
+    )
     assert done.returncode == 0, done.stderr
     plain_s, plain_share = took(done.stderr)
     bed.cluster.path(host, "/tmp/plain.log").unlink()
@@ -202,16 +216,19 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def write_job(bed: Bed, ours: Ours, name: str, script: str, words: Sequence[str], *, hosts: Sequence[str], per_node: int
-              ) -> Path:
+def write_job(
+    bed: Bed, ours: Ours, name: str, script: str, words: Sequence[str], *, hosts: Sequence[str], per_node: int
+) -> Path:
     """A job file that runs `script` on the hosts."""
     code = bed.folder / f"code-{name}"
     code.mkdir(exist_ok=True)
     (code / "main.py").write_text(script)
     path = bed.folder / f"{name}.yaml"
-    path.write_text(f"name: {name}\ncommand: {json.dumps(['python3', 'main.py', *words])}\n"
-                    f"hostfile: {ours.hostfile(hosts).name}\nstage: {{dir: {code.name}}}\n"
-                    f"devices: {{family: cpu, per_node: {per_node}}}\n")
+    path.write_text(
+        f"name: {name}\ncommand: {json.dumps(['python3', 'main.py', *words])}\n"
+        f"hostfile: {ours.hostfile(hosts).name}\nstage: {{dir: {code.name}}}\n"
+        f"devices: {{family: cpu, per_node: {per_node}}}\n"
+    )
     return path
 
 
@@ -239,8 +256,9 @@ def call(bed: Bed, ours: Ours, *arguments: str) -> str:
 
 
 def add(sheet: Sheet, what: str, case: str, repeat: int, measure: str, value: float, note: str) -> None:
-    sheet.add(what=what, case=case, repeat=repeat, measure=measure, value=value, note=note,
-              load=f"{os.getloadavg()[0]:.1f}")
+    sheet.add(
+        what=what, case=case, repeat=repeat, measure=measure, value=value, note=note, load=f"{os.getloadavg()[0]:.1f}"
+    )
 
 
 def write_results(sheet: Sheet, command: str) -> None:
@@ -253,19 +271,23 @@ def write_results(sheet: Sheet, command: str) -> None:
     def most(kind: tuple[str, str, str]) -> float:
         return max(float(row["value"]) for row in values(kind))
 
-    body = table(["what", "case", "measure", "median", "most", "note"], (
-        [*kind, shown(median(values(kind), "value")), shown(most(kind)), values(kind)[-1]["note"]]
-        for kind in kinds))
-    says = ("What the logs of many ranks cost: merging and folding, reading them from the head's files, the way of one"
-            " line to the screen, and a rank that writes a gigabyte a minute while it computes.\n\n"
-            "On a machine with little rest of its own the wall clock says more about the other work than about us: the"
-            " rates by CPU time are the ones to compare.")
+    body = table(
+        ["what", "case", "measure", "median", "most", "note"],
+        ([*kind, shown(median(values(kind), "value")), shown(most(kind)), values(kind)[-1]["note"]] for kind in kinds),
+    )
+    says = (
+        "What the logs of many ranks cost: merging and folding, reading them from the head's files, the way of one"
+        " line to the screen, and a rank that writes a gigabyte a minute while it computes.\n\n"
+        "On a machine with little rest of its own the wall clock says more about the other work than about us: the"
+        " rates by CPU time are the ones to compare."
+    )
     write_page(sheet, title="Logs", says=says, body=body, command=command)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.logs", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.logs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--lines", type=int, default=10_000, help="of each of 64 ranks")
     parser.add_argument("--steps", type=int, default=6000, help="of 10 ms of computing and 167 kB of output")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
 
 from ascendrun.head.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
@@ -25,10 +25,10 @@ class Ours:
         self._number = 0
         self.state_dir = bed.folder / "state-0"
 
-    def argv(self, *arguments: str) -> List[str]:
+    def argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "ascendrun", *arguments]
 
-    def environ(self) -> Dict[str, str]:
+    def environ(self) -> dict[str, str]:
         return {
             "PYTHONPATH": str(CHECKOUT),
             STATE_VARIABLE: str(self.state_dir),
@@ -55,14 +55,14 @@ class Ours:
         for host in hosts:
             shutil.rmtree(self._bed.cluster.path(host, f"{root_home()}/.ascendrun"), ignore_errors=True)
 
-    def controller(self) -> Optional[Process]:
+    def controller(self) -> Process | None:
         """The running controller as the machine sees it, None when there is none."""
         for process in self._bed.cluster.processes(HEAD):
             if process.environ.get(STATE_VARIABLE) == str(self.state_dir) and "controller" in process.argv:
                 return process
         return None
 
-    def controller_memory_bytes(self) -> Optional[int]:
+    def controller_memory_bytes(self) -> int | None:
         """What the running controller alone holds in memory, its share of what others map too; None: none runs."""
         process = self.controller()
         if process is None:

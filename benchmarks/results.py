@@ -10,9 +10,10 @@ import re
 import shutil
 import statistics
 import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
+from typing import TextIO
 
 from ascendrun import __version__
 
@@ -69,19 +70,19 @@ def without_paths(text: str) -> str:
     return re.sub(r"(?<![\w.])/(?:[^\s/;:,'\"]+/)+", "", " ".join(text.split()))[-NOTE_CHARS:]
 
 
-def read_rows(path: Path) -> List[Row]:
+def read_rows(path: Path) -> list[Row]:
     """Raises FileNotFoundError when that benchmark has not run."""
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def median(rows: Iterable[Row], column: str) -> Optional[float]:
+def median(rows: Iterable[Row], column: str) -> float | None:
     """None when no row has a number there."""
     values = [float(row[column]) for row in rows if row[column]]
     return statistics.median(values) if values else None
 
 
-def shown(value: Optional[float], unit: str = "") -> str:
+def shown(value: float | None, unit: str = "") -> str:
     """Three digits, "–" for None; with `unit` "ms" the value is in seconds, with "%" a share of 1."""
     if value is None:
         return "–"
@@ -125,11 +126,13 @@ def machine() -> str:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     release = ".".join(platform.release().split("-")[0].split(".")[:2])
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    return f"{os.cpu_count()} cores ({model.group(1) if model else platform.machine()}), {memory_gib:.0f} GiB, " \
+    return (
+        f"{os.cpu_count()} cores ({model.group(1) if model else platform.machine()}), {memory_gib:.0f} GiB, "
         f"Linux {release}"
+    )
 
 
-def program_versions() -> Dict[str, str]:
+def program_versions() -> dict[str, str]:
     """Of the peers that are programs; those not installed are left out."""
     found = {}
     for name, argv in PROGRAMS.items():
@@ -140,7 +143,7 @@ def program_versions() -> Dict[str, str]:
     return found
 
 
-def package_versions() -> Dict[str, str]:
+def package_versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -151,7 +154,7 @@ def package_versions() -> Dict[str, str]:
 
 
 def revision() -> str:
-    """"commit 1a2b3c4", with "and changes" where tracked code differs; outside a checkout "no commit known"."""
+    """ "commit 1a2b3c4", with "and changes" where tracked code differs; outside a checkout "no commit known"."""
     root = Path(__file__).resolve().parents[1]
 
     def ask(*words: str) -> str:

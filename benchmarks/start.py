@@ -1,6 +1,6 @@
 """What a word to ascendrun costs before anything happens: --version, --help, ps, beside Python's own start.
 
-    python -m benchmarks.start [--repeat 20] [--results FOLDER]
+python -m benchmarks.start [--repeat 20] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.head.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
@@ -55,11 +55,17 @@ def run(repeats: int, sheet: Sheet) -> None:
         for repeat in range(repeats):
             for what, argv in COMMANDS.items():
                 cost = measure(argv, env)
-                sheet.add(what=what, repeat=repeat, wall_s=cost.wall_s, cpu_s=cost.cpu_s, status=cost.status,
-                          load=f"{os.getloadavg()[0]:.1f}")
+                sheet.add(
+                    what=what,
+                    repeat=repeat,
+                    wall_s=cost.wall_s,
+                    cpu_s=cost.cpu_s,
+                    status=cost.status,
+                    load=f"{os.getloadavg()[0]:.1f}",
+                )
 
 
-def make_environ(folder: Path) -> Dict[str, str]:
+def make_environ(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASCENDRUN_", "XDG_"))}
     ours = {STATE_VARIABLE: str(folder / "state"), ROOT_VARIABLE: str(folder / "node")}
     return {**kept, **ours, "HOME": str(folder), "PYTHONPATH": str(CHECKOUT)}
@@ -70,8 +76,13 @@ def leave_one_job(folder: Path, env: Mapping[str, str]) -> None:
     (folder / "job.yaml").write_text(JOB)
     (folder / "one.hosts").write_text(ONE_HOST)
     try:
-        subprocess.run([*OURS, "submit", "--wait", str(folder / "job.yaml")], env=env, check=True,
-                       capture_output=True, timeout=JOB_DEADLINE_S)
+        subprocess.run(
+            [*OURS, "submit", "--wait", str(folder / "job.yaml")],
+            env=env,
+            check=True,
+            capture_output=True,
+            timeout=JOB_DEADLINE_S,
+        )
     finally:
         subprocess.run([*OURS, "controller", "stop"], env=env, capture_output=True, timeout=JOB_DEADLINE_S)
 
@@ -91,13 +102,13 @@ def render(rows: Sequence[Row]) -> str:
     return table(["", "wall ms", "CPU ms", "÷ python"], (_line(rows, what, base_s) for what in COMMANDS))
 
 
-def _line(rows: Sequence[Row], what: str, base_s: Optional[float]) -> Tuple[str, str, str, str]:
+def _line(rows: Sequence[Row], what: str, base_s: float | None) -> tuple[str, str, str, str]:
     wall_s, cpu_s = wall(rows, what), median((row for row in rows if row["what"] == what), "cpu_s")
     ratio = None if wall_s is None or not base_s else wall_s / base_s
     return f"`{what}`", shown(wall_s, "ms"), shown(cpu_s, "ms"), shown(ratio)
 
 
-def wall(rows: Sequence[Row], what: str) -> Optional[float]:
+def wall(rows: Sequence[Row], what: str) -> float | None:
     """The median over repetitions that exited 0; None when none did."""
     return median((row for row in rows if row["what"] == what and row["status"] == "0"), "wall_s")
 

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 TAIL_BYTES = 2000
 
 
-def time_command(argv: List[str], env: Mapping[str, str], timeout_s: float) -> Dict[str, Any]:
+def time_command(argv: list[str], env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
     """`status`: the exit code, or minus the signal's number; a command that ran past `timeout_s` is killed: -9.
 
     What the command leaves running (a controller, a ControlMaster) may keep its output open: a file, not a pipe.

@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Callable
 
 import pexpect  # type: ignore[import-untyped]
 
@@ -37,9 +38,9 @@ class Ended:
     """Seconds from the event: `back_s` until the command was back, with `status`; `gone_s` until the last process of
     the job on any host had gone. None: not while we watched. `left`: processes of the job at the end of the watch."""
 
-    back_s: Optional[float]
-    status: Optional[int]
-    gone_s: Optional[float]
+    back_s: float | None
+    status: int | None
+    gone_s: float | None
     left: int
 
 
@@ -51,19 +52,19 @@ class Trial:
         self._env = bed.environ(env)
         self._before = {process.pid for process in self._on_hosts()}
         self._text = ""
-        self._firsts: Dict[str, Tuple[float, float]] = {}
+        self._firsts: dict[str, tuple[float, float]] = {}
         command = self._timed(argv)
         self._child = pexpect.spawn(
             command[0], command[1:], env=self._env, encoding="utf-8", codec_errors="replace", dimensions=(40, 200)
         )
         self._child.delaybeforesend = None
-        self._stopping: Optional[subprocess.Popen[str]] = None
+        self._stopping: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Trial:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._stopping is not None:
             self._stopping.kill()
@@ -77,7 +78,7 @@ class Trial:
 
     # -- the start
 
-    def await_ranks(self, count: int, *, patience_s: float) -> Optional[Began]:
+    def await_ranks(self, count: int, *, patience_s: float) -> Began | None:
         """None when not all of them said so in time, or the command ended before."""
         deadline = time.monotonic() + patience_s
         while len(self._firsts) < count:
@@ -129,8 +130,14 @@ class Trial:
     def stop_by(self, argv: Sequence[str]) -> float:
         """The launcher's own stop command, at another terminal."""
         command = self._timed(argv)
-        self._stopping = subprocess.Popen(command, env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                          stderr=subprocess.STDOUT, text=True)
+        self._stopping = subprocess.Popen(
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         assert self._stopping.stdout is not None
         match = LAUNCH.search(self._stopping.stdout.readline())
         assert match is not None
@@ -139,8 +146,8 @@ class Trial:
     # -- the end
 
     def await_end(self, since_s: float, *, patience_s: float) -> Ended:
-        back: List[Tuple[float, Optional[int]]] = []
-        gone_s: List[float] = []
+        back: list[tuple[float, int | None]] = []
+        gone_s: list[float] = []
 
         def look() -> bool:
             status = self._status()
@@ -160,7 +167,7 @@ class Trial:
             if not self._read():
                 time.sleep(_LOOK_S)
 
-    def _status(self) -> Optional[int]:
+    def _status(self) -> int | None:
         """Of the stop command where there is one, else of the launcher; None while it runs."""
         if self._stopping is not None:
             return self._stopping.poll()
@@ -169,11 +176,11 @@ class Trial:
         status: int = self._child.exitstatus if self._child.exitstatus is not None else -self._child.signalstatus
         return status
 
-    def left(self) -> List[Process]:
+    def left(self) -> list[Process]:
         """What the job has on the hosts: ranks, launchers, supervisors, shells; not the connections themselves."""
         return [process for process in self._on_hosts() if process.pid not in self._before]
 
-    def _on_hosts(self) -> List[Process]:
+    def _on_hosts(self) -> list[Process]:
         by_host = self._bed.cluster.all_processes(self._bed.cluster.hosts)
         return [process for processes in by_host.values() for process in processes if _is_of_a_job(process)]
 
@@ -183,7 +190,7 @@ class Trial:
     def tail(self) -> str:
         return " ".join(self._text.split())[-TAIL_CHARS:]
 
-    def _timed(self, argv: Sequence[str]) -> List[str]:
+    def _timed(self, argv: Sequence[str]) -> list[str]:
         return self._bed.cluster.head_argv(["sh", "-c", _SAYS_LAUNCH, "sh", *argv], cwd="/")
 
 

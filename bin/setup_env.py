@@ -23,14 +23,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 KEPT = {"setup.lock", "setup.begun", "bootstrap.log"}
 # They would send pip's packages, or the environment's Python, somewhere else.
-MISLEADING = ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN",
-              "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_NO_DEPS", "__PYVENV_LAUNCHER__")
+MISLEADING = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PIP_USER",
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_DRY_RUN",
+    "PIP_CONSTRAINT",
+    "PIP_REQUIREMENT",
+    "PIP_NO_DEPS",
+    "__PYVENV_LAUNCHER__",
+)
 LOG_TAIL_LINES = 15
 
 # Run in the environment after a kill: pip is there, and every package has all files that its record lists.
@@ -89,9 +100,9 @@ class Environment:
     def is_ready(self, group: str) -> bool:
         return read_line(self.folder / f"ready-{group}") == self.stamp
 
-    def known_groups(self) -> List[str]:
+    def known_groups(self) -> list[str]:
         """Groups that were installed once, in step or not."""
-        return sorted(path.name[len("ready-"):] for path in self.folder.glob("ready-*"))
+        return sorted(path.name[len("ready-") :] for path in self.folder.glob("ready-*"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -117,8 +128,15 @@ class Environment:
         with open(log_path, "ab") as log:
             log.write(f"\n$ {' '.join(argv)}\n".encode())
             log.flush()
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                                     env=environ, pass_fds=[self.lock_fd])
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environ,
+                pass_fds=[self.lock_fd],
+            )
             try:
                 code = self.wait(child)
             except BaseException:
@@ -133,21 +151,21 @@ class Environment:
             raise SetupFailed(f"{step}: exit code {code}", *(f"  | {line}" for line in tail), f"  log: {log_path}")
         self.progress.end("done")
 
-    def wait(self, child: "subprocess.Popen[bytes]") -> int:
+    def wait(self, child: subprocess.Popen[bytes]) -> int:
         while True:
             try:
                 return child.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
                 self.progress.tick()
 
-    def site_packages(self) -> Optional[Path]:
+    def site_packages(self) -> Path | None:
         """None when the environment's Python does not run."""
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             return Path(subprocess.check_output([str(self.python), "-I", "-c", code], text=True).strip())
         return None
 
-    def fault(self) -> Optional[str]:
+    def fault(self) -> str | None:
         """Why the environment must be made anew; None: it can be used. A killed setup is checked file by file."""
         if not (self.folder / "pyvenv.cfg").exists():
             return "is not there yet"
@@ -174,14 +192,24 @@ class Environment:
     def create(self) -> None:
         self.clear()
         base = own_interpreter()
-        self.run(f"virtual environment with Python {sys.version.split()[0]} ({base})", [base, "-I", "-m", "venv",
-                                                                                     str(self.folder)])
+        self.run(
+            f"virtual environment with Python {sys.version.split()[0]} ({base})",
+            [base, "-I", "-m", "venv", str(self.folder)],
+        )
 
     def install(self, group: str, requirements: Sequence[str]) -> None:
         for step in steps_of(requirements):
             names = ", ".join(requirement_name(each) for each in step)
-            pip = [str(self.python), "-I", "-m", "pip", "install", "--prefer-binary", "-c",
-                   str(CHECKOUT / "constraints.txt")]
+            pip = [
+                str(self.python),
+                "-I",
+                "-m",
+                "pip",
+                "install",
+                "--prefer-binary",
+                "-c",
+                str(CHECKOUT / "constraints.txt"),
+            ]
             self.run(f"{group}: {names}", [*pip, *step])
 
     def link_checkout(self) -> None:
@@ -194,13 +222,15 @@ class Environment:
             return
         write_atomically(entry, os.path.relpath(CHECKOUT, entry.parent))
 
-    def link_packages(self, below: "Environment") -> None:
+    def link_packages(self, below: Environment) -> None:
         """Raises SetupFailed when there is no such environment."""
         site, packages = self.site_packages(), below.site_packages()
         assert site is not None, "the environment was just made"
         if packages is None:
-            raise SetupFailed(f"{below.folder} has no Python that runs",
-                              f"  make it first: bin/setup-env --venv '{below.folder}' train")
+            raise SetupFailed(
+                f"{below.folder} has no Python that runs",
+                f"  make it first: bin/setup-env --venv '{below.folder}' train",
+            )
         path = os.path.relpath(os.path.realpath(packages), os.path.realpath(site))
         write_atomically(site / "_ascendrun_below.pth", path)
 
@@ -215,14 +245,14 @@ def requirement_name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
 
 
-def steps_of(requirements: Sequence[str]) -> List[List[str]]:
+def steps_of(requirements: Sequence[str]) -> list[list[str]]:
     """torch goes first and alone: as another package's dependency pip might choose another build of it."""
     torch = [each for each in requirements if requirement_name(each) == "torch"]
     rest = [each for each in requirements if requirement_name(each) != "torch"]
     return [step for step in (torch, rest) if step]
 
 
-def read_groups() -> Dict[str, List[str]]:
+def read_groups() -> dict[str, list[str]]:
     """setup.cfg's requirements: "base" and the extras, in the file's order."""
     parser = configparser.ConfigParser()
     parser.read(CHECKOUT / "setup.cfg", encoding="utf-8")
@@ -230,7 +260,7 @@ def read_groups() -> Dict[str, List[str]]:
     return {name: [line for line in text.splitlines() if line.strip()] for name, text in texts.items()}
 
 
-def read_line(path: Path) -> Optional[str]:
+def read_line(path: Path) -> str | None:
     try:
         return path.read_text().rstrip("\n")
     except FileNotFoundError:
@@ -247,11 +277,13 @@ def refuse_other_python(environment: Environment) -> None:
     """ASCENDRUN_PYTHON chooses when the environment is made; it never throws a working one away."""
     theirs = os.path.realpath(environment.python)
     if os.environ.get("ASCENDRUN_PYTHON") and theirs != own_interpreter():
-        raise SetupFailed(f"{environment.folder} was made with {theirs}, ASCENDRUN_PYTHON is {own_interpreter()}",
-                          f"  unset ASCENDRUN_PYTHON, or make it anew: rm -r '{environment.folder}'")
+        raise SetupFailed(
+            f"{environment.folder} was made with {theirs}, ASCENDRUN_PYTHON is {own_interpreter()}",
+            f"  unset ASCENDRUN_PYTHON, or make it anew: rm -r '{environment.folder}'",
+        )
 
 
-def describe(environment: Environment, missing: Sequence[str], fault: Optional[str]) -> str:
+def describe(environment: Environment, missing: Sequence[str], fault: str | None) -> str:
     """What is about to happen, and why."""
     names = ", ".join(missing)
     if fault:
@@ -261,8 +293,9 @@ def describe(environment: Environment, missing: Sequence[str], fault: Optional[s
     return f"setup.cfg or constraints.txt has changed; bringing {names} in {environment.folder} in step"
 
 
-def bring_up(environment: Environment, wanted: Sequence[str], groups: Dict[str, List[str]],
-             below: Optional[Environment] = None) -> None:
+def bring_up(
+    environment: Environment, wanted: Sequence[str], groups: dict[str, list[str]], below: Environment | None = None
+) -> None:
     """Under the lock: makes the environment when it is missing or broken, installs what is not in step. What `below`
     has is seen too, and not installed again."""
     begun = environment.folder / "setup.begun"
@@ -319,8 +352,11 @@ def main(argv: Sequence[str]) -> int:
         print(*(f"ascendrun: {line}" for line in error.args), sep="\n", file=sys.stderr)
         return 3
     except OSError as error:
-        print(f"ascendrun: cannot set up {environment.folder}: {error}\n"
-              "ascendrun:   the checkout must lie in a folder that you may write to", file=sys.stderr)
+        print(
+            f"ascendrun: cannot set up {environment.folder}: {error}\n"
+            "ascendrun:   the checkout must lie in a folder that you may write to",
+            file=sys.stderr,
+        )
         return 3
     except KeyboardInterrupt:
         print("ascendrun: interrupted; the next start goes on from here", file=sys.stderr)

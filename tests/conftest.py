@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,7 +18,7 @@ from tests.thorough import THOROUGH_VARIABLE
 
 SESSION_VARIABLE = "ASCENDRUN_TEST_SESSION"
 LEFTOVER_GRACE_S = 20.0
-LEFT = pytest.StashKey[List[str]]()
+LEFT = pytest.StashKey[list[str]]()
 
 
 # A slow machine is no failure; in CI the same examples every time, so that a red run can be repeated.
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also the tests marked so, and all random examples")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--thorough"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
@@ -75,7 +75,7 @@ def is_shared_out(config: pytest.Config) -> bool:
     return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
-def await_nobody_left() -> List[str]:
+def await_nobody_left() -> list[str]:
     """The processes of this session that are still there after a while."""
     deadline_s = time.monotonic() + LEFTOVER_GRACE_S
     while left := processes_of_this_session():
@@ -85,7 +85,7 @@ def await_nobody_left() -> List[str]:
     return left
 
 
-def processes_of_this_session() -> List[str]:
+def processes_of_this_session() -> list[str]:
     """Every process, however detached, that inherited this session's mark; ours to read only, so also as non-root."""
     mark = f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()
     found = []

@@ -1,14 +1,14 @@
 """What is known of each Ascend chip: memory, dies, links, which device sets HCCL takes, bf16, peak.
 
-    chip_of("910B3") -> Chip | None       device_faults(chip, ids) -> ["..."]        peak_fp16_tflops(chip) -> Peak
+chip_of("910B3") -> Chip | None       device_faults(chip, ids) -> ["..."]        peak_fp16_tflops(chip) -> Peak
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Optional, Sequence, Tuple
 
 from ascendrun.ascend.tables import load_table
 
@@ -24,18 +24,18 @@ class Chip:
     name: str
     family: str
     product: str
-    hbm_mb: Optional[int]
+    hbm_mb: int | None
     dies_per_npu: int
-    npus_per_server: Optional[int]
+    npus_per_server: int | None
     has_bf16: bool
     topology: str
-    device_counts: Optional[Tuple[int, ...]]
-    aicore_count: Optional[int]
-    aicore_mhz: Optional[int]
-    roce_mbit_per_s: Optional[int]
+    device_counts: tuple[int, ...] | None
+    aicore_count: int | None
+    aicore_mhz: int | None
+    roce_mbit_per_s: int | None
     verified: bool
     source: str
-    doubt: Optional[str]
+    doubt: str | None
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Peak:
     fp16_tflops: float
     measured: bool
     source: str
-    doubt: Optional[str]
+    doubt: str | None
 
 
 @lru_cache(maxsize=256)
-def chip_of(name: str) -> Optional[Chip]:
+def chip_of(name: str) -> Chip | None:
     """The chip that npu-smi (or torch_npu) names so, with or without Ascend before it; None when unknown."""
     plain = " ".join(name.split())
     spellings = (plain, re.sub(r"^Ascend ?(?=.)", "", plain))
@@ -59,7 +59,7 @@ def chip_of(name: str) -> Optional[Chip]:
     return None
 
 
-def device_faults(chip: Chip, device_ids: Sequence[int]) -> Tuple[str, ...]:
+def device_faults(chip: Chip, device_ids: Sequence[int]) -> tuple[str, ...]:
     """Why HCCL will not take these devices of one server together; () when it will or nobody knows."""
     ids = sorted(set(device_ids))
     faults = []
@@ -76,8 +76,8 @@ def device_faults(chip: Chip, device_ids: Sequence[int]) -> Tuple[str, ...]:
 
 
 def peak_fp16_tflops(
-    chip: Optional[Chip], *, aicore_count: Optional[int] = None, aicore_mhz: Optional[int] = None
-) -> Optional[Peak]:
+    chip: Chip | None, *, aicore_count: int | None = None, aicore_mhz: int | None = None
+) -> Peak | None:
     """cores x clock x 8192; counts from `npu-smi info -t common` come before the table's; None when neither knows."""
     table = load_table("chips")
     measured = aicore_count is not None and aicore_mhz is not None
@@ -95,7 +95,7 @@ def _joined(ids: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _rows() -> Tuple[Tuple["re.Pattern[str]", Chip], ...]:
+def _rows() -> tuple[tuple[re.Pattern[str], Chip], ...]:
     rows = []
     for row in load_table("chips")["rows"]:
         said = dict(row)

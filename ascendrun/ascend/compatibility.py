@@ -1,14 +1,15 @@
 """Whether torch_npu, torch, CANN, Python, driver and firmware of one node belong together.
 
-    judge_versions(Versions(...)) -> [VersionFact(pair, verdict: fits | misfit | unknown, says, hint, source)]
+judge_versions(Versions(...)) -> [VersionFact(pair, verdict: fits | misfit | unknown, says, hint, source)]
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.ascend.install import DriverVersion, FirmwareVersion, driver_takes_firmware
 from ascendrun.ascend.tables import load_table
@@ -24,13 +25,13 @@ class Versions:
     `arch` as uname -m says it.
     """
 
-    torch_npu: Optional[str] = None
-    torch: Optional[str] = None
-    cann: Optional[str] = None
-    python: Optional[str] = None
-    driver: Optional[DriverVersion] = None
-    firmware: Optional[FirmwareVersion] = None
-    arch: Optional[str] = None
+    torch_npu: str | None = None
+    torch: str | None = None
+    cann: str | None = None
+    python: str | None = None
+    driver: DriverVersion | None = None
+    firmware: FirmwareVersion | None = None
+    arch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class VersionFact:
     pair: str
     verdict: str
     says: str
-    hint: Optional[str]
-    source: Optional[str]
+    hint: str | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class Release:
 
     torch_npu: str
     torch: str
-    cann: Optional[str]
-    python: Optional[Tuple[str, ...]]
-    wheels: Optional[Tuple[str, ...]]
+    cann: str | None
+    python: tuple[str, ...] | None
+    wheels: tuple[str, ...] | None
     source: str
-    doubt: Optional[str]
+    doubt: str | None
 
 
-def judge_versions(versions: Versions) -> Tuple[VersionFact, ...]:
+def judge_versions(versions: Versions) -> tuple[VersionFact, ...]:
     """A fact for each pair of which both sides were seen, and one for torch_npu itself when the table lacks it."""
-    facts: List[VersionFact] = []
+    facts: list[VersionFact] = []
     release = None
     if versions.torch_npu is not None:
         release = release_named(versions.torch_npu)
@@ -78,12 +79,12 @@ def judge_versions(versions: Versions) -> Tuple[VersionFact, ...]:
     return tuple(facts)
 
 
-def release_named(torch_npu: str) -> Optional[Release]:
+def release_named(torch_npu: str) -> Release | None:
     """The table's row of a torch_npu version without its local part; None when it is not listed (a .dev build)."""
     return _releases().get(torch_npu.strip().partition("+")[0])
 
 
-def releases_for(*, cann: Optional[str] = None, torch: Optional[str] = None) -> Tuple[Release, ...]:
+def releases_for(*, cann: str | None = None, torch: str | None = None) -> tuple[Release, ...]:
     """The releases made for a CANN or a torch, or both; newest first as Huawei lists them."""
     rows = _releases().values()
     release = release_of(torch) if torch else None
@@ -95,17 +96,17 @@ class Minimum:
     """A feature and the oldest driver (HDK) and CANN that have it; None: no lower bound is stated."""
 
     feature: str
-    driver: Optional[str]
-    cann: Optional[str]
+    driver: str | None
+    cann: str | None
     source: str
 
 
-def minimum_for(feature: str) -> Optional[Minimum]:
+def minimum_for(feature: str) -> Minimum | None:
     rows = [row for row in load_table("compatibility")["minima"] if row["feature"] == feature]
     return Minimum(**rows[0]) if rows else None
 
 
-def too_old_for(feature: str, *, driver: Optional[str], cann: Optional[str]) -> Optional[bool]:
+def too_old_for(feature: str, *, driver: str | None, cann: str | None) -> bool | None:
     """Whether driver or CANN is older than the feature needs; None when that cannot be told."""
     minimum = minimum_for(feature)
     if minimum is None:
@@ -116,7 +117,7 @@ def too_old_for(feature: str, *, driver: Optional[str], cann: Optional[str]) -> 
     return None if None in answers else False
 
 
-def _older(version: Optional[str], bound: Optional[str]) -> Optional[bool]:
+def _older(version: str | None, bound: str | None) -> bool | None:
     if bound is None:
         return False
     one, low = parse_version(version or "?"), parse_version(bound)
@@ -129,7 +130,7 @@ def _unlisted(torch_npu: str) -> VersionFact:
     return VersionFact("torch_npu", UNKNOWN, says, hint, None)
 
 
-def _with_torch(torch_npu: str, torch: Optional[str], release: Optional[Release]) -> List[VersionFact]:
+def _with_torch(torch_npu: str, torch: str | None, release: Release | None) -> list[VersionFact]:
     if torch is None:
         return []
     needed = release.torch if release else release_of(torch_npu)
@@ -145,7 +146,7 @@ def _with_torch(torch_npu: str, torch: Optional[str], release: Optional[Release]
     return [VersionFact(pair, MISFIT, says, hint, source)]
 
 
-def _with_cann(torch_npu: str, cann: Optional[str], release: Optional[Release]) -> List[VersionFact]:
+def _with_cann(torch_npu: str, cann: str | None, release: Release | None) -> list[VersionFact]:
     if cann is None or release is None:
         return []
     pair, source = "torch_npu/cann", _source(release)
@@ -164,7 +165,7 @@ def _with_cann(torch_npu: str, cann: Optional[str], release: Optional[Release]) 
     return [VersionFact(pair, MISFIT, says, f"install CANN {release.cann}{choice}", source)]
 
 
-def _with_python(torch_npu: str, python: Optional[str], release: Optional[Release]) -> List[VersionFact]:
+def _with_python(torch_npu: str, python: str | None, release: Release | None) -> list[VersionFact]:
     found = re.match(r"\s*([0-9]{1,2}\.[0-9]{1,3})(?![0-9])", python or "")
     if python is None or release is None or (release.python is None and release.wheels is None):
         return []
@@ -179,11 +180,11 @@ def _with_python(torch_npu: str, python: Optional[str], release: Optional[Releas
     return [VersionFact(pair, MISFIT, says, f"use one of Python {listed}", source)]
 
 
-def _torch_build(torch: str, arch: Optional[str]) -> List[VersionFact]:
+def _torch_build(torch: str, arch: str | None) -> list[VersionFact]:
     local = torch.partition("+")[2]
     if local.startswith(("cu", "rocm")):
         says = f"torch {torch} is a build for another accelerator; torch_npu refuses two at once"
-        hint = "pip install torch==%s --index-url https://download.pytorch.org/whl/cpu" % torch.partition("+")[0]
+        hint = "pip install torch=={} --index-url https://download.pytorch.org/whl/cpu".format(torch.partition("+")[0])
         return [VersionFact("torch/build", MISFIT, says, hint, "torch_npu/__init__.py")]
     if arch == "x86_64" and local == "":
         says = f"torch {torch} on x86_64 does not say which build it is; torch_npu needs the CPU build"
@@ -204,11 +205,11 @@ def _driver_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> Versio
     return VersionFact("driver/firmware", MISFIT, says, "install both from one HDK release, driver first", source)
 
 
-def _same(one: Optional[str], other: str) -> bool:
+def _same(one: str | None, other: str) -> bool:
     return one is not None and (one.lower() == other.lower() or parse_version(one) == parse_version(other) is not None)
 
 
-def _source(release: Optional[Release]) -> Optional[str]:
+def _source(release: Release | None) -> str | None:
     sources: Mapping[str, str] = load_table("compatibility")["sources"]
     return sources[release.source] if release else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ascendrun.ascend.signatures import Signature, signatures
 
@@ -50,15 +50,24 @@ FAMILIES: Mapping[str, str] = {
     "signal": "Signals and crashes · 信号与崩溃",
 }
 ROLES_ZH: Mapping[str, str] = {"cause": "原因", "symptom": "现象", "consequence": "后果", "teardown": "收尾"}
-BLAMES: Mapping[str, str] = {"self": "this rank", "peer": "another rank", "node": "its node", "network": "the network",
-                             "job": "the job as written"}
-RETRIES: Mapping[str, str] = {"same": "another attempt may pass", "exclude": "try again without this node",
-                              "never": "fails again until it is mended", "unknown": "another attempt: not known"}
+BLAMES: Mapping[str, str] = {
+    "self": "this rank",
+    "peer": "another rank",
+    "node": "its node",
+    "network": "the network",
+    "job": "the job as written",
+}
+RETRIES: Mapping[str, str] = {
+    "same": "another attempt may pass",
+    "exclude": "try again without this node",
+    "never": "fails again until it is mended",
+    "unknown": "another attempt: not known",
+}
 _CODE_SPAN = re.compile(r"(`[^`]*`)")
 
 
 def render_page() -> str:
-    by_family: Dict[str, List[Signature]] = {}
+    by_family: dict[str, list[Signature]] = {}
     for row in signatures():
         by_family.setdefault(row.family, []).append(row)
     lines = [HEAD.rstrip(), "", "| | rows |", "|---|---|"]
@@ -75,10 +84,15 @@ def _row(row: Signature) -> Sequence[str]:
     doubt = "" if row.is_verified else " Its text is unverified."
     role = f"{row.role} · {ROLES_ZH[row.role]} ({row.strength})"
     return [
-        "", f"### `{row.code}`", "",
-        f"{_sentence(english.says)} **Cause:** {_plain(english.cause)}. **Way out:** {_plain(english.advice)}.", "",
-        f"{_plain(chinese.says)}。**原因**:{_plain(chinese.cause)}。**处理**:{_plain(chinese.advice)}。", "",
-        f"{role}; look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}", "",
+        "",
+        f"### `{row.code}`",
+        "",
+        f"{_sentence(english.says)} **Cause:** {_plain(english.cause)}. **Way out:** {_plain(english.advice)}.",
+        "",
+        f"{_plain(chinese.says)}。**原因**:{_plain(chinese.cause)}。**处理**:{_plain(chinese.advice)}。",
+        "",
+        f"{role}; look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
+        "",
         f"    {row.examples[0].strip()}",
     ]
 

@@ -1,15 +1,15 @@
 """NPU fault codes: which of Huawei's eight classes, what to do, and what the code itself tells.
 
-    fault_of("80E18402") -> Fault       read_class_file(text) -> {code: class} of a site's own MindCluster
+fault_of("80E18402") -> Fault       read_class_file(text) -> {code: class} of a site's own MindCluster
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, Mapping, Optional, Tuple
 
 from ascendrun.ascend.tables import load_table
 
@@ -45,21 +45,21 @@ class Fault:
     """
 
     code: str
-    fault_class: Optional[FaultClass]
-    part: Optional[str]
-    says: Optional[str]
-    node_type: Optional[int]
-    sensor_type: Optional[int]
-    state: Optional[int]
-    source: Optional[str]
+    fault_class: FaultClass | None
+    part: str | None
+    says: str | None
+    node_type: int | None
+    sensor_type: int | None
+    state: int | None
+    source: str | None
 
 
-def fault_classes() -> Tuple[FaultClass, ...]:
+def fault_classes() -> tuple[FaultClass, ...]:
     rows = load_table("fault_codes")["classes"]
     return tuple(FaultClass(row["name"], rank, row["says"], row["hint"]) for rank, row in enumerate(rows))
 
 
-def fault_of(code: str, site: Optional[Mapping[str, str]] = None) -> Optional[Fault]:
+def fault_of(code: str, site: Mapping[str, str] | None = None) -> Fault | None:
     """What is known of a code, with or without 0x; None when it is no code of eight hex digits.
 
     `site`: classes by code from read_class_file, which come before ours.
@@ -87,7 +87,7 @@ def read_class_file(text: str) -> Mapping[str, str]:
     except (ValueError, RecursionError):
         return {}
     ranks = {one.name: one.rank for one in fault_classes()}
-    classes: Dict[str, str] = {}
+    classes: dict[str, str] = {}
     for key, codes in top.items() if isinstance(top, dict) else ():
         name = _KEYS.get(key, "")
         if name not in ranks or not isinstance(codes, list):
@@ -99,7 +99,7 @@ def read_class_file(text: str) -> Mapping[str, str]:
     return classes
 
 
-def _parts(number: int) -> Tuple[Optional[int], Optional[int], Optional[int]]:
+def _parts(number: int) -> tuple[int | None, int | None, int | None]:
     if number >> 24 not in (0x80, 0x81, 0x8C):
         return None, None, None
     return number >> 17 & 0x7FF, number >> 9 & 0xFF, number & 0x1FF

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Optional
 
 _NAME = r"(?P<name>(?:HCCL|ASCEND|RANK_TABLE|PROFILING|GE|OPT|TASK)_[A-Z0-9_]{2,60})"
 _VALUE = r"(?P<value>\[[^\]\n]{0,400}\]|[A-Za-z0-9_:-]{1,60}(?:\.[0-9]+)*)(?P<unit>ms|s|M|KB|MB|GB|K|B)?(?![A-Za-z0-9])"
@@ -38,7 +37,7 @@ class HcclSetting:
     """
 
     name: str
-    value: Optional[str]
+    value: str | None
     unit: str
     origin: str
 
@@ -63,7 +62,13 @@ def _settings_of(line: str) -> list[HcclSetting]:
             if value is not None and value.startswith("[") and value.endswith("]"):
                 value = value[1:-1]
             said = origin or parts["who"]
-            taken.setdefault(parts["name"], HcclSetting(
-                parts["name"], None if value in (None, "EmptyString", "") else value, parts.get("unit") or "",
-                "unset" if value == "EmptyString" and said == "default" else said))
+            taken.setdefault(
+                parts["name"],
+                HcclSetting(
+                    parts["name"],
+                    None if value in (None, "EmptyString", "") else value,
+                    parts.get("unit") or "",
+                    "unset" if value == "EmptyString" and said == "default" else said,
+                ),
+            )
     return list(taken.values())

@@ -10,8 +10,8 @@ where `device_id` is printed; the caller knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
 
 from ascendrun.ascend.reading import (
     Field,
@@ -44,117 +44,117 @@ _PING_ONE = re.compile(
 
 @dataclass(frozen=True)
 class Link:
-    is_up: Optional[bool]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    is_up: bool | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Address:
     """`-ip`: `is_set` is False when the answer is empty, None when there was an error or a riddle."""
 
-    is_set: Optional[bool]
-    address: Optional[str]
-    netmask: Optional[str]
-    prefix_length: Optional[int]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    is_set: bool | None
+    address: str | None
+    netmask: str | None
+    prefix_length: int | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NetHealth:
     """One of NET_HEALTH_WORDS; `Init` is normal while no address to detect is configured."""
 
-    status: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    status: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Tls:
     """All ranks of a job must have the same `is_enabled`."""
 
-    device_id: Optional[int]
-    is_enabled: Optional[bool]
-    alarm_days: Optional[int]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    device_id: int | None
+    is_enabled: bool | None
+    alarm_days: int | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Ping:
     """Round trips in the order of their answers; `loss_percent` as the tool counted it."""
 
-    device_id: Optional[int]
-    address: Optional[str]
-    sent: Optional[int]
-    received: Optional[int]
-    loss_percent: Optional[float]
-    round_trips_ms: Tuple[float, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    device_id: int | None
+    address: str | None
+    sent: int | None
+    received: int | None
+    loss_percent: float | None
+    round_trips_ms: tuple[float, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Speed:
-    mbit_per_s: Optional[int]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    mbit_per_s: int | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Mtu:
-    mtu_bytes: Optional[int]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    mtu_bytes: int | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Gateway:
-    address: Optional[str]
-    interface: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    address: str | None
+    interface: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Fec:
     """One of FEC_WORDS; `no FEC mode` is a fault on a training port."""
 
-    mode: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    mode: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NetDetect:
     """The address that net_health pings."""
 
-    address: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    address: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Vnic:
     """The virtual port of an A3."""
 
-    is_up: Optional[bool]
-    address: Optional[str]
-    netmask: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    is_up: bool | None
+    address: str | None
+    netmask: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Lldp:
     """What the switch says of itself: its port, name and address; free text, so `unparsed` stays empty."""
 
-    port: Optional[str]
-    system_name: Optional[str]
-    management_address: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    port: str | None
+    system_name: str | None
+    management_address: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_link(text: str) -> Link:
@@ -179,7 +179,7 @@ def parse_ip(text: str) -> Address:
     return Address(is_set, address, netmask, prefix, errors, unparsed_of(odd + lost))
 
 
-def _unread(name: str, address: Optional[str], netmask: Optional[str], prefix: Optional[int]) -> bool:
+def _unread(name: str, address: str | None, netmask: str | None, prefix: int | None) -> bool:
     return {"netmask": netmask, "prefix_length": prefix}.get(name, address) is None
 
 
@@ -271,7 +271,7 @@ def parse_vnic(text: str) -> Vnic:
 
 def parse_lldp(text: str) -> Lldp:
     errors, rest = split_errors(lines_of(text))
-    said: Dict[str, str] = {}
+    said: dict[str, str] = {}
     title = ""
     for line in rest:
         if line.strip() and not line[0].isspace():
@@ -284,7 +284,7 @@ def parse_lldp(text: str) -> Lldp:
     return Lldp(read_word(port), name, read_ip(management), errors, ())
 
 
-def _sole_field(text: str, name: str) -> Tuple[Tuple[ToolError, ...], List[str], Optional[Field]]:
+def _sole_field(text: str, name: str) -> tuple[tuple[ToolError, ...], list[str], Field | None]:
     """The errors, the other lines, and the one field of that name; None when there is none or more than one."""
     errors, rest = split_errors(lines_of(text))
     fields = [field for field in map(field_of, rest) if field and field.name == name]
@@ -293,13 +293,13 @@ def _sole_field(text: str, name: str) -> Tuple[Tuple[ToolError, ...], List[str],
     return errors, [line for line in rest if line != fields[0].line], fields[0]
 
 
-def _report(odd: List[str], field: Optional[Field], read: object) -> Tuple[str, ...]:
+def _report(odd: list[str], field: Field | None, read: object) -> tuple[str, ...]:
     return unparsed_of(odd + ([field.line] if field and read is None else []))
 
 
-def _fields(lines: Sequence[str], names: Sequence[str]) -> Tuple[Dict[str, str], List[str]]:
+def _fields(lines: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The values of the known names, each once; all other lines, and those of a name that comes twice."""
-    said: Dict[str, List[Tuple[str, str]]] = {}
+    said: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         name, separator, value = line.partition(":")
         name = name.strip(" \t")

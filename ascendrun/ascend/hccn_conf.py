@@ -1,14 +1,14 @@
 """/etc/hccn.conf: the addresses that each NPU's network port should have after a boot.
 
-    parse_hccn_conf(text) -> HccnConf(ports: {npu: HccnPort}, unparsed)
+parse_hccn_conf(text) -> HccnConf(ports: {npu: HccnPort}, unparsed)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.reading import read_ip, unparsed_of
 
@@ -22,12 +22,12 @@ class HccnPort:
     `address_inet6` stands under a key that no primary source confirms (address_N_inet6).
     """
 
-    address: Optional[str] = None
-    netmask: Optional[str] = None
-    netdetect: Optional[str] = None
-    gateway: Optional[str] = None
-    sends_arp: Optional[bool] = None
-    address_inet6: Optional[str] = None
+    address: str | None = None
+    netmask: str | None = None
+    netdetect: str | None = None
+    gateway: str | None = None
+    sends_arp: bool | None = None
+    address_inet6: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class HccnConf:
     """The ports by the number in their keys. `unparsed` holds unknown keys, bad values and doubled lines."""
 
     ports: Mapping[int, HccnPort]
-    unparsed: Tuple[str, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_hccn_conf(text: str) -> HccnConf:
-    values: Dict[Tuple[int, str], str] = {}
-    odd: List[str] = []
+    values: dict[tuple[int, str], str] = {}
+    odd: list[str] = []
     doubled = set()
     for line in (line.rstrip("\r") for line in text.split("\n")):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -52,7 +52,7 @@ def parse_hccn_conf(text: str) -> HccnConf:
         elif values.setdefault(key, value) != value:
             doubled.add(key)
             odd.append(line)
-    said: Dict[int, Dict[str, str]] = {}
+    said: dict[int, dict[str, str]] = {}
     for (number, name), value in values.items():
         said.setdefault(number, {})
         if (number, name) not in doubled:
@@ -62,14 +62,14 @@ def parse_hccn_conf(text: str) -> HccnConf:
 
 
 @lru_cache(maxsize=1024)
-def _key(word: str) -> Optional[Tuple[int, str]]:
+def _key(word: str) -> tuple[int, str] | None:
     """The number and the name in a key such as address_0; None when it is none of ours."""
     found = _KEY.fullmatch(word)
     return (int(found[2]), found[1] + (found[3] or "")) if found else None
 
 
-def _port(said: Mapping[str, str], number: int, odd: List[str]) -> HccnPort:
-    def address(name: str) -> Optional[str]:
+def _port(said: Mapping[str, str], number: int, odd: list[str]) -> HccnPort:
+    def address(name: str) -> str | None:
         value = said.get(name, "")
         read = read_ip(value)
         if value and read is None:

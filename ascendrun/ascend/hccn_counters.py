@@ -1,13 +1,13 @@
 """Long answers of `hccn_tool -i N -<item> -g`: packet counters, the optical module, RDMA resources, routes.
 
-    parse_stat, parse_hw_stats -> Counters      parse_optical -> Optical      parse_routes -> Routes
+parse_stat, parse_hw_stats -> Counters      parse_optical -> Optical      parse_routes -> Routes
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.reading import (
     Reader,
@@ -33,50 +33,50 @@ FLAGS = ("Tx Los Flag", "Rx Los Flag", "Tx LoL Flag", "Rx LoL Flag")
 class Counters:
     """Counters by the tool's own names; a name that came twice or with no number is missing and reported."""
 
-    device_id: Optional[int]
+    device_id: int | None
     values: Mapping[str, int]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Optical:
     """The optical module. `flags` by name: 0 is well, None printed as NA; powers in mW by lane."""
 
-    is_present: Optional[bool]
-    temperature_c: Optional[float]
-    temperature_high_c: Optional[float]
-    temperature_low_c: Optional[float]
-    voltage_mv: Optional[float]
-    voltage_high_mv: Optional[float]
-    voltage_low_mv: Optional[float]
-    tx_power_mw: Tuple[Optional[float], ...]
-    rx_power_mw: Tuple[Optional[float], ...]
-    tx_power_high_mw: Optional[float]
-    tx_power_low_mw: Optional[float]
-    rx_power_high_mw: Optional[float]
-    rx_power_low_mw: Optional[float]
-    flags: Mapping[str, Optional[int]]
-    vendor: Optional[str]
-    part_number: Optional[str]
-    serial_number: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    is_present: bool | None
+    temperature_c: float | None
+    temperature_high_c: float | None
+    temperature_low_c: float | None
+    voltage_mv: float | None
+    voltage_high_mv: float | None
+    voltage_low_mv: float | None
+    tx_power_mw: tuple[float | None, ...]
+    rx_power_mw: tuple[float | None, ...]
+    tx_power_high_mw: float | None
+    tx_power_low_mw: float | None
+    rx_power_high_mw: float | None
+    rx_power_low_mw: float | None
+    flags: Mapping[str, int | None]
+    vendor: str | None
+    part_number: str | None
+    serial_number: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NpuRoute:
     destination: str
-    gateway: Optional[str]
+    gateway: str | None
     netmask: str
     interface: str
 
 
 @dataclass(frozen=True)
 class Routes:
-    routes: Tuple[NpuRoute, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    routes: tuple[NpuRoute, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_stat(text: str) -> Counters:
@@ -96,9 +96,9 @@ def parse_hw_stats(text: str) -> Counters:
     return Counters(counters.device_id, counters.values, errors, unparsed_of(odd) + counters.unparsed)
 
 
-def _counters(device_id: Optional[int], lines: List[str], errors: Tuple[ToolError, ...]) -> Counters:
-    values: Dict[str, int] = {}
-    seen: Dict[str, int] = {}
+def _counters(device_id: int | None, lines: list[str], errors: tuple[ToolError, ...]) -> Counters:
+    values: dict[str, int] = {}
+    seen: dict[str, int] = {}
     odd = []
     for line in lines:
         field = field_of(line)
@@ -123,7 +123,7 @@ def parse_optical(text: str) -> Optical:
     block = Reader(by_name or {})
     present = block.choice(("present", "not present"), "present")
 
-    def quantity(name: str, unit: str, low: float, high: float) -> Optional[float]:
+    def quantity(name: str, unit: str, low: float, high: float) -> float | None:
         value = block.value(name)
         found = _QUANTITY.fullmatch(value or "")
         number = read_float(found[1], low, high) if found and found[2] == unit else None
@@ -131,7 +131,7 @@ def parse_optical(text: str) -> Optical:
             odd.append(by_name[name].line)
         return number
 
-    def lanes(name: str) -> Tuple[Optional[float], ...]:
+    def lanes(name: str) -> tuple[float | None, ...]:
         there = [lane for lane in range(16) if f"{name}{lane}" in (by_name or {})]
         return tuple(quantity(f"{name}{lane}", "mW", 0, 1000) for lane in range(max(there, default=-1) + 1))
 
@@ -180,7 +180,7 @@ def parse_routes(text: str) -> Routes:
     return Routes(tuple(routes), errors, unparsed_of(odd))
 
 
-def optical_faults(optical: Optical) -> Tuple[str, ...]:
+def optical_faults(optical: Optical) -> tuple[str, ...]:
     """What is outside the module's own thresholds, by the rules of Huawei's fault diagnosis; () when nothing is."""
     faults = ["not present"] if optical.is_present is False else []
     for name, lanes, low, high in (

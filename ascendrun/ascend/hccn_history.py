@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.ascend.reading import field_of, lines_of, read_choice, read_int, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_ASCTIME = re.compile(
-    r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})"
-)
+_ASCTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) ([0-9]{4})")
 _DEVICE = re.compile(r"\s*\[(?:devid|device) ([0-9]{1,5})\]\s?(.*)", re.DOTALL)
 _HISTORY_NAMES = ("current time", "link up count", "link down count")
 
@@ -33,20 +31,20 @@ class LinkHistory:
     `down_count` is printed by newer drivers only.
     """
 
-    device_id: Optional[int]
-    now: Optional[datetime]
-    up_count: Optional[int]
-    down_count: Optional[int]
-    changes: Optional[Tuple[LinkChange, ...]]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    device_id: int | None
+    now: datetime | None
+    up_count: int | None
+    down_count: int | None
+    changes: tuple[LinkChange, ...] | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_link_history(text: str) -> LinkHistory:
     errors, rest = split_errors(lines_of(text))
-    odd: List[str] = []
+    odd: list[str] = []
     devices, values = set(), {}
-    changes: Optional[List[LinkChange]] = None
+    changes: list[LinkChange] | None = None
     for line in rest:
         found = _DEVICE.fullmatch(line)
         if not found:
@@ -72,18 +70,18 @@ def parse_link_history(text: str) -> LinkHistory:
     return LinkHistory(devices.pop(), now, counts[0], counts[1], records, errors, unparsed_of(odd))
 
 
-def _lost(name: str, value: str, now: Optional[datetime], counts: Sequence[Optional[int]]) -> bool:
+def _lost(name: str, value: str, now: datetime | None, counts: Sequence[int | None]) -> bool:
     read = (now, *counts)[_HISTORY_NAMES.index(name)]
     return read is None and value != "NA"
 
 
-def _link_change(text: str) -> Optional[LinkChange]:
+def _link_change(text: str) -> LinkChange | None:
     stamp, _, word = text.strip().partition("    ")
     at, state = _asctime(stamp), read_choice(word, ("LINK UP", "LINK DOWN"))
     return LinkChange(at, state == "LINK UP") if at and state else None
 
 
-def _asctime(text: str) -> Optional[datetime]:
+def _asctime(text: str) -> datetime | None:
     """C's asctime without its weekday, which the devices often have wrong; None when it is no date."""
     found = _ASCTIME.fullmatch(text.strip())
     if not found or found[1] not in _MONTHS:

@@ -1,14 +1,14 @@
 """Version files that driver, firmware and CANN leave on a node's disk.
 
-    parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
-    parse_install (/etc/ascend_install.info), parse_components (version.cfg); where they lie: VERSION_FILES
+parse_driver, parse_firmware (version.info), parse_cann (ascend_*_install.info),
+parse_install (/etc/ascend_install.info), parse_components (version.cfg); where they lie: VERSION_FILES
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
 
 from ascendrun.ascend.reading import field_of, read_word, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
@@ -17,7 +17,7 @@ from ascendrun.ascend.versions import is_within
 DEFAULT_ROOT = "/usr/local/Ascend"
 
 # What to read under the install root, newest layout first; {arch} is aarch64 or x86_64 (of uname -m).
-VERSION_FILES: Mapping[str, Tuple[str, ...]] = {
+VERSION_FILES: Mapping[str, tuple[str, ...]] = {
     "driver": ("driver/version.info",),
     "firmware": ("firmware/version.info",),
     "cann": (
@@ -43,51 +43,51 @@ class Interval:
 class DriverVersion:
     """driver/version.info. `firmware_intervals`: the firmware that this driver takes; () when the file names none."""
 
-    version: Optional[str]
-    inner_version: Optional[str]
-    package_version: Optional[str]
-    firmware_intervals: Tuple[Interval, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    version: str | None
+    inner_version: str | None
+    package_version: str | None
+    firmware_intervals: tuple[Interval, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FirmwareVersion:
     """firmware/version.info. `driver_intervals`: the drivers that this firmware takes."""
 
-    version: Optional[str]
-    package_version: Optional[str]
-    driver_intervals: Tuple[Interval, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    version: str | None
+    package_version: str | None
+    driver_intervals: tuple[Interval, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class CannVersion:
     """ascend_toolkit_install.info, ascend_nnae_install.info. `kind`: toolkit, nnae, or what the package says."""
 
-    kind: Optional[str]
-    version: Optional[str]
-    inner_version: Optional[str]
-    arch: Optional[str]
-    path: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    kind: str | None
+    version: str | None
+    inner_version: str | None
+    arch: str | None
+    path: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DriverInstall:
     """/etc/ascend_install.info. `is_complete` None: the file does not say; npu-smi warns unless it says complete."""
 
-    user: Optional[str]
-    group: Optional[str]
-    install_type: Optional[str]
-    driver_path: Optional[str]
-    firmware_path: Optional[str]
-    for_all_users: Optional[bool]
-    is_complete: Optional[bool]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    user: str | None
+    group: str | None
+    install_type: str | None
+    driver_path: str | None
+    firmware_path: str | None
+    for_all_users: bool | None
+    is_complete: bool | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,16 @@ class Component:
 class Components:
     """version.cfg: the CANN that each part comes from; more than one version is a mixed install."""
 
-    components: Tuple[Component, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    components: tuple[Component, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
     @property
-    def cann_versions(self) -> Tuple[str, ...]:
+    def cann_versions(self) -> tuple[str, ...]:
         return tuple(sorted({one.cann_version for one in self.components}))
 
 
-def files_of(kind: str, *, arch: str, root: str = DEFAULT_ROOT) -> Tuple[str, ...]:
+def files_of(kind: str, *, arch: str, root: str = DEFAULT_ROOT) -> tuple[str, ...]:
     """The files to try for a kind of VERSION_FILES, in order; the first that is there counts."""
     return tuple(f"{root.rstrip('/')}/{path.format(arch=arch)}" for path in VERSION_FILES[kind])
 
@@ -169,18 +169,15 @@ def parse_components(text: str) -> Components:
     return Components(tuple(components), errors, unparsed_of(odd))
 
 
-def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> Optional[bool]:
+def driver_takes_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> bool | None:
     """Whether each lies in an interval of the other; None when neither file names intervals that can be judged."""
-    ways = (
-        _lies_in(firmware.version, driver.firmware_intervals),
-        _lies_in(driver.version, firmware.driver_intervals),
-    )
+    ways = (_lies_in(firmware.version, driver.firmware_intervals), _lies_in(driver.version, firmware.driver_intervals))
     if False in ways:
         return False
     return True if True in ways else None
 
 
-def _lies_in(version: Optional[str], intervals: Tuple[Interval, ...]) -> Optional[bool]:
+def _lies_in(version: str | None, intervals: tuple[Interval, ...]) -> bool | None:
     if version is None or not intervals:
         return None
     answers = [is_within(version, one.low, one.high) for one in intervals]
@@ -189,10 +186,10 @@ def _lies_in(version: Optional[str], intervals: Tuple[Interval, ...]) -> Optiona
     return None if None in answers else False
 
 
-def _values(text: str) -> Tuple[Dict[str, str], Tuple[ToolError, ...], List[str]]:
+def _values(text: str) -> tuple[dict[str, str], tuple[ToolError, ...], list[str]]:
     """The file's `key=value` lines; keys that come twice with two values are nobody's. A file's end is no cut."""
     errors, rest = split_errors(line.rstrip("\r") for line in text.split("\n"))
-    values: Dict[str, str] = {}
+    values: dict[str, str] = {}
     bad, odd = set(), []
     for line in rest:
         field = None if line.lstrip().startswith("#") else field_of(line, "=")
@@ -204,11 +201,11 @@ def _values(text: str) -> Tuple[Dict[str, str], Tuple[ToolError, ...], List[str]
     return {name: value for name, value in values.items() if name not in bad}, errors, odd
 
 
-def _word(values: Mapping[str, str], name: str) -> Optional[str]:
+def _word(values: Mapping[str, str], name: str) -> str | None:
     return read_word(values.get(name, ""))
 
 
-def _intervals(values: Mapping[str, str], name: str, odd: List[str]) -> Tuple[Interval, ...]:
+def _intervals(values: Mapping[str, str], name: str, odd: list[str]) -> tuple[Interval, ...]:
     value = values.get(name, "")
     if _PAIR.sub("", value).strip(", "):
         odd.append(f"{name}={value}")

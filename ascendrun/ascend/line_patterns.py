@@ -10,8 +10,9 @@ blanks. A pattern does not match inside a word or number of the line. Every gap 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import List, Mapping, Pattern, Tuple
+from re import Pattern
 
 GAP_LIMIT = 200
 KINDS: Mapping[str, str] = {
@@ -41,8 +42,8 @@ class LinePattern:
 
     text: str
     regex: str
-    literals: Tuple[str, ...]
-    names: Tuple[str, ...]
+    literals: tuple[str, ...]
+    names: tuple[str, ...]
 
     def compiled(self) -> Pattern[str]:
         return re.compile(self.regex)
@@ -55,13 +56,13 @@ class LinePattern:
 
 def parse_pattern(text: str) -> LinePattern:
     """Raises ValueError when the text has no fixed part to look for, or names an unknown kind."""
-    pieces: List[str] = []
-    literals: List[str] = []
-    names: List[str] = []
+    pieces: list[str] = []
+    literals: list[str] = []
+    names: list[str] = []
     at = 0
     for place in _PLACE.finditer(text):
-        literals += _BLANKS.split(text[at:place.start()])
-        pieces.append(_fixed(text[at:place.start()]))
+        literals += _BLANKS.split(text[at : place.start()])
+        pieces.append(_fixed(text[at : place.start()]))
         star, name, kind = place[1], place[2] or "", place[3] or ""
         pieces.append(f".{{0,{GAP_LIMIT}}}?" if star else _gap(name, kind))
         if kind.startswith("="):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any
 
 from ascendrun.ascend.npu_smi_rows import (
     ID_HEADERS,
@@ -27,12 +27,7 @@ from ascendrun.ascend.npu_smi_rows import (
     load_row,
     power_row,
 )
-from ascendrun.ascend.reading import (
-    lines_of,
-    read_int,
-    read_word,
-    unparsed_of,
-)
+from ascendrun.ascend.reading import lines_of, read_int, read_word, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
 
 _MAX_PID = 2**22
@@ -50,21 +45,21 @@ class NpuChip:
     """
 
     npu_id: int
-    chip_id: Optional[int] = None
-    phy_id: Optional[int] = None
-    logic_id: Optional[int] = None
-    name: Optional[str] = None
-    health: Optional[str] = None
-    bus_id: Optional[str] = None
-    power_w: Optional[float] = None
-    temperature_c: Optional[int] = None
-    load_percent: Optional[int] = None
-    hugepages_used: Optional[int] = None
-    hugepages_total: Optional[int] = None
-    ddr_used_mb: Optional[int] = None
-    ddr_total_mb: Optional[int] = None
-    hbm_used_mb: Optional[int] = None
-    hbm_total_mb: Optional[int] = None
+    chip_id: int | None = None
+    phy_id: int | None = None
+    logic_id: int | None = None
+    name: str | None = None
+    health: str | None = None
+    bus_id: str | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    load_percent: int | None = None
+    hugepages_used: int | None = None
+    hugepages_total: int | None = None
+    ddr_used_mb: int | None = None
+    ddr_total_mb: int | None = None
+    hbm_used_mb: int | None = None
+    hbm_total_mb: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,11 @@ class NpuProcess:
     """One process on a chip. None: `chip_id` on the 950, `pid_in_container` where the tool gives none."""
 
     npu_id: int
-    chip_id: Optional[int]
+    chip_id: int | None
     pid: int
-    name: Optional[str]
-    memory_mb: Optional[int]
-    pid_in_container: Optional[int] = None
+    name: str | None
+    memory_mb: int | None
+    pid_in_container: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,15 +81,15 @@ class NpuSmiInfo:
     `driver_incomplete`: the tool warned that the driver package may not be completely installed.
     """
 
-    layout: Optional[str]
-    tool_version: Optional[str]
-    driver_version: Optional[str]
-    chips: Tuple[NpuChip, ...]
-    processes: Optional[Tuple[NpuProcess, ...]]
-    idle_npus: Optional[Tuple[int, ...]]
+    layout: str | None
+    tool_version: str | None
+    driver_version: str | None
+    chips: tuple[NpuChip, ...]
+    processes: tuple[NpuProcess, ...] | None
+    idle_npus: tuple[int, ...] | None
     driver_incomplete: bool
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_info(text: str) -> NpuSmiInfo:
@@ -122,7 +117,7 @@ def parse_info(text: str) -> NpuSmiInfo:
     )
 
 
-def npu_ids(info: NpuSmiInfo) -> Tuple[int, ...]:
+def npu_ids(info: NpuSmiInfo) -> tuple[int, ...]:
     """The NPUs of the table, each once, in the table's order."""
     return tuple(dict.fromkeys(chip.npu_id for chip in info.chips))
 
@@ -131,22 +126,22 @@ class _Table:
     """The table as far as it was read: headers first, then pairs of rows a chip, then the processes."""
 
     def __init__(self) -> None:
-        self.tool_version: Optional[str] = None
-        self.driver_version: Optional[str] = None
-        self.processes: List[NpuProcess] = []
-        self.idle: List[int] = []
+        self.tool_version: str | None = None
+        self.driver_version: str | None = None
+        self.processes: list[NpuProcess] = []
+        self.idle: list[int] = []
         self.process_cells = 0
-        self._width: Optional[int] = None
+        self._width: int | None = None
         self._cells = 0  # of a chip's rows, once both headers were seen
-        self._second: Tuple[str, ...] = ()  # the words of the second header's first cell
+        self._second: tuple[str, ...] = ()  # the words of the second header's first cell
         self._has_hbm = False
-        self._first: Optional[Tuple[str, Values]] = None  # a first row that waits for its second
-        self._chips: List[Tuple[NpuChip, Tuple[str, ...]]] = []
-        self._lines: List[str] = []
-        self._bad: Set[int] = set()
+        self._first: tuple[str, Values] | None = None  # a first row that waits for its second
+        self._chips: list[tuple[NpuChip, tuple[str, ...]]] = []
+        self._lines: list[str] = []
+        self._bad: set[int] = set()
 
     @property
-    def layout(self) -> Optional[str]:
+    def layout(self) -> str | None:
         if not self._has_second_header:
             return None
         if self._cells == 4:
@@ -190,7 +185,7 @@ class _Table:
         """Keep the current line for the report."""
         self._bad.add(len(self._lines) - 1)
 
-    def unparsed(self) -> List[str]:
+    def unparsed(self) -> list[str]:
         self._close()
         doubled = {line for one in self._doubled() for line in one}
         return [line for n, line in enumerate(self._lines) if n in self._bad or line in doubled]
@@ -252,7 +247,7 @@ class _Table:
         self._first = (self._lines[-1], row.values)
         return row.is_whole or self._note()
 
-    def _second_row(self, cells: Cells) -> Optional[Values]:
+    def _second_row(self, cells: Cells) -> Values | None:
         """What a second row says of its chip; None when this is none."""
         row = load_row(cells, self._second if self._cells == 3 else (), self._has_hbm)
         if row is not None and not row.is_whole:
@@ -280,29 +275,29 @@ class _Table:
         read = (one.name, memory_mb) + ((inner,) if cells[4:] not in ((), ("",), ("0",)) else ())
         return all_read(read, cells[2:]) or self._note()
 
-    def chips(self) -> Tuple[NpuChip, ...]:
+    def chips(self) -> tuple[NpuChip, ...]:
         """The chips in the table's order; of a chip that stands there twice, what both rows agree on."""
         self._close()
-        kept: Dict[Tuple[int, Optional[int]], NpuChip] = {}
+        kept: dict[tuple[int, int | None], NpuChip] = {}
         for chip, _ in self._chips:
             key = (chip.npu_id, chip.chip_id)
             kept[key] = _agreed(kept[key], chip) if key in kept else chip
         return tuple(kept.values())
 
-    def _doubled(self) -> List[Tuple[str, ...]]:
+    def _doubled(self) -> list[tuple[str, ...]]:
         """The rows of chips that stand there twice and differ."""
-        first: Dict[Tuple[int, Optional[int]], NpuChip] = {}
-        doubled: List[Tuple[str, ...]] = []
+        first: dict[tuple[int, int | None], NpuChip] = {}
+        doubled: list[tuple[str, ...]] = []
         for chip, lines in self._chips:
             if first.setdefault((chip.npu_id, chip.chip_id), chip) != chip:
                 doubled.append(lines)
         return doubled
 
 
-def _place(one: NpuProcess) -> Tuple[int, Optional[int], int]:
+def _place(one: NpuProcess) -> tuple[int, int | None, int]:
     return one.npu_id, one.chip_id, one.pid
 
 
 def _agreed(one: NpuChip, other: NpuChip) -> NpuChip:
-    differ: Dict[str, Any] = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
+    differ: dict[str, Any] = {f.name: None for f in fields(NpuChip) if getattr(one, f.name) != getattr(other, f.name)}
     return replace(one, **differ)

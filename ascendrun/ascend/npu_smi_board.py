@@ -1,12 +1,11 @@
 """`npu-smi info -t board`: what a card or one of its chips is, and with which software it runs.
 
-    parse_board(text) -> Board
+parse_board(text) -> Board
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Optional, Tuple
 
 from ascendrun.ascend.reading import Reader, fields_of, lines_of, once_each, read_bus_id, unparsed_of
 from ascendrun.ascend.tool_errors import ToolError, split_errors
@@ -18,24 +17,24 @@ COMPATIBILITY_WORDS = ("OK", "NOK", "UNKNOWN", "NOT SUPPORT")
 class Board:
     """`-t board`; with `-c` the chip's own board. `compatibility` (driver with firmware) needs root."""
 
-    npu_id: Optional[int]
-    chip_id: Optional[int]
-    chip_count: Optional[int]
-    chip_type: Optional[str]
-    chip_name: Optional[str]
-    chip_version: Optional[str]
-    product_name: Optional[str]
-    serial_number: Optional[str]
-    software_version: Optional[str]
-    firmware_version: Optional[str]
-    compatibility: Optional[str]
-    board_id: Optional[int]
-    bus_id: Optional[str]
-    pci_vendor_id: Optional[int]
-    pci_device_id: Optional[int]
-    vdie_id: Optional[str]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    npu_id: int | None
+    chip_id: int | None
+    chip_count: int | None
+    chip_type: str | None
+    chip_name: str | None
+    chip_version: str | None
+    product_name: str | None
+    serial_number: str | None
+    software_version: str | None
+    firmware_version: str | None
+    compatibility: str | None
+    board_id: int | None
+    bus_id: str | None
+    pci_vendor_id: int | None
+    pci_device_id: int | None
+    vdie_id: str | None
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_board(text: str) -> Board:

@@ -1,14 +1,13 @@
 """What `npu-smi` lists of a whole node: `info -l`, `info -m`, `info -t topo`, `info watch`, and `-v`.
 
-    parse_cards -> CardList       parse_mapping -> ChipMapping      parse_topology -> Topology
-    parse_watch -> WatchSamples   parse_tool_version -> str | None
+parse_cards -> CardList       parse_mapping -> ChipMapping      parse_topology -> Topology
+parse_watch -> WatchSamples   parse_tool_version -> str | None
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
 
 from ascendrun.ascend.reading import (
     Reader,
@@ -34,37 +33,37 @@ class Card:
     """One card of `-l`; product and serial number are printed for cards, not for the modules of 910 servers."""
 
     npu_id: int
-    chip_count: Optional[int]
-    product_name: Optional[str]
-    serial_number: Optional[str]
+    chip_count: int | None
+    product_name: str | None
+    serial_number: str | None
 
 
 @dataclass(frozen=True)
 class CardList:
     """`total` is what the tool counted; it may differ from what it lists when a card drops while it runs."""
 
-    total: Optional[int]
-    cards: Tuple[Card, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    total: int | None
+    cards: tuple[Card, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MappedChip:
     npu_id: int
     chip_id: int
-    logic_id: Optional[int]
-    phy_id: Optional[int]
-    name: Optional[str]
+    logic_id: int | None
+    phy_id: int | None
+    name: str | None
 
 
 @dataclass(frozen=True)
 class ChipMapping:
     """`-m` without the boards' controllers (rows named Mcu), which have no logic id."""
 
-    chips: Tuple[MappedChip, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    chips: tuple[MappedChip, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,37 +73,37 @@ class Topology:
     `devices` are the tool's own names (NPU0, Phy-ID0) without the NICs; `cpus` their CPU ranges, e.g. 144-167.
     """
 
-    devices: Tuple[str, ...]
-    links: Tuple[Tuple[Optional[str], ...], ...]
-    cpus: Tuple[Optional[str], ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    devices: tuple[str, ...]
+    links: tuple[tuple[str | None, ...], ...]
+    cpus: tuple[str | None, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WatchSample:
     npu_id: int
     chip_id: int
-    power_w: Optional[float]
-    temperature_c: Optional[int]
-    aicore_percent: Optional[int]
-    memory_percent: Optional[int]
-    npu_percent: Optional[int]
+    power_w: float | None
+    temperature_c: int | None
+    aicore_percent: int | None
+    memory_percent: int | None
+    npu_percent: int | None
 
 
 @dataclass(frozen=True)
 class WatchSamples:
-    samples: Tuple[WatchSample, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    samples: tuple[WatchSample, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 def parse_cards(text: str) -> CardList:
     errors, rest = split_errors(lines_of(text))
-    total: Optional[int] = None
-    cards: List[Card] = []
-    odd: List[str] = []
-    block: List[str] = []
+    total: int | None = None
+    cards: list[Card] = []
+    odd: list[str] = []
+    block: list[str] = []
     for line in [*rest, ""]:
         if line.strip():
             block.append(line)
@@ -126,7 +125,7 @@ def parse_cards(text: str) -> CardList:
 
 def parse_mapping(text: str) -> ChipMapping:
     errors, rest = split_errors(lines_of(text))
-    columns: List[str] = []
+    columns: list[str] = []
     chips, odd = [], []
     for line in rest:
         cells = re.split(r"[ \t]{2,}", line.strip())
@@ -149,9 +148,9 @@ def parse_mapping(text: str) -> ChipMapping:
 
 def parse_topology(text: str) -> Topology:
     errors, rest = split_errors(lines_of(text))
-    names: List[str] = []
-    rows: Dict[str, List[Optional[str]]] = {}
-    cpus: Dict[str, Optional[str]] = {}
+    names: list[str] = []
+    rows: dict[str, list[str | None]] = {}
+    cpus: dict[str, str | None] = {}
     has_cpus = False
     odd = []
     legend = False
@@ -172,7 +171,7 @@ def parse_topology(text: str) -> Topology:
     devices = tuple(name for name in dict.fromkeys(names) if not name.startswith("NIC"))
     place = {name: names.index(name) for name in devices}
 
-    def link(one: str, other: str) -> Optional[str]:
+    def link(one: str, other: str) -> str | None:
         there = rows.get(one, [None] * len(names))[place[other]]
         back = rows.get(other, [None] * len(names))[place[one]]
         return there if there == back and (there == "X") == (one == other) else None
@@ -181,14 +180,27 @@ def parse_topology(text: str) -> Topology:
     return Topology(devices, links, tuple(cpus.get(name) for name in devices), errors, unparsed_of(odd))
 
 
-WATCH_COLUMNS = frozenset({"NpuID(Idx)", "ChipId(Idx)", "Pwr(W)", "Temp(C)", "AI Core(%)", "AI Cpu(%)", "Ctrl Cpu(%)",
-                           "Memory(%)", "Memory BW(%)", "NPU Util(%)", "AI Cube(%)"})
+WATCH_COLUMNS = frozenset(
+    {
+        "NpuID(Idx)",
+        "ChipId(Idx)",
+        "Pwr(W)",
+        "Temp(C)",
+        "AI Core(%)",
+        "AI Cpu(%)",
+        "Ctrl Cpu(%)",
+        "Memory(%)",
+        "Memory BW(%)",
+        "NPU Util(%)",
+        "AI Cube(%)",
+    }
+)
 
 
 def parse_watch(text: str) -> WatchSamples:
     """`info watch`: its columns are 12 wide, one row a chip and tick."""
     errors, rest = split_errors(lines_of(text))
-    columns: List[str] = []
+    columns: list[str] = []
     samples, odd = [], []
     for line in rest:
         cells = [line[start : start + 12].strip() for start in range(0, len(line.rstrip()), 12)]
@@ -207,7 +219,7 @@ def parse_watch(text: str) -> WatchSamples:
     return WatchSamples(tuple(samples), errors, unparsed_of(odd))
 
 
-def parse_tool_version(text: str) -> Optional[str]:
+def parse_tool_version(text: str) -> str | None:
     """The version in `npu-smi -v`; None when the line is not there or was cut."""
     for line in lines_of(text):
         field = field_of(line)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.ascend.reading import read_bus_id, read_choice, read_float, read_int, read_percent, read_word
 
 HEALTH_WORDS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
 
-Cells = Tuple[str, ...]
+Cells = tuple[str, ...]
 Values = Mapping[str, Any]
 MAX_MB = 4 * 2**20
 
@@ -54,7 +55,7 @@ def cells_of(line: str) -> Cells:
 
 
 @lru_cache(maxsize=4096)
-def power_row(cells: Cells) -> Optional[Row]:
+def power_row(cells: Cells) -> Row | None:
     """The first row of a chip; None when this is none."""
     ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
     npu_id = read_int(ids[0], 0, 65535)
@@ -75,7 +76,7 @@ def power_row(cells: Cells) -> Optional[Row]:
 
 
 @lru_cache(maxsize=4096)
-def load_row(cells: Cells, named: Tuple[str, ...], has_hbm: bool) -> Optional[Row]:
+def load_row(cells: Cells, named: tuple[str, ...], has_hbm: bool) -> Row | None:
     """The second row of a chip, whose first cell holds the ids `named`; None when this is none."""
     found = (_LOAD_ROW_HBM if has_hbm else _LOAD_ROW).fullmatch(cells[-1])
     ids = cells[0].split(" ") if len(cells) == 3 else []
@@ -101,7 +102,7 @@ def load_row(cells: Cells, named: Tuple[str, ...], has_hbm: bool) -> Optional[Ro
     return Row(values, all_read((values["bus_id"], values["load_percent"], *memory), (bus, *found.groups())))
 
 
-def _used_total(used: str, total: str, high: int) -> Tuple[Optional[int], Optional[int]]:
+def _used_total(used: str, total: str, high: int) -> tuple[int | None, int | None]:
     """Both numbers; None for both when more is used than there is, since then one of them is wrong."""
     numbers = read_int(used, 0, high), read_int(total, 0, high)
     if numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]:

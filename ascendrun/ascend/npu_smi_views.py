@@ -10,8 +10,9 @@ its border to another chip's: it is reported, not read.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Generic, TypeVar
 
 from ascendrun.ascend.npu_smi_rows import HEALTH_WORDS
 from ascendrun.ascend.reading import (
@@ -32,125 +33,123 @@ T = TypeVar("T")
 
 _MAX_MB = 4 * 2**20
 _CODE = re.compile(r"[0-9A-F]{8}")
-_PROCESS = re.compile(
-    r"\s*Process id:([0-9]{1,7})\s+Process name:(.{1,64}?)\s+Process memory\(MB\):([0-9]{1,9})\s*"
-)
+_PROCESS = re.compile(r"\s*Process id:([0-9]{1,7})\s+Process name:(.{1,64}?)\s+Process memory\(MB\):([0-9]{1,9})\s*")
 
 
 @dataclass(frozen=True)
 class CardView(Generic[T]):
     """What one view said of one NPU: its chips in the order printed. None: not printed or unreadable."""
 
-    npu_id: Optional[int]
-    chip_count: Optional[int]
-    chips: Tuple[T, ...]
-    errors: Tuple[ToolError, ...]
-    unparsed: Tuple[str, ...]
+    npu_id: int | None
+    chip_count: int | None
+    chips: tuple[T, ...]
+    errors: tuple[ToolError, ...]
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ChipUsage:
     """`-t usages`. The 310 family calls its only memory Memory; here it is `ddr_*`."""
 
-    chip_id: Optional[int]
-    ddr_mb: Optional[int]
-    ddr_percent: Optional[int]
-    hugepages_total: Optional[int]
-    hugepages_percent: Optional[int]
-    hbm_mb: Optional[int]
-    hbm_percent: Optional[int]
-    aicore_percent: Optional[int]
-    aivector_percent: Optional[int]
-    aicube_percent: Optional[int]
-    aicpu_percent: Optional[int]
-    ctrlcpu_percent: Optional[int]
-    ddr_bandwidth_percent: Optional[int]
-    hbm_bandwidth_percent: Optional[int]
-    npu_percent: Optional[int]
+    chip_id: int | None
+    ddr_mb: int | None
+    ddr_percent: int | None
+    hugepages_total: int | None
+    hugepages_percent: int | None
+    hbm_mb: int | None
+    hbm_percent: int | None
+    aicore_percent: int | None
+    aivector_percent: int | None
+    aicube_percent: int | None
+    aicpu_percent: int | None
+    ctrlcpu_percent: int | None
+    ddr_bandwidth_percent: int | None
+    hbm_bandwidth_percent: int | None
+    npu_percent: int | None
 
 
 @dataclass(frozen=True)
 class ChipCommon:
     """`-t common`. `aicore_mhz` is the rated clock, `aicore_now_mhz` the present one (lower while idle)."""
 
-    chip_id: Optional[int]
-    memory_percent: Optional[int]
-    hbm_percent: Optional[int]
-    aicore_percent: Optional[int]
-    aicore_mhz: Optional[int]
-    aicore_now_mhz: Optional[int]
-    aicore_count: Optional[int]
-    temperature_c: Optional[int]
-    power_w: Optional[float]
+    chip_id: int | None
+    memory_percent: int | None
+    hbm_percent: int | None
+    aicore_percent: int | None
+    aicore_mhz: int | None
+    aicore_now_mhz: int | None
+    aicore_count: int | None
+    temperature_c: int | None
+    power_w: float | None
 
 
 @dataclass(frozen=True)
 class ChipTemperature:
-    chip_id: Optional[int]
-    temperature_c: Optional[int]
+    chip_id: int | None
+    temperature_c: int | None
 
 
 @dataclass(frozen=True)
 class ChipPower:
     """`power_w` is drawn now; `rated_power_w` is all that some 310P cards print."""
 
-    chip_id: Optional[int]
-    power_w: Optional[float]
-    rated_power_w: Optional[float]
+    chip_id: int | None
+    power_w: float | None
+    rated_power_w: float | None
 
 
 @dataclass(frozen=True)
 class EccCounts:
     """Errors of one memory: since the driver started, in total, and pages taken out of use."""
 
-    single_bit: Optional[int]
-    double_bit: Optional[int]
-    single_bit_total: Optional[int]
-    double_bit_total: Optional[int]
-    single_bit_pages: Optional[int]
-    double_bit_pages: Optional[int]
+    single_bit: int | None
+    double_bit: int | None
+    single_bit_total: int | None
+    double_bit_total: int | None
+    single_bit_pages: int | None
+    double_bit_pages: int | None
 
 
 @dataclass(frozen=True)
 class ChipEcc:
-    chip_id: Optional[int]
+    chip_id: int | None
     ddr: EccCounts
     hbm: EccCounts
 
 
 @dataclass(frozen=True)
 class ChipMemory:
-    chip_id: Optional[int]
-    ddr_mb: Optional[int]
-    ddr_mhz: Optional[int]
-    hbm_mb: Optional[int]
-    hbm_mhz: Optional[int]
-    hbm_temperature_c: Optional[int]
+    chip_id: int | None
+    ddr_mb: int | None
+    ddr_mhz: int | None
+    hbm_mb: int | None
+    hbm_mhz: int | None
+    hbm_temperature_c: int | None
 
 
 @dataclass(frozen=True)
 class ChipHealth:
     """`error_codes`: eight hex digits each, as printed; () when the tool says NA, None when it does not say."""
 
-    chip_id: Optional[int]
-    health: Optional[str]
-    error_codes: Optional[Tuple[str, ...]]
-    error_texts: Optional[Tuple[str, ...]]
+    chip_id: int | None
+    health: str | None
+    error_codes: tuple[str, ...] | None
+    error_texts: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
     pid: int
-    name: Optional[str]
-    memory_mb: Optional[int]
+    name: str | None
+    memory_mb: int | None
 
 
 @dataclass(frozen=True)
 class ChipProcesses:
     """`processes` is () when the tool says that there is none, None when it says nothing."""
 
-    chip_id: Optional[int]
-    processes: Optional[Tuple[ProcessMemory, ...]]
+    chip_id: int | None
+    processes: tuple[ProcessMemory, ...] | None
 
 
 def parse_usages(text: str) -> CardView[ChipUsage]:
@@ -167,7 +166,7 @@ def parse_temperature(text: str) -> CardView[ChipTemperature]:
 
 
 def parse_power(text: str) -> CardView[ChipPower]:
-    def read(chip: Optional[int], block: Reader) -> ChipPower:
+    def read(chip: int | None, block: Reader) -> ChipPower:
         now = block.decimal("NPU Real-time Power(W)", "Power Dissipation(W)", high=5000)
         return ChipPower(chip, now, block.decimal("Rated Power Dissipation(W)", high=5000))
 
@@ -186,7 +185,7 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     """`-t health`, of a card or of one chip; error texts go on over lines without a name, with blank lines between."""
     errors, rest = split_errors(lines_of(text))
     head, chips, odd = {}, [], []
-    block: List[Field] = []
+    block: list[Field] = []
     last = ""
     for line in rest:
         field = field_of(line)
@@ -238,11 +237,11 @@ class _Card:
     """The head of a view, and the lines that nobody understood, gathered while its blocks are read."""
 
     def __init__(self) -> None:
-        self.npu_id: Optional[int] = None
-        self.chip_count: Optional[int] = None
-        self.odd: List[str] = []
+        self.npu_id: int | None = None
+        self.chip_count: int | None = None
+        self.odd: list[str] = []
 
-    def reader_of(self, block: Sequence[str]) -> Optional[Reader]:
+    def reader_of(self, block: Sequence[str]) -> Reader | None:
         """The block's fields, less the card's own; None when a name stands there twice."""
         fields, odd = fields_of(block)
         self.odd.extend(odd)
@@ -258,7 +257,7 @@ class _Card:
         return reader
 
 
-def _card_view(text: str, read: Callable[[Optional[int], Reader], T]) -> CardView[T]:
+def _card_view(text: str, read: Callable[[int | None, Reader], T]) -> CardView[T]:
     errors, rest = split_errors(lines_of(text))
     card = _Card()
     chips = []
@@ -275,8 +274,8 @@ def _card_view(text: str, read: Callable[[Optional[int], Reader], T]) -> CardVie
     return CardView(card.npu_id, card.chip_count, tuple(chips), errors, unparsed_of(card.odd))
 
 
-def _blocks(lines: Sequence[str]) -> List[List[str]]:
-    blocks: List[List[str]] = [[]]
+def _blocks(lines: Sequence[str]) -> list[list[str]]:
+    blocks: list[list[str]] = [[]]
     for line in lines:
         if line.strip():
             blocks[-1].append(line)
@@ -285,7 +284,7 @@ def _blocks(lines: Sequence[str]) -> List[List[str]]:
     return [block for block in blocks if block]
 
 
-def _usage(chip_id: Optional[int], block: Reader) -> ChipUsage:
+def _usage(chip_id: int | None, block: Reader) -> ChipUsage:
     return ChipUsage(
         chip_id,
         ddr_mb=block.integer("DDR Capacity(MB)", "Memory Capacity(MB)", high=_MAX_MB),
@@ -305,7 +304,7 @@ def _usage(chip_id: Optional[int], block: Reader) -> ChipUsage:
     )
 
 
-def _common(chip_id: Optional[int], block: Reader) -> ChipCommon:
+def _common(chip_id: int | None, block: Reader) -> ChipCommon:
     return ChipCommon(
         chip_id,
         memory_percent=block.percent("Memory Usage Rate(%)"),
@@ -330,7 +329,7 @@ def _ecc(block: Reader, memory: str) -> EccCounts:
     )
 
 
-def _memory(chip_id: Optional[int], block: Reader) -> ChipMemory:
+def _memory(chip_id: int | None, block: Reader) -> ChipMemory:
     block.value("HBM Manufacturer ID")
     return ChipMemory(
         chip_id,
@@ -342,7 +341,7 @@ def _memory(chip_id: Optional[int], block: Reader) -> ChipMemory:
     )
 
 
-def _health(block: Sequence[Field], odd: List[str]) -> ChipHealth:
+def _health(block: Sequence[Field], odd: list[str]) -> ChipHealth:
     known = ("Health", "Health Status", "Error Code", "Error Information", "Chip ID")
     odd.extend(field.line for field in block if field.name not in known)
     head = {f.name: f for f in block if f.name in known and not f.name.startswith("Error ")}
@@ -362,13 +361,13 @@ def _health(block: Sequence[Field], odd: List[str]) -> ChipHealth:
     return chip
 
 
-def _process(match: "re.Match[str]") -> ProcessMemory:
+def _process(match: re.Match[str]) -> ProcessMemory:
     return ProcessMemory(int(match[1]), read_word(match[2]), read_int(match[3], 0, _MAX_MB))
 
 
-def _once(processes: Sequence[ProcessMemory]) -> List[ProcessMemory]:
+def _once(processes: Sequence[ProcessMemory]) -> list[ProcessMemory]:
     """Each pid once; what two lines say differently of one pid is known of neither."""
-    kept: Dict[int, ProcessMemory] = {}
+    kept: dict[int, ProcessMemory] = {}
     for one in processes:
         same = kept.get(one.pid, one) == one
         kept[one.pid] = one if same else ProcessMemory(one.pid, None, None)

@@ -11,13 +11,23 @@ Megabytes are the tool's MiB: 2**20 bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.reading import lines_of, read_float, read_int, shown, unparsed_of
 
-GPU_FIELDS = ("index", "pci.bus_id", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw",
-              "temperature.gpu", "clocks.sm", "ecc.errors.uncorrected.volatile.total")
+GPU_FIELDS = (
+    "index",
+    "pci.bus_id",
+    "name",
+    "utilization.gpu",
+    "memory.used",
+    "memory.total",
+    "power.draw",
+    "temperature.gpu",
+    "clocks.sm",
+    "ecc.errors.uncorrected.volatile.total",
+)
 """All are known to drivers of the last ten years: of one unknown field the tool answers nothing at all."""
 APP_FIELDS = ("gpu_bus_id", "pid", "used_memory")
 
@@ -33,23 +43,23 @@ class Gpu:
     """One GPU. None: not asked, not supported by it, or unreadable. `ecc_errors`: uncorrected, since the last reset."""
 
     index: int
-    bus_id: Optional[str] = None
-    name: Optional[str] = None
-    utilisation_percent: Optional[int] = None
-    memory_used_mb: Optional[int] = None
-    memory_total_mb: Optional[int] = None
-    power_w: Optional[float] = None
-    temperature_c: Optional[int] = None
-    sm_mhz: Optional[int] = None
-    ecc_errors: Optional[int] = None
+    bus_id: str | None = None
+    name: str | None = None
+    utilisation_percent: int | None = None
+    memory_used_mb: int | None = None
+    memory_total_mb: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    sm_mhz: int | None = None
+    ecc_errors: int | None = None
 
 
 @dataclass(frozen=True)
 class Gpus:
     """`gpus` None: this is no such table, `unparsed` is what was said instead."""
 
-    gpus: Optional[Tuple[Gpu, ...]]
-    unparsed: Tuple[str, ...]
+    gpus: tuple[Gpu, ...] | None
+    unparsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,15 @@ class GpuApp:
 
     bus_id: str
     pid: int
-    memory_mb: Optional[int] = None
+    memory_mb: int | None = None
 
 
 @dataclass(frozen=True)
 class GpuApps:
     """`apps` None: this is no such table; (): nobody computes."""
 
-    apps: Optional[Tuple[GpuApp, ...]]
-    unparsed: Tuple[str, ...]
+    apps: tuple[GpuApp, ...] | None
+    unparsed: tuple[str, ...]
 
 
 def parse_gpus(text: str) -> Gpus:
@@ -74,8 +84,8 @@ def parse_gpus(text: str) -> Gpus:
     rows, odd = _rows(text, "index")
     if rows is None:
         return Gpus(None, odd)
-    gpus: Dict[int, Gpu] = {}
-    bad: List[str] = []
+    gpus: dict[int, Gpu] = {}
+    bad: list[str] = []
     for line, row in rows:
         gpu = _gpu(row)
         if gpu is None or gpu.index in gpus:
@@ -90,8 +100,8 @@ def parse_apps(text: str) -> GpuApps:
     rows, odd = _rows(text, "pid")
     if rows is None:
         return GpuApps(None, odd)
-    apps: List[GpuApp] = []
-    bad: List[str] = []
+    apps: list[GpuApp] = []
+    bad: list[str] = []
     for line, row in rows:
         pid, bus_id = read_int(row.get("pid", ""), 1, 2**22), _word(row, "gpu_bus_id")
         if pid is None or bus_id is None:
@@ -101,29 +111,34 @@ def parse_apps(text: str) -> GpuApps:
     return GpuApps(tuple(apps), unparsed_of([*odd, *bad]))
 
 
-def _gpu(row: Mapping[str, str]) -> Optional[Gpu]:
+def _gpu(row: Mapping[str, str]) -> Gpu | None:
     index = read_int(row.get("index", ""), 0, 9999)
     if index is None:
         return None
-    return Gpu(index, bus_id=_word(row, "pci.bus_id"), name=_word(row, "name"),
-               utilisation_percent=_whole(row, "utilization.gpu", 100),
-               memory_used_mb=_whole(row, "memory.used", _MOST_MIB),
-               memory_total_mb=_whole(row, "memory.total", _MOST_MIB),
-               power_w=_decimal(row, "power.draw", 1e5), temperature_c=_whole(row, "temperature.gpu", 300),
-               sm_mhz=_whole(row, "clocks.sm", 100_000),
-               ecc_errors=_whole(row, "ecc.errors.uncorrected.volatile.total", 2**62))
+    return Gpu(
+        index,
+        bus_id=_word(row, "pci.bus_id"),
+        name=_word(row, "name"),
+        utilisation_percent=_whole(row, "utilization.gpu", 100),
+        memory_used_mb=_whole(row, "memory.used", _MOST_MIB),
+        memory_total_mb=_whole(row, "memory.total", _MOST_MIB),
+        power_w=_decimal(row, "power.draw", 1e5),
+        temperature_c=_whole(row, "temperature.gpu", 300),
+        sm_mhz=_whole(row, "clocks.sm", 100_000),
+        ecc_errors=_whole(row, "ecc.errors.uncorrected.volatile.total", 2**62),
+    )
 
 
-def _rows(text: str, key: str) -> Tuple[Optional[List[Tuple[str, Mapping[str, str]]]], Tuple[str, ...]]:
+def _rows(text: str, key: str) -> tuple[list[tuple[str, Mapping[str, str]]] | None, tuple[str, ...]]:
     """(line, {column: value}) of each line below the one that names the columns; None: no line names `key`."""
     lines = [line for line in lines_of(text) if line.strip()]
     places = [place for place, line in enumerate(lines) if key in _columns(line)]
     if not places:
         return None, unparsed_of(lines)
     columns = _columns(lines[places[0]])
-    rows: List[Tuple[str, Mapping[str, str]]] = []
-    odd = list(lines[:places[0]])
-    for line in lines[places[0] + 1:]:
+    rows: list[tuple[str, Mapping[str, str]]] = []
+    odd = list(lines[: places[0]])
+    for line in lines[places[0] + 1 :]:
         values = [value.strip() for value in shown(line).split(",")]
         if len(values) != len(columns) or shown(line) != line:  # cut: its last value may be half of one
             odd.append(line)
@@ -139,14 +154,14 @@ def _columns(line: str) -> Sequence[str]:
     return [_RENAMED.get(match[1], match[1]) for match in matches if match]
 
 
-def _word(row: Mapping[str, str], name: str) -> Optional[str]:
+def _word(row: Mapping[str, str], name: str) -> str | None:
     value = row.get(name, "")
     return None if not value or _ABSENT.fullmatch(value) else value
 
 
-def _whole(row: Mapping[str, str], name: str, high: int) -> Optional[int]:
+def _whole(row: Mapping[str, str], name: str, high: int) -> int | None:
     return read_int((row.get(name) or "").partition(" ")[0], 0, high)
 
 
-def _decimal(row: Mapping[str, str], name: str, high: float) -> Optional[float]:
+def _decimal(row: Mapping[str, str], name: str, high: float) -> float | None:
     return read_float((row.get(name) or "").partition(" ")[0], 0.0, high)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Field:
     value: str
 
 
-def lines_of(text: str) -> Tuple[str, ...]:
+def lines_of(text: str) -> tuple[str, ...]:
     """The lines of a tool's answer without their breaks; a last line that has none ends with the mark CUT."""
     lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
     last = lines.pop()
@@ -47,13 +48,13 @@ def shown(line: str) -> str:
     return line[:-1] if line.endswith(CUT) else line
 
 
-def unparsed_of(lines: Sequence[str]) -> Tuple[str, ...]:
+def unparsed_of(lines: Sequence[str]) -> tuple[str, ...]:
     """The lines to report: those that are not blank, as they stood."""
     return tuple(shown(line) for line in lines if shown(line).strip())
 
 
 @_once
-def read_int(word: str, low: int, high: int) -> Optional[int]:
+def read_int(word: str, low: int, high: int) -> int | None:
     """The whole word as a decimal integer between `low` and `high`; else None."""
     word = word.strip(" \t")
     if not _INTEGER.fullmatch(word):
@@ -63,7 +64,7 @@ def read_int(word: str, low: int, high: int) -> Optional[int]:
 
 
 @_once
-def read_float(word: str, low: float, high: float) -> Optional[float]:
+def read_float(word: str, low: float, high: float) -> float | None:
     """The whole word as a plain decimal number (no exponent, nan or inf) between `low` and `high`; else None."""
     word = word.strip(" \t")
     if not _DECIMAL.fullmatch(word):
@@ -72,25 +73,25 @@ def read_float(word: str, low: float, high: float) -> Optional[float]:
     return number if low <= number <= high else None
 
 
-def read_hex(word: str) -> Optional[int]:
+def read_hex(word: str) -> int | None:
     """The whole word as 0x...; else None."""
     word = word.strip(" \t")
     return int(word, 16) if _HEX.fullmatch(word) else None
 
 
-def read_percent(word: str) -> Optional[int]:
+def read_percent(word: str) -> int | None:
     return read_int(word, 0, 100)
 
 
 @_once
-def read_word(word: str) -> Optional[str]:
+def read_word(word: str) -> str | None:
     """The word itself, unless it is empty, says NA, was cut or holds control characters."""
     word = word.strip(" \t")
     return word if word and word != "NA" and _WORD.fullmatch(word) else None
 
 
 @_once
-def read_ip(word: str) -> Optional[str]:
+def read_ip(word: str) -> str | None:
     """An IPv4 or IPv6 address as it stood; else None."""
     word = word.strip(" \t")
     if _IPV4.fullmatch(word):
@@ -108,26 +109,26 @@ def _is_ipv6(word: str) -> bool:
     return True
 
 
-def read_bus_id(word: str) -> Optional[str]:
+def read_bus_id(word: str) -> str | None:
     """A PCI address as it stood (0000:C1:00.0); else None."""
     word = word.strip(" \t")
     return word if _BUS_ID.fullmatch(word) else None
 
 
-def read_choice(word: str, choices: Sequence[str]) -> Optional[str]:
+def read_choice(word: str, choices: Sequence[str]) -> str | None:
     """The one of `choices` that the word is, exactly; a cut last line does no harm, since the choice is complete."""
     word = shown(word).strip(" \t")
     return word if word in choices else None
 
 
-def field_of(line: str, separator: str = ":") -> Optional[Field]:
+def field_of(line: str, separator: str = ":") -> Field | None:
     """The line as name and value at its first separator; None when it has none or no name."""
     name, found, value = line.partition(separator)
     name = name.strip(" \t")
     return Field(line, name, value.strip(" \t")) if found and name else None
 
 
-def fields_of(lines: Sequence[str]) -> Tuple[List[Field], List[str]]:
+def fields_of(lines: Sequence[str]) -> tuple[list[Field], list[str]]:
     """The `name : value` lines as fields, and the other lines."""
     fields, others = [], []
     for line in lines:
@@ -139,7 +140,7 @@ def fields_of(lines: Sequence[str]) -> Tuple[List[Field], List[str]]:
     return fields, others
 
 
-def once_each(fields: Sequence[Field]) -> Optional[Dict[str, Field]]:
+def once_each(fields: Sequence[Field]) -> dict[str, Field] | None:
     """The fields by name; None when a name comes twice, since then nobody knows whose the values are."""
     by_name = {field.name: field for field in fields}
     return by_name if len(by_name) == len(fields) else None
@@ -148,11 +149,11 @@ def once_each(fields: Sequence[Field]) -> Optional[Dict[str, Field]]:
 class Reader:
     """The fields of one block, each to be read once; what nobody could read is left to report."""
 
-    def __init__(self, fields: Dict[str, Field]) -> None:
+    def __init__(self, fields: dict[str, Field]) -> None:
         self._fields = fields
-        self._unread: Dict[str, str] = {name: field.line for name, field in fields.items()}
+        self._unread: dict[str, str] = {name: field.line for name, field in fields.items()}
 
-    def value(self, *names: str) -> Optional[str]:
+    def value(self, *names: str) -> str | None:
         """The raw value of the first of `names` that is there, counted as read; None when none is."""
         for name in names:
             if name in self._fields:
@@ -160,34 +161,34 @@ class Reader:
                 return self._fields[name].value
         return None
 
-    def integer(self, *names: str, low: int = 0, high: int = 2**31) -> Optional[int]:
+    def integer(self, *names: str, low: int = 0, high: int = 2**31) -> int | None:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_int(value, low, high), value)
 
-    def decimal(self, *names: str, low: float = 0.0, high: float = 1e9) -> Optional[float]:
+    def decimal(self, *names: str, low: float = 0.0, high: float = 1e9) -> float | None:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_float(value, low, high), value)
 
-    def percent(self, *names: str) -> Optional[int]:
+    def percent(self, *names: str) -> int | None:
         return self.integer(*names, high=100)
 
-    def hexadecimal(self, *names: str) -> Optional[int]:
+    def hexadecimal(self, *names: str) -> int | None:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_hex(value), value)
 
-    def word(self, *names: str) -> Optional[str]:
+    def word(self, *names: str) -> str | None:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_word(value), value)
 
-    def choice(self, choices: Sequence[str], *names: str) -> Optional[str]:
+    def choice(self, choices: Sequence[str], *names: str) -> str | None:
         value = self.value(*names)
         return None if value is None else self._keep(names, read_choice(value, choices), value)
 
-    def unread(self) -> List[str]:
+    def unread(self) -> list[str]:
         """The lines whose name or value was not understood; a value NA or - is an answer, not a riddle."""
         return list(self._unread.values())
 
-    def _keep(self, names: Sequence[str], read: Optional[T], value: str) -> Optional[T]:
+    def _keep(self, names: Sequence[str], read: T | None, value: str) -> T | None:
         if read is None and value not in ("NA", "-"):
             name = next(name for name in names if name in self._fields)
             self._unread[name] = self._fields[name].line

@@ -1,6 +1,6 @@
 """What a line of a log means: the catalogue of known errors (signatures.toml), and the search for them.
 
-    for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").says)
+for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").says)
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import importlib
 import re
 import sys
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Sequence, Tuple
+from re import Pattern
+from typing import Any
 
 from ascendrun.ascend.line_patterns import LinePattern, parse_pattern
 
@@ -25,15 +27,43 @@ LINE_LIMIT = 16 * 1024
 CHUNK_CHARACTERS = 256 * 1024
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
-_STEMS = ("rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", "imed out", "support", "nable",
-          "unavailable", "oom", "(pid: ", "onnect", "ersion", "emory")
+_STEMS = (
+    "rror",
+    "fail",
+    "Fail",
+    "nvalid",
+    "not ",
+    "n't ",
+    "Signal",
+    "denied",
+    "imed out",
+    "support",
+    "nable",
+    "unavailable",
+    "oom",
+    "(pid: ",
+    "onnect",
+    "ersion",
+    "emory",
+)
 """Parts of many needles, the commonest first: a chunk without one is not searched for any of those needles."""
 
 # How the layers write an error code of CANN, and a return code of ACL.
 _CODE_FORMS = ("{code:=%s}:", "({code:=%s})")
-_RETURN_FORMS = ("error code is {code:%s}", "error code={code:%s}", "Error code={code:%s}", "error code:{code:%s}",
-                 "error code: {code:%s}", "errCode={code:%s}", "ErrCode={code:%s}", "errorCode={code:%s}",
-                 "retCode={code:%s}", "rtCode={code:%s}", "return[{code:%s}]", "runtime result = {code:%s}")
+_RETURN_FORMS = (
+    "error code is {code:%s}",
+    "error code={code:%s}",
+    "Error code={code:%s}",
+    "error code:{code:%s}",
+    "error code: {code:%s}",
+    "errCode={code:%s}",
+    "ErrCode={code:%s}",
+    "errorCode={code:%s}",
+    "retCode={code:%s}",
+    "rtCode={code:%s}",
+    "return[{code:%s}]",
+    "runtime result = {code:%s}",
+)
 
 # How the runtime writes what a call to the driver returned; several codes may mean one thing.
 _DRIVER_FORMS = ("drvRetCode={code:%s}", "drvRet={code:%s}", "drv_ret_code={code:%s}")
@@ -67,16 +97,16 @@ class Signature:
     blames: str
     retry: str
     texts: Mapping[str, Words]
-    patterns: Tuple[str, ...]
-    unless: Tuple[str, ...]
-    examples: Tuple[str, ...]
-    counters: Tuple[str, ...]
-    also: Tuple[str, ...]
+    patterns: tuple[str, ...]
+    unless: tuple[str, ...]
+    examples: tuple[str, ...]
+    counters: tuple[str, ...]
+    also: tuple[str, ...]
     source: str
     is_general: bool
     is_verified: bool
 
-    def words(self, lang: str = "en", values: Optional[Mapping[str, str]] = None) -> Words:
+    def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Words:
         """In `lang`, English where there is no such language; {name} stands filled where `values` has the name."""
         words = self.texts.get(lang) or self.texts["en"]
         return Words(*(_fill(text, values or {}) for text in (words.says, words.cause, words.advice)))
@@ -95,30 +125,30 @@ class Hit:
         return self.signature.words(lang, self.values)
 
 
-def signatures() -> Tuple[Signature, ...]:
+def signatures() -> tuple[Signature, ...]:
     """All rows, in the order of the file."""
     return tuple(_catalogue().rows)
 
 
-def signature_of(code: str) -> Optional[Signature]:
+def signature_of(code: str) -> Signature | None:
     """By its code, whatever the case; None when there is no such row."""
     return _catalogue().by_code.get(code.strip().lower())
 
 
-def describe(code: str, lang: str = "en") -> Optional[Words]:
+def describe(code: str, lang: str = "en") -> Words | None:
     """The words of a code for who asks without a log; None: unknown code."""
     row = signature_of(code)
     return None if row is None else row.words(lang)
 
 
-def scan(lines: Iterable[Tuple[int, str]]) -> Iterator[Hit]:
+def scan(lines: Iterable[tuple[int, str]]) -> Iterator[Hit]:
     """The known ones among numbered lines, in their order; of one line the strongest first, each signature once.
 
     Reads ahead up to CHUNK_CHARACTERS before it answers.
     """
     catalogue = _catalogue()
-    numbers: List[int] = []
-    texts: List[str] = []
+    numbers: list[int] = []
+    texts: list[str] = []
     size = 0
     for number, text in lines:
         if len(text) > LINE_LIMIT:
@@ -132,7 +162,7 @@ def scan(lines: Iterable[Tuple[int, str]]) -> Iterator[Hit]:
     yield from catalogue.search(numbers, texts)
 
 
-def strongest(hits: Iterable[Hit]) -> Optional[Hit]:
+def strongest(hits: Iterable[Hit]) -> Hit | None:
     """The one that most surely names the reason, the earliest among equals; None of none."""
     return max(hits, key=lambda hit: (hit.signature.strength, -hit.line), default=None)
 
@@ -148,9 +178,9 @@ class _Matcher:
     def __init__(self, row: Signature, pattern: LinePattern) -> None:
         self.row = row
         self.pattern = pattern
-        self._regex: Optional[Pattern[str]] = None
+        self._regex: Pattern[str] | None = None
 
-    def values(self, text: str) -> Optional[Mapping[str, str]]:
+    def values(self, text: str) -> Mapping[str, str] | None:
         """What stands in the gaps; None when the line is another one."""
         for literal in self.pattern.literals:  # cheaper than the expression, where many patterns share a needle
             if literal not in text:
@@ -172,8 +202,8 @@ class _Catalogue:
     def __init__(self, rows: Sequence[Signature]) -> None:
         self.rows = rows
         self.by_code = {row.code.lower(): row for row in rows}
-        self._codes: Dict[str, List[_Matcher]] = {}
-        self._stems: Dict[str, Dict[str, List[_Matcher]]] = {}
+        self._codes: dict[str, list[_Matcher]] = {}
+        self._stems: dict[str, dict[str, list[_Matcher]]] = {}
         matchers = [_Matcher(row, parse_pattern(text)) for row in rows for text in row.patterns]
         by_needle = [one for one in matchers if not _ERROR_CODE.fullmatch(one.pattern.needle)]
         for matcher in matchers:
@@ -185,7 +215,7 @@ class _Catalogue:
 
     def search(self, numbers: Sequence[int], texts: Sequence[str]) -> Iterator[Hit]:
         for index, matchers in sorted(self._candidates(texts).items()):
-            best: Dict[str, Hit] = {}
+            best: dict[str, Hit] = {}
             for matcher in matchers:
                 values = matcher.values(texts[index])
                 known = best.get(matcher.row.code)
@@ -194,11 +224,11 @@ class _Catalogue:
             exact = [hit for hit in best.values() if not hit.signature.is_general]
             yield from sorted(exact or best.values(), key=lambda hit: -hit.signature.strength)
 
-    def _candidates(self, texts: Sequence[str]) -> Dict[int, List[_Matcher]]:
+    def _candidates(self, texts: Sequence[str]) -> dict[int, list[_Matcher]]:
         """Lines by index that hold a needle, with the patterns to try; one search per needle, not one per line."""
         joined = "\n".join(texts)
         starts = _starts(texts)
-        found: Dict[int, List[_Matcher]] = {}
+        found: dict[int, list[_Matcher]] = {}
         for place in _ERROR_CODE.finditer(joined):
             matchers = self._codes.get(place[0])
             if matchers:
@@ -215,7 +245,7 @@ class _Catalogue:
         return found
 
 
-def _starts(texts: Sequence[str]) -> List[int]:
+def _starts(texts: Sequence[str]) -> list[int]:
     starts, at = [], 0
     for text in texts:
         starts.append(at)
@@ -223,9 +253,9 @@ def _starts(texts: Sequence[str]) -> List[int]:
     return starts
 
 
-def _group_by_needle(matchers: Sequence[_Matcher]) -> Dict[str, List[_Matcher]]:
+def _group_by_needle(matchers: Sequence[_Matcher]) -> dict[str, list[_Matcher]]:
     """Patterns by a text that each of them needs: the shortest of all their longest texts that it holds too."""
-    grouped: Dict[str, List[_Matcher]] = {}
+    grouped: dict[str, list[_Matcher]] = {}
     for matcher in sorted(matchers, key=lambda one: len(one.pattern.needle)):
         shared = (needle for needle in grouped if any(needle in part for part in matcher.pattern.literals))
         grouped.setdefault(next(shared, matcher.pattern.needle), []).append(matcher)
@@ -245,15 +275,25 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += _any_of(row.get("return_codes", ()), _RETURN_FORMS)
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
     return Signature(
-        code=row["code"], family=row["family"], role=row["role"], strength=row["strength"], blames=row["blames"],
-        retry=row["retry"], texts={lang: Words(**row[lang]) for lang in LANGUAGES}, patterns=tuple(patterns),
-        unless=tuple(row.get("unless", ())), examples=tuple(row["examples"]), counters=tuple(row["counters"]),
-        also=tuple(row.get("also", ())), source=row["source"], is_general=row.get("general", False),
+        code=row["code"],
+        family=row["family"],
+        role=row["role"],
+        strength=row["strength"],
+        blames=row["blames"],
+        retry=row["retry"],
+        texts={lang: Words(**row[lang]) for lang in LANGUAGES},
+        patterns=tuple(patterns),
+        unless=tuple(row.get("unless", ())),
+        examples=tuple(row["examples"]),
+        counters=tuple(row["counters"]),
+        also=tuple(row.get("also", ())),
+        source=row["source"],
+        is_general=row.get("general", False),
         is_verified=row.get("verified", True),
     )
 
 
-def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> List[str]:
+def _any_of(codes: Sequence[Any], forms: Sequence[str]) -> list[str]:
     """The forms with any one of the codes in their gap."""
     kind = "|".join(map(str, codes)) if len(codes) > 1 else f"={''.join(map(str, codes))}"
     return [form % kind for form in forms] if codes else []

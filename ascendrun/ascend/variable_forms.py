@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 from ascendrun.ascend.reading import read_float, read_ip
 
-Fault = Tuple[str, str]  # what is wrong, the way out
+Fault = tuple[str, str]  # what is wrong, the way out
 
 _ALGORITHMS = ("NA", "ring", "H-D_R", "NHR", "NB", "AHC", "pipeline", "pairwise")
 _LEVEL = re.compile(r"level([0-2]):([A-Za-z_-]{1,20})")
 # Of PYTORCH_NPU_ALLOC_CONF: low and high of the number, or None for other values.
-_ALLOC_RANGES: Mapping[str, Optional[Tuple[float, float]]] = {
+_ALLOC_RANGES: Mapping[str, tuple[float, float] | None] = {
     "expandable_segments": None,
     "max_split_size_mb": (21, 2**31),
     "garbage_collection_threshold": (1e-9, 1 - 1e-9),
@@ -25,7 +25,7 @@ _ALLOC_RANGES: Mapping[str, Optional[Tuple[float, float]]] = {
 }
 
 
-def fault_of(kind: str, value: str) -> Optional[Fault]:
+def fault_of(kind: str, value: str) -> Fault | None:
     """What is wrong with the form of a value of that kind; None when it is well or the kind has no form."""
     check = {
         "ip": _ip,
@@ -40,9 +40,9 @@ def fault_of(kind: str, value: str) -> Optional[Fault]:
     return check(value) if check else None
 
 
-def effective_ids(value: str) -> Tuple[int, ...]:
+def effective_ids(value: str) -> tuple[int, ...]:
     """What the runtime takes from ASCEND_RT_VISIBLE_DEVICES: it stops at the first word that is no number."""
-    ids: List[int] = []
+    ids: list[int] = []
     for word in value.split(","):
         if not re.fullmatch(r"[0-9]{1,9}", word):
             break
@@ -50,7 +50,7 @@ def effective_ids(value: str) -> Tuple[int, ...]:
     return tuple(ids)
 
 
-def _ids(value: str) -> Optional[Fault]:
+def _ids(value: str) -> Fault | None:
     ids = effective_ids(value)
     hint = "ascending ids, commas only: 0,1,2,3"
     if len(ids) < len(value.split(",")):
@@ -63,27 +63,27 @@ def _ids(value: str) -> Optional[Fault]:
     return None
 
 
-def _visible(value: str) -> Optional[Fault]:
+def _visible(value: str) -> Fault | None:
     word = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
     if value == "void" or re.fullmatch(rf"{word}(?:,{word})*", value):
         return None
     return "not a list of ids or ranges", "0-3,6 or 0,1 or void"
 
 
-def _ip(value: str) -> Optional[Fault]:
+def _ip(value: str) -> Fault | None:
     if read_ip(value.partition("%")[0]):
         return None
     return "not one IPv4 or IPv6 address", "an address of this very node: ip -brief address"
 
 
-def _ifname(value: str) -> Optional[Fault]:
+def _ifname(value: str) -> Fault | None:
     names = value.lstrip("^").lstrip("=").split(",")
     if all(re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", name) for name in names):
         return None
     return "not a list of interface names", "eth,enp (prefixes), =eth0 (exact), ^docker (all but), ^=eth0"
 
 
-def _ports(value: str) -> Optional[Fault]:
+def _ports(value: str) -> Fault | None:
     if value == "auto":
         return None
     for word in value.split(","):
@@ -94,11 +94,11 @@ def _ports(value: str) -> Optional[Fault]:
     return None
 
 
-def _path(value: str) -> Optional[Fault]:
+def _path(value: str) -> Fault | None:
     return None if value.startswith("/") else ("not an absolute path: where the rank starts decides", "/...")
 
 
-def _algorithm(value: str) -> Optional[Fault]:
+def _algorithm(value: str) -> Fault | None:
     for part in re.split(r"[;/]", value.partition("=")[2] if "=level" in value else value):
         for level in filter(None, part.split("=")[-1].split(";")):
             found = _LEVEL.fullmatch(level.strip())
@@ -107,8 +107,8 @@ def _algorithm(value: str) -> Optional[Fault]:
     return None
 
 
-def _alloc(value: str) -> Optional[Fault]:
-    said: Dict[str, str] = {}
+def _alloc(value: str) -> Fault | None:
+    said: dict[str, str] = {}
     for pair in value.split(","):
         key, found, setting = pair.strip().partition(":")
         if not found:
@@ -124,12 +124,12 @@ def _alloc(value: str) -> Optional[Fault]:
     return None
 
 
-def conflicts(environment: Mapping[str, str], family: Optional[str]) -> List[Tuple[str, str, str]]:
+def conflicts(environment: Mapping[str, str], family: str | None) -> list[tuple[str, str, str]]:
     """Settings that do not go together: (name to report at, what is wrong, the way out). Defaults count as set."""
     return _timeouts(environment) + _switches(environment, family)
 
 
-def _timeouts(environment: Mapping[str, str]) -> List[Tuple[str, str, str]]:
+def _timeouts(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
     found = []
     connect = _number(environment, "HCCL_CONNECT_TIMEOUT", 120)
     execute = _number(environment, "HCCL_EXEC_TIMEOUT", 1836)
@@ -148,7 +148,7 @@ def _timeouts(environment: Mapping[str, str]) -> List[Tuple[str, str, str]]:
     return found
 
 
-def _switches(environment: Mapping[str, str], family: Optional[str]) -> List[Tuple[str, str, str]]:
+def _switches(environment: Mapping[str, str], family: str | None) -> list[tuple[str, str, str]]:
     found = []
     if "PYTORCH_NPU_ALLOC_CONF" in environment and "PYTORCH_ALLOC_CONF" in environment:
         found.append(("PYTORCH_ALLOC_CONF", "torch_npu refuses both allocator settings at once", "keep one of them"))
@@ -169,6 +169,6 @@ def _switches(environment: Mapping[str, str], family: Optional[str]) -> List[Tup
     return found
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> Optional[int]:
+def _number(environment: Mapping[str, str], name: str, default: int) -> int | None:
     value = environment.get(name, str(default))
     return int(value) if re.fullmatch(r"[0-9]{1,12}", value) else None

@@ -1,16 +1,17 @@
 """Environment variables of HCCL, the Ascend runtime and torch_npu: what a value means before a job finds out.
 
-    judge_variable(name, value, chip), judge_environment(environment, chip) -> (VariableFinding, ...)
-    known_variables() -> {name: Variable}
+judge_variable(name, value, chip), judge_environment(environment, chip) -> (VariableFinding, ...)
+known_variables() -> {name: Variable}
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 from ascendrun.ascend import variable_forms as forms
 from ascendrun.ascend.chips import Chip
@@ -28,19 +29,19 @@ class Variable:
 
     name: str
     kind: str
-    default: Optional[str]
-    unit: Optional[str]
-    low: Optional[int]
-    high: Optional[int]
-    step: Optional[int]
-    choices: Tuple[str, ...]
-    families: Optional[Tuple[str, ...]]
+    default: str | None
+    unit: str | None
+    low: int | None
+    high: int | None
+    step: int | None
+    choices: tuple[str, ...]
+    families: tuple[str, ...] | None
     by_family: Mapping[str, Mapping[str, Any]]
-    harmful: Tuple[Mapping[str, str], ...]
-    note: Optional[str]
+    harmful: tuple[Mapping[str, str], ...]
+    note: str | None
     source: str
     verified: bool
-    doubt: Optional[str]
+    doubt: str | None
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class VariableFinding:
     severity: str
     says: str
     hint: str
-    source: Optional[str]
+    source: str | None
 
 
 def known_variables() -> Mapping[str, Variable]:
     return _variables()
 
 
-def judge_variable(name: str, value: str, chip: Optional[Chip] = None) -> Tuple[VariableFinding, ...]:
+def judge_variable(name: str, value: str, chip: Chip | None = None) -> tuple[VariableFinding, ...]:
     """What is wrong with one setting on one chip; without a chip only what holds for all; () for what is none of ours.
 
     A name of HCCL's or torch_npu's that the table lacks is reported as unknown: newer, or misspelt.
@@ -71,7 +72,7 @@ def judge_variable(name: str, value: str, chip: Optional[Chip] = None) -> Tuple[
     variable = _variables().get(name)
     if variable is None:
         return _not_in_table(name, value)
-    found: List[VariableFinding] = []
+    found: list[VariableFinding] = []
 
     def say(code: str, severity: str, says: str, hint: str) -> None:
         found.append(VariableFinding(name, value, code, severity, says, hint, variable.source))
@@ -90,7 +91,7 @@ def judge_variable(name: str, value: str, chip: Optional[Chip] = None) -> Tuple[
     return tuple(found)
 
 
-def judge_environment(environment: Mapping[str, str], chip: Optional[Chip] = None) -> Tuple[VariableFinding, ...]:
+def judge_environment(environment: Mapping[str, str], chip: Chip | None = None) -> tuple[VariableFinding, ...]:
     """Each variable by itself, then those that do not go together."""
     ours = sorted(filter(_may_be_ours, environment))
     found = [one for name in ours for one in judge_variable(name, environment[name], chip)]
@@ -103,7 +104,7 @@ def judge_environment(environment: Mapping[str, str], chip: Optional[Chip] = Non
 Say = Callable[[str, str, str, str], None]
 
 
-def _judge_form(variable: Variable, value: str, chip: Optional[Chip], say: Say) -> None:
+def _judge_form(variable: Variable, value: str, chip: Chip | None, say: Say) -> None:
     own = variable.by_family.get(chip.family, {}) if chip else {}
     if variable.kind == "int":
         _judge_int(variable, own, value, say)
@@ -149,7 +150,7 @@ def _may_be_ours(name: str) -> bool:
     return name in _variables() or name.startswith(("HCCL_", "P2P_HCCL_", *prefixes))
 
 
-def _not_in_table(name: str, value: str) -> Tuple[VariableFinding, ...]:
+def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
     for rule in load_table("variables")["prefixes"]:
         if name.startswith(rule["prefix"]):
             finding = VariableFinding(name, value, "no-effect", rule["severity"], rule["says"], rule["hint"], None)
@@ -163,7 +164,7 @@ def _not_in_table(name: str, value: str) -> Tuple[VariableFinding, ...]:
 
 @lru_cache(maxsize=1)
 def _variables() -> Mapping[str, Variable]:
-    variables: Dict[str, Variable] = {}
+    variables: dict[str, Variable] = {}
     for row in load_table("variables")["rows"]:
         variables[row["name"]] = Variable(
             name=row["name"],

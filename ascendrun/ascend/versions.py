@@ -1,6 +1,6 @@
 """Versions as Huawei and PyTorch write them, made comparable.
 
-    parse_version("8.0.RC3") < parse_version("8.0.0");  "2.1.0.post8+git1f2e" -> release 2.1.0, post 8
+parse_version("8.0.RC3") < parse_version("8.0.0");  "2.1.0.post8+git1f2e" -> release 2.1.0, post 8
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Optional, Tuple
 
 _PART = re.compile(r"([0-9]{1,9})|rc([0-9]{1,9})|alpha([0-9]{1,9})|beta([0-9]{1,9})|post([0-9]{1,9})", re.IGNORECASE)
 _GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")
@@ -18,7 +17,7 @@ _GLUED = re.compile(r"([0-9]{1,9})(rc[0-9]{1,9}|a[0-9]{1,9}|b[0-9]{1,9})")
 class Version:
     """`key` orders versions: alpha < beta < rc < plain < post at each place; missing places count as nothing."""
 
-    key: Tuple[Tuple[int, int], ...]
+    key: tuple[tuple[int, int], ...]
 
 
 _FINAL = (3, 0)  # what a missing place means: 8.0.0 is 8.0
@@ -26,7 +25,7 @@ _PLACES = 8
 
 
 @lru_cache(maxsize=1024)
-def parse_version(text: str) -> Optional[Version]:
+def parse_version(text: str) -> Version | None:
     """The version without its local part (`+cpu`, `+git...`); None when it has parts of unknown order (7.0.T10)."""
     plain = text.strip().partition("+")[0].rstrip(".")
     plain = _GLUED.sub(r"\1.\2", plain)
@@ -43,13 +42,13 @@ def parse_version(text: str) -> Optional[Version]:
 _ORDER = (3, 2, 0, 1, 4)  # of plain number, rc, alpha, beta, post
 
 
-def release_of(text: str) -> Optional[str]:
+def release_of(text: str) -> str | None:
     """The three numbers that torch and torch_npu share: 2.1.0 of 2.1.0.post8.dev20241009; None when there are none."""
     found = re.match(r"\s*([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})(?![0-9])", text)
     return found[1] if found else None
 
 
-def is_within(version: str, low: str, high: str) -> Optional[bool]:
+def is_within(version: str, low: str, high: str) -> bool | None:
     """Whether low <= version <= high; None when one of them cannot be ordered.
 
     A high end with a trailing dot (23.0.0. in firmware/version.info) is explained nowhere, and a driver of the very

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.hosts import Host
 from ascendrun.head.settings import Settings
@@ -21,15 +21,21 @@ class Backends:
     `ssh_config`: an ssh config file to use instead of the user's and the system's. Thread-safe.
     """
 
-    def __init__(self, settings: Settings, *, ask: Optional[Callable[[str], Optional[str]]] = None,
-                 transport: str = "auto", ssh_config: Optional[Path] = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ask: Callable[[str], str | None] | None = None,
+        transport: str = "auto",
+        ssh_config: Path | None = None,
+    ) -> None:
         self._settings = settings
         self._ask = ask
         self._transport = transport
         self._ssh_config = ssh_config
         self._lock = threading.Lock()
-        self._local: Optional[Backend] = None
-        self._ssh: Optional["SshBackend"] = None
+        self._local: Backend | None = None
+        self._ssh: SshBackend | None = None
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
         return self.backend_for(host).connect(host, deadlines=deadlines)
@@ -37,14 +43,15 @@ class Backends:
     def backend_for(self, host: Host) -> Backend:
         return self._local_backend() if host.is_local else self.ssh()
 
-    def ssh(self) -> "SshBackend":
+    def ssh(self) -> SshBackend:
         """The backend for hosts behind SSH, made when first needed: it imports paramiko only to connect."""
         with self._lock:
             if self._ssh is None:
                 from ascendrun.backends.ssh import SshBackend
 
-                self._ssh = SshBackend(self._settings, ask=self._ask, transport=self._transport,
-                                       ssh_config=self._ssh_config)
+                self._ssh = SshBackend(
+                    self._settings, ask=self._ask, transport=self._transport, ssh_config=self._ssh_config
+                )
             return self._ssh
 
     def close(self) -> None:

@@ -21,6 +21,6 @@ def run_controller(settings: Settings) -> bool:
     return daemon.run_controller(settings.state_dir, backends, notifier=make_notifier)
 
 
-def make_notifier(store: "Store") -> Notifier:
+def make_notifier(store: Store) -> Notifier:
     """Follows the settings files of this process's user as they change."""
     return Notifier(store, lambda: load_settings(os.environ).notices, files=settings_files(os.environ))

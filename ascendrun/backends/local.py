@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from ascendrun.core.errors import CannotConnect
 from ascendrun.core.hosts import Host
@@ -22,11 +21,11 @@ LOGIN_FILE = "login.env"
 class LocalConnection:
     """Implements `transport.Connection`; each opened command is a child in a session of its own."""
 
-    peer_address: Optional[str] = None
+    peer_address: str | None = None
 
-    def __init__(self, env: Dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str]) -> None:
         self._env = env
-        self._streams: List[ChildStream] = []
+        self._streams: list[ChildStream] = []
         self._is_closed = False
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
@@ -35,8 +34,10 @@ class LocalConnection:
         try:
             stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:
-            raise CannotConnect(f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
-                                hint="too many processes or open files? see ulimit -a") from error
+            raise CannotConnect(
+                f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
+                hint="too many processes or open files? see ulimit -a",
+            ) from error
         stream.start(receiver)
         self._streams.append(stream)
         return stream
@@ -67,21 +68,24 @@ class LocalBackend:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             root.chmod(0o700)
         except OSError as error:
-            raise CannotConnect(f"{host.name}: its folder {root} cannot be made "
-                                f"({(error.strerror or str(error)).lower()})",
-                                hint="free some space there, or set ASCENDRUN_STATE_DIR to another folder") from error
+            raise CannotConnect(
+                f"{host.name}: its folder {root} cannot be made ({(error.strerror or str(error)).lower()})",
+                hint="free some space there, or set ASCENDRUN_STATE_DIR to another folder",
+            ) from error
         return root
 
 
 def local_root(settings: Settings, name: str) -> Path:
     """The node root of the local host `name`. Raises CannotConnect for a name that would lead out of the state dir."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise CannotConnect(f"{name!r}: not a name for a local host",
-                            hint="use letters, digits, dots, dashes and underscores in the hostfile")
+        raise CannotConnect(
+            f"{name!r}: not a name for a local host",
+            hint="use letters, digits, dots, dashes and underscores in the hostfile",
+        )
     return settings.state_dir / "local" / name
 
 
-def local_environment(root: Path) -> Dict[str, str]:
+def local_environment(root: Path) -> dict[str, str]:
     """The head's own environment, with the host's node root, and the head's Python first on the PATH."""
     env = dict(os.environ)
     env[ROOT_VARIABLE] = str(root)
@@ -90,7 +94,7 @@ def local_environment(root: Path) -> Dict[str, str]:
     return env
 
 
-def read_login(root: Path) -> Dict[str, str]:
+def read_login(root: Path) -> dict[str, str]:
     """The variables of the host's own login; {} where it has none of its own. Raises CannotConnect."""
     path = root / LOGIN_FILE
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AuthFailed, CannotConnect
 from ascendrun.core.hosts import Host
@@ -37,8 +38,14 @@ HANDSHAKES_PER_JUMP = 8
 class SshBackend:
     """Implements `transport.Backend`. Files are read once (known_hosts again when it changed), keys loaded once."""
 
-    def __init__(self, settings: Settings, *, ask: Optional[Callable[[str], Optional[str]]] = None,
-                 transport: str = "auto", ssh_config: Optional[Path] = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ask: Callable[[str], str | None] | None = None,
+        transport: str = "auto",
+        ssh_config: Path | None = None,
+    ) -> None:
         assert transport in ("auto", "paramiko", "openssh")
         self._settings = settings
         self._ask = ask
@@ -46,13 +53,13 @@ class SshBackend:
         self._config_path = ssh_config
         self._config = SshConfig(ssh_config)
         self._own = KnownHostsFile(str(settings.state_dir / OWN_FILE))
-        self._known_files: Dict[str, KnownHostsFile] = {}
+        self._known_files: dict[str, KnownHostsFile] = {}
         self._lock = threading.Lock()
-        self._keys: Optional["KeyRing"] = None
-        self._refused: Dict[Tuple[str, int, str], Tuple[float, AuthFailed]] = {}
-        self._jumps: Dict[str, "_Jump"] = {}
-        self._reasons: Dict[str, str] = {}
-        self._targets: Dict[Host, SshTarget] = {}
+        self._keys: KeyRing | None = None
+        self._refused: dict[tuple[str, int, str], tuple[float, AuthFailed]] = {}
+        self._jumps: dict[str, _Jump] = {}
+        self._reasons: dict[str, str] = {}
+        self._targets: dict[Host, SshTarget] = {}
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
         target = self.resolve(host)
@@ -68,7 +75,7 @@ class SshBackend:
                 self._note_refusal(target, error)
             raise
 
-    def why_openssh(self, host: Host) -> Optional[str]:
+    def why_openssh(self, host: Host) -> str | None:
         """Why this host is reached through the OpenSSH binary; None: it is reached through paramiko."""
         if self._transport != "auto":
             return "asked for" if self._transport == "openssh" else None
@@ -132,8 +139,10 @@ class SshBackend:
 
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
-            raise CannotConnect(f"{target.label}: paramiko cannot do what the ssh config asks for ({obstacle})",
-                                hint="let ascendrun choose the transport for this host, or use OpenSSH")
+            raise CannotConnect(
+                f"{target.label}: paramiko cannot do what the ssh config asks for ({obstacle})",
+                hint="let ascendrun choose the transport for this host, or use OpenSSH",
+            )
         try:
             return self._make_connection(target, deadlines)
         except NoCommonAlgorithm as error:
@@ -143,12 +152,14 @@ class SshBackend:
                 self._reasons[target.name] = f"no algorithm in common ({error.message})"
             return self._connect_openssh(host, target, deadlines)
 
-    def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> "ParamikoConnection":
+    def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
         from ascendrun.head.ssh import connect
 
         recorded = self.recorded(target)
         return connect(
-            target, self._dial(target, deadlines), deadlines=deadlines,
+            target,
+            self._dial(target, deadlines),
+            deadlines=deadlines,
             key_types=algorithms_of(recorded),
             judge=lambda key, address: judge(key, recorded, host=target.name, label=target.label),
             identities=lambda: self._key_ring().identities(target),
@@ -158,16 +169,21 @@ class SshBackend:
         from ascendrun.head.openssh import connect
 
         recorded = self.recorded(target)
-        return connect(host, target, deadlines=deadlines, config=self._config_path,
-                       known_hosts=self._files_for_openssh(target, recorded),
-                       host_key_alias=self._alias(target, recorded))
+        return connect(
+            host,
+            target,
+            deadlines=deadlines,
+            config=self._config_path,
+            known_hosts=self._files_for_openssh(target, recorded),
+            host_key_alias=self._alias(target, recorded),
+        )
 
-    def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> Tuple[str, ...]:
+    def _files_for_openssh(self, target: SshTarget, recorded: Recorded) -> tuple[str, ...]:
         """Our own file alone when it settles the host, lest a key that was replaced there is still taken elsewhere."""
         settles = recorded.in_own_file and not recorded.revoked
         return (self._own.path,) if settles else (self._own.path, *target.known_hosts_files)
 
-    def _alias(self, target: SshTarget, recorded: Recorded) -> Optional[str]:
+    def _alias(self, target: SshTarget, recorded: Recorded) -> str | None:
         """The name under which the host is on record, when it is not the one that ssh would look up."""
         names = known_names(target)
         usual = known_name(target.key_alias or target.address, 22 if target.key_alias else target.port)
@@ -177,21 +193,22 @@ class SshBackend:
                 return None if name == usual else name
         return None
 
-    def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], Tuple[Any, Optional[str]]]:
+    def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], tuple[Any, str | None]]:
         if target.jump is None:
             from ascendrun.head.ssh_socket import dial
 
-            return lambda: dial(target.address, target.port, label=target.label, family=target.family,
-                                tcp_s=deadlines.tcp_s)
+            return lambda: dial(
+                target.address, target.port, label=target.label, family=target.family, tcp_s=deadlines.tcp_s
+            )
         jump = self._jump(target.jump)
         return lambda: (jump.dial(target, deadlines), None)
 
-    def _jump(self, text: str) -> "_Jump":
+    def _jump(self, text: str) -> _Jump:
         target = self.resolve(parse_jump(text))
         with self._lock:
             return self._jumps.setdefault(text, _Jump(target, self._make_connection))
 
-    def _jump_reason(self, target: SshTarget) -> Optional[str]:
+    def _jump_reason(self, target: SshTarget) -> str | None:
         if target.jump is None:
             return None
         jump = self.resolve(parse_jump(target.jump))
@@ -199,12 +216,12 @@ class SshBackend:
             return f"several jumps in a row ({target.jump}, then {jump.jump})"
         return jump.why_openssh or self._key_reason(jump)
 
-    def _key_reason(self, target: SshTarget) -> Optional[str]:
+    def _key_reason(self, target: SshTarget) -> str | None:
         from ascendrun.head.ssh_keys import needs_openssh
 
         return needs_openssh(target)
 
-    def _key_ring(self) -> "KeyRing":
+    def _key_ring(self) -> KeyRing:
         with self._lock:
             if self._keys is None:
                 from ascendrun.head.ssh_keys import KeyRing
@@ -239,22 +256,23 @@ class SshBackend:
 class _Jump:
     """One jump host: a single login serves every host behind it."""
 
-    def __init__(self, target: SshTarget,
-                 make: Callable[[SshTarget, Deadlines], "ParamikoConnection"]) -> None:
+    def __init__(self, target: SshTarget, make: Callable[[SshTarget, Deadlines], ParamikoConnection]) -> None:
         self._target = target
         self._make = make
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(HANDSHAKES_PER_JUMP)
-        self._connection: Optional["ParamikoConnection"] = None
-        self._failure: Optional[CannotConnect] = None
+        self._connection: ParamikoConnection | None = None
+        self._failure: CannotConnect | None = None
         self._failed_at = 0.0
 
     def dial(self, target: SshTarget, deadlines: Deadlines) -> Any:
         """A channel to `target` through the jump host. Raises CannotConnect or its children, about either host."""
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
-            raise CannotConnect(f"{target.label}: the jump host {self._target.label} was busy for {patience_s:.0f} s",
-                                hint="it answers too slowly; see its load")
+            raise CannotConnect(
+                f"{target.label}: the jump host {self._target.label} was busy for {patience_s:.0f} s",
+                hint="it answers too slowly; see its load",
+            )
         try:
             return self._open(target, deadlines)
         finally:
@@ -265,14 +283,16 @@ class _Jump:
 
         link = self._alive(deadlines).link
         try:
-            return link.open_channel("direct-tcpip", (target.address, target.port), ("127.0.0.1", 0),
-                                     timeout=deadlines.tcp_s)
+            return link.open_channel(
+                "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=deadlines.tcp_s
+            )
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise CannotConnect(f"{target.label}: not reached through the jump host {self._target.label} ({error})",
-                                hint=f"try: ssh -J {self._target.address}:{self._target.port} "
-                                     f"-p {target.port} {target.address}") from error
+            raise CannotConnect(
+                f"{target.label}: not reached through the jump host {self._target.label} ({error})",
+                hint=f"try: ssh -J {self._target.address}:{self._target.port} -p {target.port} {target.address}",
+            ) from error
 
-    def _alive(self, deadlines: Deadlines) -> "ParamikoConnection":
+    def _alive(self, deadlines: Deadlines) -> ParamikoConnection:
         asked_at = time.monotonic()
         with self._lock:
             if self._connection is not None and self.is_up:
@@ -297,7 +317,7 @@ class _Jump:
                 self._connection.close()
 
 
-def known_names(target: SshTarget) -> List[str]:
+def known_names(target: SshTarget) -> list[str]:
     """Under which names a host may be on record; new keys are recorded under the first."""
     if target.key_alias:
         return [target.key_alias.lower()]
@@ -307,13 +327,11 @@ def known_names(target: SshTarget) -> List[str]:
 
 def algorithms_of(recorded: Recorded) -> Sequence[str]:
     """Host key algorithms for the recorded keys; RSA keys sign by two of them."""
-    found: List[str] = []
+    found: list[str] = []
     for entry in recorded.keys:
         found += ["rsa-sha2-512", "rsa-sha2-256"] if entry.key.type == "ssh-rsa" else [entry.key.type]
     return found
 
 
-def _login(target: SshTarget) -> Tuple[str, int, str]:
+def _login(target: SshTarget) -> tuple[str, int, str]:
     return target.address, target.port, target.user
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ascendrun.cli.face import Face
@@ -19,9 +19,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
-def main(
-    argv: Optional[Sequence[str]] = None, *, make_cluster: Optional[Callable[[Settings], Cluster]] = None
-) -> int:
+def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings], Cluster] | None = None) -> int:
     """Runs one command line and returns its exit code. `make_cluster`: another world to stand on, for tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [verb.name for verb in VERBS]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> Optional[click.Command]:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         verb = BY_NAME.get(ALIASES.get(cmd_name, cmd_name))
         if verb is None:
             return None
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
-    ) -> tuple[Optional[str], Optional[click.Command], list[str]]:
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         command = self.get_command(ctx, name)
         if command is None:
@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """"; did you mean 'submit'?", or nothing when no known word is near."""
+    """ "; did you mean 'submit'?", or nothing when no known word is near."""
     import difflib
 
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
@@ -107,7 +107,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
 @click.option("--state-dir", metavar="DIR", help="Folder of the head's state.  [default: ~/.local/state/ascendrun]")
 @click.version_option(__version__, prog_name="ascendrun", message="%(prog)s %(version)s")
 @click.pass_obj
-def cli(face: Any, color: Optional[str], state_dir: Optional[str]) -> None:
+def cli(face: Any, color: str | None, state_dir: str | None) -> None:
     """Start, watch and repair distributed training on a cluster, from this machine, over plain SSH.
 
     \b

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 from ascendrun.core.launchers import PROGRAMS_PACKAGE
 from ascendrun.core.options import ProgramOptions, make_arguments
@@ -32,20 +33,20 @@ TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 class Arithmetic:
     """`fits` None: not reckoned; then `lines` say why, and what helps."""
 
-    fits: Optional[bool]
-    lines: Tuple[str, ...]
+    fits: bool | None
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a program ended. `error`: the kind of its error and its words, as torch elastic's file has them."""
 
-    code: Optional[int]
+    code: int | None
     out: str
     error: str
 
 
-def can_reckon(program: Optional[ProgramOptions], args: Mapping[str, Any]) -> bool:
+def can_reckon(program: ProgramOptions | None, args: Mapping[str, Any]) -> bool:
     """Whether this is a training of a program that knows its arithmetic."""
     mode = program.options.get("mode") if program is not None else None
     return mode is not None and RECKONS in mode.choices and (args.get("mode") or mode.default) in TRAINS
@@ -57,13 +58,21 @@ def title_of(stage: StageJob, job: str) -> str:
     return f"stage {stage.stage}" + (f", which takes what {stage.needs} will make:" if stage.needs else ":")
 
 
-def reckon(program: str, args: Mapping[str, Any], *, ranks: int, family: str, chip: Callable[[], Optional[str]],
-           run: Optional[Callable[[Sequence[str]], Ended]] = None) -> Arithmetic:
+def reckon(
+    program: str,
+    args: Mapping[str, Any],
+    *,
+    ranks: int,
+    family: str,
+    chip: Callable[[], str | None],
+    run: Callable[[Sequence[str]], Ended] | None = None,
+) -> Arithmetic:
     """`chip`: asks what the job's devices are, None: nobody knows. `run`: starts such a command here; None: really."""
     card = args.get("card") or ("" if family == "cpu" else chip())
     if card is None:
-        return Arithmetic(None, ("memory was not reckoned: what the devices are is not known; name them: "
-                                 "--set args.card=910B3",))
+        return Arithmetic(
+            None, ("memory was not reckoned: what the devices are is not known; name them: --set args.card=910B3",)
+        )
     if run is None and find_spec("torch") is None:
         return Arithmetic(None, ("memory was not reckoned: the Python of this machine has no torch; " + ON_A_NODE,))
     given = {**args, "mode": RECKONS, "ranks": ranks, **({"card": card} if card else {})}
@@ -75,10 +84,11 @@ def judge(ended: Ended) -> Arithmetic:
     if ended.code == 0:
         return Arithmetic(True, lines)
     if ended.error.startswith(TOO_LARGE):
-        return Arithmetic(False, (*lines, *(f"does not fit: {line}"
-                                            for line in ended.error[len(TOO_LARGE):].splitlines())))
+        return Arithmetic(
+            False, (*lines, *(f"does not fit: {line}" for line in ended.error[len(TOO_LARGE) :].splitlines()))
+        )
     why = ended.error or f"exit code {ended.code}"
-    why = next((why[len(kind):] for kind in BAD_INPUT if why.startswith(kind)), why)
+    why = next((why[len(kind) :] for kind in BAD_INPUT if why.startswith(kind)), why)
     return Arithmetic(None, (*lines, f"memory was not reckoned: {why}; {ON_A_NODE}"))
 
 
@@ -89,8 +99,16 @@ def run_here(argv: Sequence[str]) -> Ended:
         told = Path(folder) / "error.json"
         environ.update(TORCHELASTIC_ERROR_FILE=str(told), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
         try:
-            child = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=folder, env=environ,
-                                   stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+            child = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                timeout=LIMIT_S,
+            )
         except subprocess.TimeoutExpired:
             return Ended(None, "", f"it took more than {LIMIT_S:.0f} s")
         return Ended(child.returncode, child.stdout, _error_in(told) or child.stderr.strip()[-500:])

@@ -7,10 +7,13 @@ import click
 from ascendrun.cli.options import verb
 
 
-@verb("completion", examples="""
+@verb(
+    "completion",
+    examples="""
     source <(ascendrun completion bash)                                   # in ~/.bashrc
     ascendrun completion fish > ~/.config/fish/completions/ascendrun.fish
-""")
+""",
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
     """Print shell completion."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,21 +18,24 @@ class SettingView:
     """One setting as `config` shows it. `value` None: not set."""
 
     name: str
-    value: Optional[str]
+    value: str | None
     origin: str
     meaning: str
 
 
-@verb("config", examples="""
+@verb(
+    "config",
+    examples="""
     ascendrun config                         # every setting and where it comes from
     ascendrun config get state_dir
     ASCENDRUN_COLOR=never ascendrun config list -o json
-""")
+""",
+)
 @click.argument("action", type=click.Choice(["list", "get"]), default="list")
 @click.argument("name", required=False)
 @output_option
 @click.pass_obj
-def command(face: Face, action: str, name: Optional[str], output: Optional[str]) -> int:
+def command(face: Face, action: str, name: str | None, output: str | None) -> int:
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
     from ascendrun.cli.app import did_you_mean
     from ascendrun.cli.output import Column, print_rows
@@ -42,12 +45,18 @@ def command(face: Face, action: str, name: Optional[str], output: Optional[str])
     if action == "list":
         if name is not None:
             raise click.UsageError(f"one setting is shown by `config get {name}`")
-        print_rows(views, [
-            Column("NAME", lambda view: view.name),
-            Column("VALUE", lambda view: "-" if view.value is None else view.value),
-            Column("ORIGIN", lambda view: view.origin),
-            Column("MEANING", lambda view: view.meaning),
-        ], output, name="settings", kind=SettingView)
+        print_rows(
+            views,
+            [
+                Column("NAME", lambda view: view.name),
+                Column("VALUE", lambda view: "-" if view.value is None else view.value),
+                Column("ORIGIN", lambda view: view.origin),
+                Column("MEANING", lambda view: view.meaning),
+            ],
+            output,
+            name="settings",
+            kind=SettingView,
+        )
         return 0
     if name is None:
         raise click.UsageError("config get: which setting? `ascendrun config` lists them")
@@ -75,8 +84,11 @@ def _notice_views(face: Face) -> list[SettingView]:
     from ascendrun.head.settings import NOTICE_BLOCKS
 
     notices = face.settings.notices
-    meanings = {"notify": "services that are told of jobs", "hook": "command that is told of jobs",
-                "deadman": "URL that is asked while jobs live"}
+    meanings = {
+        "notify": "services that are told of jobs",
+        "hook": "command that is told of jobs",
+        "deadman": "URL that is asked while jobs live",
+    }
     texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
     if notices is not None:
         from ascendrun.head.noticeview import where_of
@@ -86,5 +98,7 @@ def _notice_views(face: Face) -> list[SettingView]:
             shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
             texts[block].append(f"{shown} {where_of(target)}")
     origins = notices.origins if notices is not None else {}
-    return [SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meanings[block])
-            for block in NOTICE_BLOCKS]
+    return [
+        SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meanings[block])
+        for block in NOTICE_BLOCKS
+    ]

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from ascendrun.cli.face import Face
 
 
-@verb("controller", examples="""
+@verb(
+    "controller",
+    examples="""
     ascendrun controller status
     ascendrun controller run        # in the foreground; shows why it ends
     ascendrun controller stop       # jobs go on; the next command starts it again
-""")
+""",
+)
 @click.argument("action", type=click.Choice(["run", "status", "stop"]))
 @click.pass_obj
 def command(face: Face, action: str) -> int:

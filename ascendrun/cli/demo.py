@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -33,11 +33,14 @@ BAD_NODE, BAD_CARD, FAULT = "npu2", "3", "health_alarm"
 LEAVE_S = 10.0
 
 
-@verb("demo", examples="""
+@verb(
+    "demo",
+    examples="""
     ascendrun demo                # step by step; Enter goes on
     ascendrun demo --no-pause     # in one go, half a minute
     ascendrun demo --keep         # leaves its folder, to look around in
-""")
+""",
+)
 @click.option("--no-pause", is_flag=True, help="Do not wait for Enter after each step.")
 @click.option("--keep", is_flag=True, help="Leave the folder of the demo where it is.")
 @click.pass_obj
@@ -72,8 +75,10 @@ def check_machine() -> None:
     from ascendrun.core.errors import NotFit
 
     if not sys.platform.startswith("linux"):
-        raise NotFit(f"the demo runs its nodes on this machine, and needs Linux; this is {sys.platform}",
-                     hint="start it in a container or a virtual machine")
+        raise NotFit(
+            f"the demo runs its nodes on this machine, and needs Linux; this is {sys.platform}",
+            hint="start it in a container or a virtual machine",
+        )
 
 
 def demo_environ(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -134,8 +139,10 @@ class Story:
         from ascendrun.backends.local import LOGIN_FILE, local_root
         from ascendrun.sim.demo import nodes
 
-        self._say("Two Ascend servers of four NPUs each are simulated on this machine, in a folder of their own. A "
-                  "hostfile names them, a job file says what to run.")
+        self._say(
+            "Two Ascend servers of four NPUs each are simulated on this machine, in a folder of their own. A "
+            "hostfile names them, a job file says what to run."
+        )
         nodes.make_nodes(self._folder)
         nodes.make_job(self._folder)
         for name in nodes.NAMES:
@@ -161,8 +168,9 @@ class Story:
     def _train_until_killed(self) -> None:
         from ascendrun.sim.demo import nodes
 
-        self._say("The job is submitted: checked, staged, and started on both nodes together. It does not need us any "
-                  "more.")
+        self._say(
+            "The job is submitted: checked, staged, and started on both nodes together. It does not need us any more."
+        )
         self._ascendrun("submit", "job.yaml", "--detach")
         self._await_checkpoint(nodes.FIRST_SAVED)
         # From here to the kill without a pause: the training goes on, and would be over.
@@ -188,8 +196,9 @@ class Story:
         def is_so_far() -> bool:
             job = cluster.job("demo").job
             if job.ended_at_s is not None:
-                raise AscendrunError(f"the training ended before step {step}: {job.reason}",
-                                     hint="look around: ascendrun demo --keep")
+                raise AscendrunError(
+                    f"the training ended before step {step}: {job.reason}", hint="look around: ascendrun demo --keep"
+                )
             return job.state == "RUNNING" and nodes.newest_step(self._folder) >= step
 
         self._actor.wait(is_so_far, deadline_s=TRAINING_S, says=f"the checkpoint of step {step}")
@@ -215,10 +224,11 @@ class Story:
         sys.stdin.readline()
 
     def _ascendrun(self, *words: str, expected: int = 0) -> None:
-        self._type([sys.executable, "-m", "ascendrun", *words], shown=shlex.join(["ascendrun", *words]),
-                   expected=expected)
+        self._type(
+            [sys.executable, "-m", "ascendrun", *words], shown=shlex.join(["ascendrun", *words]), expected=expected
+        )
 
-    def _type(self, argv: Sequence[str], *, shown: Optional[str] = None, expected: int = 0) -> None:
+    def _type(self, argv: Sequence[str], *, shown: str | None = None, expected: int = 0) -> None:
         from ascendrun.core.errors import AscendrunError, NotFit
 
         shown = shown or shlex.join(argv)
@@ -230,8 +240,9 @@ class Story:
             raise BrokenPipeError
         if " doctor " in f" {shown} " and code == 3:
             raise NotFit("this machine itself is not fit, see above", hint="mend it, and start the demo again")
-        raise AscendrunError(f"`{shown}` ended with {code}, the demo expected {expected}",
-                             hint="look around: ascendrun demo --keep")
+        raise AscendrunError(
+            f"`{shown}` ended with {code}, the demo expected {expected}", hint="look around: ascendrun demo --keep"
+        )
 
 
 def leave(folder: Path, *, keep: bool) -> None:
@@ -266,7 +277,9 @@ def end_jobs(cluster: Cluster) -> None:
 def tell_end(face: Face, folder: Path) -> None:
     if folder.exists():
         where = shlex.quote(str(folder))
-        face.say(f"nothing runs any more; the folder is kept: {folder}\n"
-                 f"hint: cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all")
+        face.say(
+            f"nothing runs any more; the folder is kept: {folder}\n"
+            f"hint: cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all"
+        )
     else:
         face.say(f"cleaned up: nothing runs any more, {folder} is gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from ascendrun.health.report import DoctorReport
 
 
-@verb("doctor", examples="""
+@verb(
+    "doctor",
+    examples="""
     ascendrun doctor -H hostfiles/cluster.hosts             # every host of the file
     ascendrun doctor jobs/finetune.yaml                     # as this job would find its hosts
     ascendrun doctor -H cluster.hosts --on 'npu[01-04]' --family npu --lang zh
     ascendrun doctor jobs/finetune.yaml --deep              # and how fast devices and links are, against each other
     ascendrun doctor -H cluster.hosts --fix > mend.sh       # the ways out as a script; nothing is run
-""")
+""",
+)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @hostfile_option
 @click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
@@ -40,9 +43,20 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
-    family: Optional[str], paths: tuple[str, ...], quick: bool, full: bool, deep: bool, fail_on: str, fix: bool,
-    lang: Optional[str], output: Optional[str],
+    face: Face,
+    file: Path | None,
+    hostfile: str | None,
+    names: str | None,
+    overrides: tuple[str, ...],
+    family: str | None,
+    paths: tuple[str, ...],
+    quick: bool,
+    full: bool,
+    deep: bool,
+    fail_on: str,
+    fix: bool,
+    lang: str | None,
+    output: str | None,
 ) -> int:
     """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
 
@@ -57,8 +71,16 @@ def command(
     screen = face.screen()
     screen.progress(f"examining {len(hosts)} host{'s' if len(hosts) != 1 else ''}")
     try:
-        report = face.cluster.doctor(hosts, job_file=file, overrides=overrides, family=family, paths=paths,
-                                     is_full=not quick, lang=lang, every_pair=full)
+        report = face.cluster.doctor(
+            hosts,
+            job_file=file,
+            overrides=overrides,
+            family=family,
+            paths=paths,
+            is_full=not quick,
+            lang=lang,
+            every_pair=full,
+        )
         if deep:
             report = measure(face, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
     finally:
@@ -76,8 +98,14 @@ def command(
 
 
 def measure(
-    face: Face, report: DoctorReport, hosts: tuple[Host, ...], file: Optional[Path], *, overrides: tuple[str, ...],
-    lang: str, say: Callable[[str], None],
+    face: Face,
+    report: DoctorReport,
+    hosts: tuple[Host, ...],
+    file: Path | None,
+    *,
+    overrides: tuple[str, ...],
+    lang: str,
+    say: Callable[[str], None],
 ) -> DoctorReport:
     """The report with what small jobs measured on the hosts that were reached, in the job's own Python."""
     from ascendrun.core.findings import Severity
@@ -103,7 +131,7 @@ def measure(
     return add_deep(report, look.report, look.findings, lang=lang)
 
 
-def _hostfile_of(face: Face, file: Optional[Path], overrides: tuple[str, ...]) -> Optional[str]:
+def _hostfile_of(face: Face, file: Path | None, overrides: tuple[str, ...]) -> str | None:
     """Where the script's commands find the hosts' addresses."""
     from ascendrun.head.submit import read_job
 
@@ -113,7 +141,7 @@ def _hostfile_of(face: Face, file: Optional[Path], overrides: tuple[str, ...]) -
 
 
 def choose_hosts(
-    face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...]
+    face: Face, file: Path | None, hostfile: str | None, names: str | None, overrides: tuple[str, ...]
 ) -> tuple[Host, ...]:
     """The job's own hosts, unless others are named."""
     if file is None or hostfile is not None or names is not None:
@@ -127,7 +155,7 @@ def exit_code(report: DoctorReport, *, fail_on: str) -> int:
     """What was reached and is not fit counts more than what was not reached."""
     from ascendrun.core.findings import SEVERITIES, Severity
 
-    enough = SEVERITIES[:SEVERITIES.index(Severity(fail_on.upper())) + 1]
+    enough = SEVERITIES[: SEVERITIES.index(Severity(fail_on.upper())) + 1]
     missed = set(report.unreached)
     if any(view.severity in enough and not (view.hosts and set(view.hosts) <= missed) for view in report.findings):
         return 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, terminal_width, width_of
 from ascendrun.cli.sanitise import sanitise_line
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from ascendrun.health.report import DoctorReport, FactRow, FindingView
 
-TITLES = {"en": {"FAIL": "FAIL  a job will not be started", "WARN": "WARN  will hurt", "NOTE": "NOTE"},
-          "zh": {"FAIL": "FAIL  作业不会启动", "WARN": "WARN  会有影响", "NOTE": "NOTE  提示"}}
+TITLES = {
+    "en": {"FAIL": "FAIL  a job will not be started", "WARN": "WARN  will hurt", "NOTE": "NOTE"},
+    "zh": {"FAIL": "FAIL  作业不会启动", "WARN": "WARN  会有影响", "NOTE": "NOTE  提示"},
+}
 COLORS = {"FAIL": "\x1b[31m", "WARN": "\x1b[33m", "NOTE": "\x1b[36m"}
 MOST_EVIDENCE = 3
 NAMES_WIDTH = 32
@@ -23,8 +25,13 @@ NAMES_WIDTH = 32
 def print_report(report: DoctorReport, *, lang: str, color: bool, wide: bool) -> None:
     width = terminal_width("wide" if wide else None)
     table = _table(report.facts, len(report.hosts) - len(report.unreached))
-    lines = [*table, "", *_findings(report.findings, lang, color, wide=wide), *_forecast(report, lang),
-             _verdict(report, lang)]
+    lines = [
+        *table,
+        "",
+        *_findings(report.findings, lang, color, wide=wide),
+        *_forecast(report, lang),
+        _verdict(report, lang),
+    ]
     for line in lines:
         sys.stdout.write((line if width is None or "\x1b" in line else cut(line, width)) + "\n")
 
@@ -93,7 +100,7 @@ def _verdict(report: DoctorReport, lang: str) -> str:
     return f"{reached}: {said or 'all is well'} ({report.checks} checks, {report.wall_s:.1f} s)"
 
 
-def print_script(report: DoctorReport, hostfile: Optional[str]) -> None:
+def print_script(report: DoctorReport, hostfile: str | None) -> None:
     """All ways out as a script for a person to read and choose from: commands where there are some, else remarks."""
     import shlex
 

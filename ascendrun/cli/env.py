@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,11 +23,14 @@ PROBES = ("environ", "limits", "python")
 TITLES = {"python": "interpreter", "package": "packages", "limit": "limits (soft / hard)", "variable": "variables"}
 
 
-@verb("env", examples="""
+@verb(
+    "env",
+    examples="""
     ascendrun env jobs/finetune.yaml                      # what its ranks would see
     ascendrun env -H cluster.hosts --diff                 # only what differs between nodes
     ascendrun env job.yaml --write env.sh                 # the same for a shell by hand; nothing is run
-""")
+""",
+)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @hostfile_option
 @click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
@@ -37,8 +40,14 @@ TITLES = {"python": "interpreter", "package": "packages", "limit": "limits (soft
 @output_option
 @click.pass_obj
 def command(
-    face: Face, file: Optional[Path], hostfile: Optional[str], names: Optional[str], overrides: tuple[str, ...],
-    diff: bool, target: Optional[str], output: Optional[str],
+    face: Face,
+    file: Path | None,
+    hostfile: str | None,
+    names: str | None,
+    overrides: tuple[str, ...],
+    diff: bool,
+    target: str | None,
+    output: str | None,
 ) -> int:
     """Show variables, limits, interpreter and packages as a rank would see them, folded over the nodes.
 
@@ -75,8 +84,10 @@ def _write(face: Face, world: World, target: str) -> int:
     try:
         text = write_env_file(world, host)
     except LookupError:
-        raise NotFit("these hosts cannot carry the job, so its ranks have no environment",
-                     hint="`ascendrun submit --dry-run FILE` says why") from None
+        raise NotFit(
+            "these hosts cannot carry the job, so its ranks have no environment",
+            hint="`ascendrun submit --dry-run FILE` says why",
+        ) from None
     if target == "-":
         sys.stdout.write(text)
     else:

@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 
@@ -79,7 +79,7 @@ def excerpt(problem: Problem, source: list[str]) -> list[str]:
     at = min(max((problem.column or 1) - 1, 0), len(text))
     start = max(0, at - EXCERPT_CHARACTERS // 2)
     shown_before = sanitise_line(text[start:at])
-    shown = shown_before + sanitise_line(text[at:start + EXCERPT_CHARACTERS])
+    shown = shown_before + sanitise_line(text[at : start + EXCERPT_CHARACTERS])
     lead = f"{problem.line:5d} | " + ("..." if start else "")
     lines = [lead + shown]
     if problem.column is not None:
@@ -111,7 +111,7 @@ def _describe_usage(error: object) -> str:
     return "\n".join(lines)
 
 
-def _write_crash(error: Exception, face: Face) -> Optional[Path]:
+def _write_crash(error: Exception, face: Face) -> Path | None:
     """The traceback in a file that only the user can read; None when no folder took it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,18 +30,21 @@ class EventLine:
     number: int
     at_s: float
     job: str
-    name: Optional[str]
+    name: str | None
     kind: str
     text: str
 
 
-@verb("events", examples="""
+@verb(
+    "events",
+    examples="""
     ascendrun events                          # of the last day, all jobs
     ascendrun events -f                       # and what comes; ends with ^C
     ascendrun events qwen32b --kind state
     ascendrun events --since 2h --kind straggler,unreachable -o jsonl
     ascendrun events -f j-0007                # ends when the job does, with its exit code
-""")
+""",
+)
 @click.argument("job", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes. With JOB: until it has ended.")
 @click.option("--since", metavar="TIME", help="Since 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d; of a JOB: all]")
@@ -49,7 +52,7 @@ class EventLine:
 @click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Format.  [default: table]")
 @click.pass_obj
 def command(
-    face: Face, job: Optional[str], follow: bool, since: Optional[str], kinds: tuple[str, ...], output: Optional[str]
+    face: Face, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
     """Print what happened to jobs, one line each, in the order of time; hosts folded."""
     if follow and output == "json":
@@ -60,7 +63,7 @@ def command(
     return stream.follow() if follow else 0
 
 
-def _since(text: Optional[str], *, has_job: bool) -> Optional[float]:
+def _since(text: str | None, *, has_job: bool) -> float | None:
     if text is None:
         return None if has_job else time.time() - DAY_S
     try:
@@ -69,7 +72,7 @@ def _since(text: Optional[str], *, has_job: bool) -> Optional[float]:
         raise click.BadParameter(str(error), param_hint="--since") from error
 
 
-def _parse_kinds(face: Face, texts: Sequence[str]) -> Optional[frozenset[str]]:
+def _parse_kinds(face: Face, texts: Sequence[str]) -> frozenset[str] | None:
     from ascendrun import insight
     from ascendrun.cli.app import did_you_mean
     from ascendrun.core.storylines import KINDS
@@ -88,8 +91,9 @@ def _parse_kinds(face: Face, texts: Sequence[str]) -> Optional[frozenset[str]]:
 class _Stream:
     """What was shown so far, and what is new."""
 
-    def __init__(self, face: Face, ref: Optional[str], since_s: Optional[float], kinds: Optional[Collection[str]],
-                 output: Optional[str]) -> None:
+    def __init__(
+        self, face: Face, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
+    ) -> None:
         from ascendrun import insight
         from ascendrun.cli.follow import pipeline_of
 
@@ -99,8 +103,9 @@ class _Stream:
         whole = None if ref is None or job is None else pipeline_of(face.cluster, ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
-        self._events = insight.EventStream(face.settings.state_dir, job=self._job, pipeline=self._pipeline,
-                                           since_s=since_s, kinds=kinds)
+        self._events = insight.EventStream(
+            face.settings.state_dir, job=self._job, pipeline=self._pipeline, since_s=since_s, kinds=kinds
+        )
         self._screen = face.screen()
         self._watched_mono = time.monotonic()
         self._has_complained = False
@@ -127,7 +132,7 @@ class _Stream:
                 return ended
             time.sleep(POLL_S)
 
-    def _ended_code(self) -> Optional[int]:
+    def _ended_code(self) -> int | None:
         """The exit code of the job that is followed, once it is over; looks after the controller now and then."""
         from ascendrun.cli.follow import has_ended
         from ascendrun.cli.outcome import exit_code_of
@@ -154,8 +159,9 @@ class _Stream:
 
     def _records(self, lines: Sequence[StoryLine]) -> list[EventLine]:
         names = self._events.job_names()
-        return [EventLine(line.number, line.at_s, line.job, names.get(line.job), line.kind, line.text)
-                for line in lines]
+        return [
+            EventLine(line.number, line.at_s, line.job, names.get(line.job), line.kind, line.text) for line in lines
+        ]
 
     def _print(self, lines: Sequence[StoryLine]) -> None:
         from ascendrun.cli.output import describe_time

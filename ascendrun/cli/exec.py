@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,10 +21,14 @@ PROGRESS_S = 0.1
 """Between two folds of the names that are still awaited: one for each of hundreds of answers took longer than they."""
 
 
-@verb("exec", examples="""
+@verb(
+    "exec",
+    examples="""
     ascendrun exec -H hostfiles/cluster.hosts -- uname -r
     ascendrun exec -H cluster.hosts --on 'npu[01-04]' --timeout 5m -- bash -c 'df -h /data | tail -1'
-""", takes_command=True)
+""",
+    takes_command=True,
+)
 @hostfile_option
 @click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group; without a hostfile: any names.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long on each host.  [default: 60s]")
@@ -32,7 +36,11 @@ PROGRESS_S = 0.1
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
 def command(
-    face: Face, hostfile: Optional[str], names: Optional[str], timeout: Optional[float], output: Optional[str],
+    face: Face,
+    hostfile: str | None,
+    names: str | None,
+    timeout: float | None,
+    output: str | None,
     argv: tuple[str, ...],
 ) -> int:
     """Run COMMAND on every host at once, through no shell. Identical output is shown once under the folded names.
@@ -81,8 +89,10 @@ def _print_folded(results: Sequence[ExecResult]) -> None:
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.names import fold_names
 
-    for stream, outputs in ((sys.stdout, [(one.stdout, one.host) for one in results]),
-                            (sys.stderr, [(one.stderr, one.host) for one in results])):
+    for stream, outputs in (
+        (sys.stdout, [(one.stdout, one.host) for one in results]),
+        (sys.stderr, [(one.stderr, one.host) for one in results]),
+    ):
         for text, names in group_by_text(outputs):
             count = f" ({len(names)})" if len(names) > 1 else ""
             kind = " stderr" if stream is sys.stderr else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from ascendrun.cli.face import Face
 
 
-@verb("explain", examples="""
+@verb(
+    "explain",
+    examples="""
     ascendrun explain j-0001
     ascendrun explain finetune --attempt 1 --all
     ascendrun explain j-0001 --gather          # first bring kernel, device and CANN logs from the nodes
     ascendrun explain j-0001 -o json | jq -r '.diagnosis.code, .diagnosis.confidence'
-""")
+""",
+)
 @click.argument("job")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the newest]")
 @click.option("--all", "everything", is_flag=True, help="All evidence and every link of the chain, no cuts.")
@@ -27,8 +30,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face, job: str, attempt: Optional[int], everything: bool, gather: bool, lang: Optional[str],
-    output: Optional[str],
+    face: Face, job: str, attempt: int | None, everything: bool, gather: bool, lang: str | None, output: str | None
 ) -> int:
     """Name the rank that failed first, over all nodes, and why; tell the others' ends as its consequences.
 
@@ -46,8 +48,9 @@ def command(
     if output in (None, "table", "wide"):
         from ascendrun.cli.explain_view import print_explanation
 
-        print_explanation(explanation, lang=lang, color=face.has_color(sys.stdout),
-                          everything=everything or output == "wide")
+        print_explanation(
+            explanation, lang=lang, color=face.has_color(sys.stdout), everything=everything or output == "wide"
+        )
     else:
         from ascendrun.cli.output import format_one
 

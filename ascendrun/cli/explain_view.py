@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
@@ -86,22 +86,26 @@ def _when(found: Diagnosis, lang: str) -> str:
     error_s = found.time_error_s or 0.0
     error = label("error", lang).replace("{error}", f"{error_s:.1f}") if error_s > CLEAR_ERROR_S else ""
     name = "at_alone" if found.lag_s is None else "at"
-    return label(name, lang).replace("{when}", _clock(found.at_s)).replace("{error}", error).replace(
-        "{lag}", _lag(found.lag_s))
+    return (
+        label(name, lang)
+        .replace("{when}", _clock(found.at_s))
+        .replace("{error}", error)
+        .replace("{lag}", _lag(found.lag_s))
+    )
 
 
-def _clock(at_s: Optional[float]) -> str:
+def _clock(at_s: float | None) -> str:
     """To the millisecond: what fails together fails within one second."""
     return describe_time(at_s) if at_s is None else f"{describe_time(at_s)}.{int(at_s % 1 * 1000):03d}"
 
 
-def _lag(lag_s: Optional[float]) -> str:
+def _lag(lag_s: float | None) -> str:
     if lag_s is None:
         return "-"
     return f"{lag_s * 1000:.0f} ms" if lag_s < 1 else f"{lag_s:.1f} s" if lag_s < 60 else describe_seconds(lag_s)
 
 
-def _proof(proof: Proof, *, cells: Optional[int]) -> str:
+def _proof(proof: Proof, *, cells: int | None) -> str:
     place = "" if proof.file is None else proof.file if proof.offset is None else f"{proof.file}:{proof.offset}"
     text = headline(proof.text)
     text = text if cells is None else cut(text, cells)

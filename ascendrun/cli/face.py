@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Optional, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from ascendrun.cli.screen import Screen
@@ -16,13 +16,13 @@ class Face:
     """Made once per command line; settings and cluster are made when a verb first needs them."""
 
     def __init__(
-        self, *, environ: Mapping[str, str], make_cluster: Optional[Callable[[Settings], Cluster]] = None
+        self, *, environ: Mapping[str, str], make_cluster: Callable[[Settings], Cluster] | None = None
     ) -> None:
         self.environ = environ
         self.flags: dict[str, str] = {}
         self._make_cluster = make_cluster
-        self._settings: Optional[Settings] = None
-        self._cluster: Optional[Cluster] = None
+        self._settings: Settings | None = None
+        self._cluster: Cluster | None = None
 
     @property
     def settings(self) -> Settings:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Optional
 
 from ascendrun.cli.logview import FOLD_WINDOW_S, LogView
 from ascendrun.cli.output import describe_progress, describe_seconds
@@ -49,7 +48,7 @@ def has_ended(job: JobView) -> bool:
     return job.state in ENDED
 
 
-def pipeline_of(cluster: Cluster, ref: str, job: JobView) -> Optional[JobView]:
+def pipeline_of(cluster: Cluster, ref: str, job: JobView) -> JobView | None:
     """The whole pipeline, when `ref`, for which `job` was found, names one; None: it names a job."""
     whole = cluster.pipeline(ref) if job.pipeline is not None else None
     return whole if whole is not None and whole.id == job.pipeline else None
@@ -70,10 +69,10 @@ class _Following:
         self._screen = screen
         self._view = view
         self._shows_lines = shows_lines
-        self._state: Optional[str] = None
-        self._logs: Optional[AttemptLogs] = None
+        self._state: str | None = None
+        self._logs: AttemptLogs | None = None
         self._attempt = 0
-        self._blind_since_s: Optional[float] = None
+        self._blind_since_s: float | None = None
 
     def run(self) -> JobDetail:
         detail = self._look()
@@ -145,7 +144,7 @@ class _Following:
         self._screen.lines(batch)
         return count
 
-    def _drain(self, *, ended_s: Optional[float] = None) -> None:
+    def _drain(self, *, ended_s: float | None = None) -> None:
         """Shows the attempt to its last byte, waiting for the bytes that are still on their way.
 
         `ended_s`: when the job ended; of one that ended long ago nothing more is waited for.
@@ -167,7 +166,7 @@ class _Following:
 class AttemptLogs:
     """All chosen streams of one attempt, merged and folded as they grow."""
 
-    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: Optional[int] = None) -> None:
+    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: int | None = None) -> None:
         self.folder = folder
         self._attempt = attempt
         self._view = view
@@ -181,7 +180,7 @@ class AttemptLogs:
         self._clocks: Mapping[str, HostClock] = {}
         self._clocks_due_s = float("-inf")
 
-    def expect_ranks(self, ranks: Optional[int]) -> None:
+    def expect_ranks(self, ranks: int | None) -> None:
         """How many ranks can say a line: one that all have said is shown at once. None: not known."""
         self._folder.ranks = ranks
 
@@ -255,7 +254,7 @@ def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:
     return min(max(cost_s / LOOKING_SHARE, shortest_s), longest_s)
 
 
-def _count_ranks(job: JobView, view: LogView) -> Optional[int]:
+def _count_ranks(job: JobView, view: LogView) -> int | None:
     """How many ranks can say a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
     if view.hosts is not None:
         return None

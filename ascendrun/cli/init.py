@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from ascendrun.cli.face import Face
 
 
-@verb("init", examples="""
+@verb(
+    "init",
+    examples="""
     ascendrun init                       # what there is
     ascendrun init quickstart            # copies it here
     ascendrun init quickstart ~/train
-""")
+""",
+)
 @click.argument("name", required=False)
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.pass_obj
-def command(face: Face, name: Optional[str], target: Optional[Path]) -> int:
+def command(face: Face, name: str | None, target: Path | None) -> int:
     """Copy the skeleton NAME (a job file and what it needs) to TARGET, by default here; without NAME list them."""
     from ascendrun.cli import skeletons
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import Column, format_many, format_table
 from ascendrun.core.loglines import describe_bytes
@@ -33,31 +33,41 @@ class FileRow:
 
     host: str
     kind: str
-    rank: Optional[int]
-    bytes: Optional[int]
-    path: Optional[str]
-    source: Optional[str] = None
-    note: Optional[str] = None
+    rank: int | None
+    bytes: int | None
+    path: str | None
+    source: str | None = None
+    note: str | None = None
 
 
-def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: Optional[str]) -> None:
+def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: str | None) -> None:
     folder = spool_dir(face.settings.state_dir, job.id, attempt)
     hosts = [host for host in job.hosts if view.hosts is None or host in view.hosts]
-    rows = [row for host in hosts for row in list_files(folder, host)
-            if view.ranks is None or row.rank is None or row.rank in view.ranks]
+    rows = [
+        row
+        for host in hosts
+        for row in list_files(folder, host)
+        if view.ranks is None or row.rank is None or row.rank in view.ranks
+    ]
     if output not in (None, "table", "wide"):
         assert output is not None
         sys.stdout.write(format_many(rows, output, name="files", kind=FileRow))
     elif rows:
-        sys.stdout.write(format_table(rows, [
-            Column("HOST", lambda row: row.host),
-            Column("KIND", lambda row: row.kind),
-            Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
-            Column("SIZE", lambda row: "" if row.bytes is None else describe_bytes(row.bytes)),
-            Column("PATH", lambda row: row.path or f"({row.note})"),
-            Column("NOTE", lambda row: (row.note or "") if row.path else ""),
-            Column("FROM", lambda row: row.source or "", is_wide=True),
-        ], wide=output == "wide"))
+        sys.stdout.write(
+            format_table(
+                rows,
+                [
+                    Column("HOST", lambda row: row.host),
+                    Column("KIND", lambda row: row.kind),
+                    Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
+                    Column("SIZE", lambda row: "" if row.bytes is None else describe_bytes(row.bytes)),
+                    Column("PATH", lambda row: row.path or f"({row.note})"),
+                    Column("NOTE", lambda row: (row.note or "") if row.path else ""),
+                    Column("FROM", lambda row: row.source or "", is_wide=True),
+                ],
+                wide=output == "wide",
+            )
+        )
     if rows and output in (None, "table", "wide"):
         sys.stdout.write(_describe_settings(folder, hosts))
     for host in hosts_awaited(face.settings.state_dir, job.id, attempt):
@@ -80,9 +90,20 @@ def _describe_settings(folder: Path, hosts: list[str]) -> str:
             value = "" if one.value is None else one.value + one.unit
             found.setdefault((name, value, one.origin), []).append(host)
     rows = [_Setting(*key, said_by) for key, said_by in sorted(found.items())]
-    return "" if not rows else "\n" + format_table(rows, [
-        Column("HCCL SETTING", lambda row: row.name), Column("VALUE", lambda row: row.value),
-        Column("SET BY", lambda row: row.origin), Column("HOSTS", lambda row: fold_names(row.hosts))])
+    return (
+        ""
+        if not rows
+        else "\n"
+        + format_table(
+            rows,
+            [
+                Column("HCCL SETTING", lambda row: row.name),
+                Column("VALUE", lambda row: row.value),
+                Column("SET BY", lambda row: row.origin),
+                Column("HOSTS", lambda row: fold_names(row.hosts)),
+            ],
+        )
+    )
 
 
 def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
@@ -93,8 +114,14 @@ def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
         match = OWN_FILE.match(path.name)
         if match:
             rank = None if match["rank"] is None else int(match["rank"])
-            found.append((rank is None, rank or 0, path.name, FileRow(
-                host, KINDS.get(match["kind"] or "", match["word"]), rank, path.stat().st_size, str(path))))
+            found.append(
+                (
+                    rank is None,
+                    rank or 0,
+                    path.name,
+                    FileRow(host, KINDS.get(match["kind"] or "", match["word"]), rank, path.stat().st_size, str(path)),
+                )
+            )
     for _no_rank, _rank, _name, row in sorted(found, key=lambda one: one[:3]):
         yield row
     gathered = read_gathered(attempt_dir, host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ascendrun.cluster import JobDetail, JobView
 
 
-@verb("logs", examples="""
+@verb(
+    "logs",
+    examples="""
     ascendrun logs j-0001 --tail 50
     ascendrun logs -f quickstart --rank 0,8-15
     ascendrun logs j-0001 --grep 'Traceback|Error' --since 10m -t
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     ascendrun logs j-0001 --first -t                                    # which rank complained first, and of what
     ascendrun logs j-0001 --files                                       # what else was gathered, and where it lies
     ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # every byte as it was written
-""")
+""",
+)
 @click.argument("job")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended; exit as it did. ^C detaches.")
 @click.option("--node", metavar="NODES", help="Only these nodes: npu[01-03].")
@@ -34,12 +37,19 @@ if TYPE_CHECKING:
 @click.option("--since", metavar="TIME", help="Only lines since: 10m (ago), 10:30, 2026-11-20T10:30.")
 @click.option("--until", metavar="TIME", help="Only lines until then; as --since.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of what is there.")
-@click.option("--grep", metavar="REGEX", multiple=True,
-              help="Only lines in which it is found; given several times: one of them. Nodes look for themselves.")
+@click.option(
+    "--grep",
+    metavar="REGEX",
+    multiple=True,
+    help="Only lines in which it is found; given several times: one of them. Nodes look for themselves.",
+)
 @click.option("-i", "ignore_case", is_flag=True, help="--grep does not care for case.")
 @click.option("-v", "invert", is_flag=True, help="Only lines in which --grep finds nothing.")
-@click.option("--first", is_flag=True, help="Of each rank the first such line, in order of time. Without --grep: the"
-                                            " first that looks like an error.")
+@click.option(
+    "--first",
+    is_flag=True,
+    help="Of each rank the first such line, in order of time. Without --grep: the first that looks like an error.",
+)
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt.  [default: the newest]")
 @click.option("--raw", is_flag=True, help="The exact bytes, rank after rank, neither merged nor folded.")
 @click.option("--files", is_flag=True, help="List the files instead: output, metrics, and what was gathered.")
@@ -47,8 +57,17 @@ if TYPE_CHECKING:
 @click.option("--no-prefix", is_flag=True, help="Lines without [ranks].")
 @output_option
 @click.pass_obj
-def command(face: Face, /, job: str, follow: bool, attempt: Optional[int], raw: bool, files: bool,
-            output: Optional[str], **choice: Any) -> int:
+def command(
+    face: Face,
+    /,
+    job: str,
+    follow: bool,
+    attempt: int | None,
+    raw: bool,
+    files: bool,
+    output: str | None,
+    **choice: Any,
+) -> int:
     """Print what the ranks of a job wrote, merged by time; lines that ranks share are shown once: [0-3] text.
 
     Numbers that were measured may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from
@@ -83,8 +102,9 @@ def _follow(face: Face, ref: str, job: JobView, view: LogView) -> int:
     return follow_to_the_end(face, job.id, view=view) if whole is None else follow_stages(face, whole, view=view)
 
 
-def _refuse_nonsense(*, follow: bool, attempt: Optional[int], raw: bool, files: bool, output: Optional[str],
-                     **choice: Any) -> None:
+def _refuse_nonsense(
+    *, follow: bool, attempt: int | None, raw: bool, files: bool, output: str | None, **choice: Any
+) -> None:
     filters = choice["grep"] or choice["since"] or choice["until"] or choice["first"] or choice["tail"] is not None
     if raw and (follow or filters or choice["timestamps"]):
         raise click.UsageError("--raw gives exact bytes: only --node, --rank, --stream and --attempt go with it")
@@ -101,8 +121,18 @@ def _refuse_nonsense(*, follow: bool, attempt: Optional[int], raw: bool, files: 
 
 
 def _make_view(
-    *, node: Optional[str], rank: Optional[str], stream: str, since: Optional[str], until: Optional[str],
-    tail: Optional[int], grep: tuple[str, ...], ignore_case: bool, invert: bool, first: bool, timestamps: bool,
+    *,
+    node: str | None,
+    rank: str | None,
+    stream: str,
+    since: str | None,
+    until: str | None,
+    tail: int | None,
+    grep: tuple[str, ...],
+    ignore_case: bool,
+    invert: bool,
+    first: bool,
+    timestamps: bool,
     no_prefix: bool,
 ) -> LogView:
     """Raises BadParameter naming the option whose text is wrong."""
@@ -126,13 +156,22 @@ def _make_view(
     except (ValueError, re.error) as error:
         raise click.BadParameter(str(error), param_hint=option) from error
     return LogView(
-        hosts=hosts, ranks=ranks, streams=("out", "err") if stream == "both" else (stream,), since_s=since_s,
-        until_s=until_s, patterns=grep, ignore_case=ignore_case, invert=invert, tail=tail, only_first=first,
-        has_times=timestamps, has_prefix=not no_prefix,
+        hosts=hosts,
+        ranks=ranks,
+        streams=("out", "err") if stream == "both" else (stream,),
+        since_s=since_s,
+        until_s=until_s,
+        patterns=grep,
+        ignore_case=ignore_case,
+        invert=invert,
+        tail=tail,
+        only_first=first,
+        has_times=timestamps,
+        has_prefix=not no_prefix,
     )
 
 
-def _choose_attempt(job: JobView, attempt: Optional[int]) -> int:
+def _choose_attempt(job: JobView, attempt: int | None) -> int:
     from ascendrun.core.errors import NotFound
 
     if attempt is not None and attempt > job.attempt:

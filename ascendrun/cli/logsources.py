@@ -20,8 +20,9 @@ StreamKey = tuple[str, int, str]
 """(host, rank, stream)"""
 
 
-def open_streams(state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, say: Callable[[str], None]
-                 ) -> list[Iterator[list[LogLine]]]:
+def open_streams(
+    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, say: Callable[[str], None]
+) -> list[Iterator[list[LogLine]]]:
     """The wanted lines of every chosen stream, in batches; [] when there is no stream at all.
 
     `say`: is told which nodes could not look through what only they have.
@@ -44,12 +45,20 @@ def open_streams(state_dir: Path, detail: JobDetail, attempt: int, view: LogView
     return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # what has no copy here at all
 
 
-def _read(files: StreamFiles, view: LogView, clocks: Mapping[str, HostClock], ends: Mapping[StreamKey, Position],
-          hits: dict[StreamKey, Sequence[LogLine]], *, among: int) -> Iterator[list[LogLine]]:
+def _read(
+    files: StreamFiles,
+    view: LogView,
+    clocks: Mapping[str, HostClock],
+    ends: Mapping[StreamKey, Position],
+    hits: dict[StreamKey, Sequence[LogLine]],
+    *,
+    among: int,
+) -> Iterator[list[LogLine]]:
     key = (files.host, files.rank, files.stream)
     tail = None if view.filters_lines else view.tail
-    batches = read_batches(files, tail=tail, clock=clocks.get(files.host), since_s=view.since_s, among=among,
-                           end=ends.get(key))
+    batches = read_batches(
+        files, tail=tail, clock=clocks.get(files.host), since_s=view.since_s, among=among, end=ends.get(key)
+    )
     more = hits.pop(key, None)
     chosen = _choose(batches, view)
     return chain(chosen, iter([list(more)])) if more else chosen
@@ -69,18 +78,30 @@ def _choose(batches: Iterator[list[LogLine]], view: LogView) -> Iterator[list[Lo
             yield chosen
 
 
-def _grep(state_dir: Path, job_id: str, attempt: int, view: LogView,
-          starts: Mapping[str, Mapping[tuple[int, str], Position]], clocks: Mapping[str, HostClock]) -> list[HostHits]:
+def _grep(
+    state_dir: Path,
+    job_id: str,
+    attempt: int,
+    view: LogView,
+    starts: Mapping[str, Mapping[tuple[int, str], Position]],
+    clocks: Mapping[str, HostClock],
+) -> list[HostHits]:
     wanted = Wanted(view.patterns, view.ignore_case, view.invert, view.since_s, view.until_s)
-    requests = {host: make_request(wanted, of_host, clocks.get(host, HostClock()))
-                for host, of_host in starts.items() if of_host}
+    requests = {
+        host: make_request(wanted, of_host, clocks.get(host, HostClock()))
+        for host, of_host in starts.items()
+        if of_host
+    }
     return ask_hosts(state_dir, job_id, attempt, requests, clocks) if requests else []
 
 
 def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
     """The chosen ranks of every chosen node."""
-    return {node.host: [rank for rank in node.ranks if view.ranks is None or rank in view.ranks]
-            for node in detail.nodes if view.hosts is None or node.host in view.hosts}
+    return {
+        node.host: [rank for rank in node.ranks if view.ranks is None or rank in view.ranks]
+        for node in detail.nodes
+        if view.hosts is None or node.host in view.hosts
+    }
 
 
 def _tell_problems(found: Sequence[HostHits], say: Callable[[str], None]) -> None:

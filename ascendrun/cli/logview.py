@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Optional
 
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
@@ -34,15 +33,15 @@ class LogView:
     rank its first line that is wanted. `has_hosts`: lines begin with the hosts they come from.
     """
 
-    hosts: Optional[Collection[str]] = None
-    ranks: Optional[Collection[int]] = None
+    hosts: Collection[str] | None = None
+    ranks: Collection[int] | None = None
     streams: Collection[str] = ("out", "err")
-    since_s: Optional[float] = None
-    until_s: Optional[float] = None
+    since_s: float | None = None
+    until_s: float | None = None
     patterns: tuple[str, ...] = ()
     ignore_case: bool = False
     invert: bool = False
-    tail: Optional[int] = None
+    tail: int | None = None
     only_first: bool = False
     has_times: bool = False
     has_prefix: bool = True
@@ -91,15 +90,16 @@ class LineTest:
     def _is_in_time(self, line: LogLine) -> bool:
         key = (line.host, line.rank, line.stream)
         if line.at_s is not None:
-            self._passed[key] = ((self._since_s is None or line.at_s >= self._since_s)
-                                 and (self._until_s is None or line.at_s <= self._until_s))
+            self._passed[key] = (self._since_s is None or line.at_s >= self._since_s) and (
+                self._until_s is None or line.at_s <= self._until_s
+            )
         return self._passed.get(key, False)
 
 
 _ERROR_WORDS, _NO_ERROR = re.compile(ERROR_WORDS, re.IGNORECASE), re.compile(NO_ERROR, re.IGNORECASE)
 
 
-def find_error(text: str) -> Optional[re.Match[str]]:
+def find_error(text: str) -> re.Match[str] | None:
     """What in a line looks like an error, None: nothing, or the word that there is none."""
     found = _ERROR_WORDS.search(text)
     return None if found is None or _NO_ERROR.search(text) else found
@@ -113,7 +113,7 @@ def first_of_each_rank(lines: Iterable[LogLine]) -> Iterator[LogLine]:
             yield line
 
 
-def format_time(at_s: Optional[float]) -> str:
+def format_time(at_s: float | None) -> str:
     """Local time to the millisecond, with its offset from UTC; dots when it is not known."""
     if at_s is None:
         return "..." + " " * 26

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,23 +25,35 @@ LISTEN = "127.0.0.1:9478"
 EVERY_S = 15.0
 
 
-@verb("metrics", examples="""
+@verb(
+    "metrics",
+    examples="""
     ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
     ascendrun metrics --textfile /var/lib/node_exporter/ascendrun.prom --every 30s
     ascendrun metrics --once | grep ascendrun_job_step
     ascendrun metrics --grafana > ascendrun.json                # a dashboard to import
-""")
+""",
+)
 @hostfile_option
 @click.option("--listen", metavar="HOST:PORT", help=f"Serve there; there is no password.  [default: {LISTEN}]")
-@click.option("--textfile", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH",
-              help="Write this file again and again instead, for node_exporter's textfile collector.")
+@click.option(
+    "--textfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Write this file again and again instead, for node_exporter's textfile collector.",
+)
 @click.option("--every", type=Duration(), metavar="TIME", help="How often the file is written.  [default: 15s]")
 @click.option("--once", is_flag=True, help="Print the text, or write the file, once and end.")
 @click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and end.")
 @click.pass_obj
 def command(
-    face: Face, hostfile: Optional[str], listen: Optional[str], textfile: Optional[Path], every: Optional[float],
-    once: bool, grafana: bool,
+    face: Face,
+    hostfile: str | None,
+    listen: str | None,
+    textfile: Path | None,
+    every: float | None,
+    once: bool,
+    grafana: bool,
 ) -> int:
     """Give Prometheus what top shows: npu-exporter's names for NPUs, ascendrun_* for jobs, ranks, hosts, devices.
 
@@ -78,7 +90,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def make_registry(face: Face, hostfile: Optional[str]) -> CollectorRegistry:
+def make_registry(face: Face, hostfile: str | None) -> CollectorRegistry:
     from ascendrun.cli.options import hosts_of
     from ascendrun.head.prometheus import make_registry
     from ascendrun.head.sampledetails import read_details
@@ -90,8 +102,11 @@ def make_registry(face: Face, hostfile: Optional[str]) -> CollectorRegistry:
 
     def look() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
         view, state_dir = source.look(now_s=time.time()), face.settings.state_dir
-        return view, count_states(state_dir), () if view.trouble else read_details(
-            state_dir, since_s=view.at_s - STALE_S)
+        return (
+            view,
+            count_states(state_dir),
+            () if view.trouble else read_details(state_dir, since_s=view.at_s - STALE_S),
+        )
 
     return make_registry(look)
 
@@ -105,8 +120,10 @@ def serve(face: Face, registry: CollectorRegistry, address: str, port: int) -> i
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise Conflict(f"cannot listen on {address}:{port}: {error.strerror or error}",
-                       hint="another exporter may run there; --listen 127.0.0.1:PORT takes another port") from error
+        raise Conflict(
+            f"cannot listen on {address}:{port}: {error.strerror or error}",
+            hint="another exporter may run there; --listen 127.0.0.1:PORT takes another port",
+        ) from error
     where = f"[{address}]" if ":" in address else address
     face.say(f"http://{where}:{server.server_port}/metrics  (^C ends)")
     if not is_loopback(address):
@@ -130,8 +147,9 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def write_file(registry: CollectorRegistry, path: Path, *, every_s: Optional[float],
-               wait: Optional[Callable[[float], object]] = None) -> int:
+def write_file(
+    registry: CollectorRegistry, path: Path, *, every_s: float | None, wait: Callable[[float], object] | None = None
+) -> int:
     """Written beside and renamed, so no reader sees half a file. `every_s` None: once. Raises InvalidInput."""
     from prometheus_client import write_to_textfile
 
@@ -143,8 +161,17 @@ def write_file(registry: CollectorRegistry, path: Path, *, every_s: Optional[flo
             try:
                 write_to_textfile(str(path), registry)
             except OSError as error:
-                raise InvalidInput([Problem(str(path), None, None, f"cannot be written: {error.strerror}",
-                                            "give a file in a folder that you may write to")]) from error
+                raise InvalidInput(
+                    [
+                        Problem(
+                            str(path),
+                            None,
+                            None,
+                            f"cannot be written: {error.strerror}",
+                            "give a file in a folder that you may write to",
+                        )
+                    ]
+                ) from error
             if every_s is None:
                 return 0
             wait(every_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 TIMEOUT_S = 90.0
 
 
-@verb("nodes", examples="""
+@verb(
+    "nodes",
+    examples="""
     ascendrun nodes --hostfile hostfiles/cluster.hosts
     ascendrun nodes -H cluster.hosts --on 'npu[01-04]' -o wide
-""")
+""",
+)
 @hostfile_option
 @click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long until the next answer.")
 @output_option
 @click.pass_obj
-def command(
-    face: Face, hostfile: Optional[str], names: Optional[str], timeout: Optional[float], output: Optional[str]
-) -> int:
+def command(face: Face, hostfile: str | None, names: str | None, timeout: float | None, output: str | None) -> int:
     """Ask every host how it is: reached or why not, Python, memory, disk, clock, job.
 
     Exits 6 when some do not answer.

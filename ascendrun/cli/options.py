@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import click
 
@@ -19,17 +19,19 @@ DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
-def verb(
-    name: str, *, examples: str, takes_command: bool = False
-) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(name: str, *, examples: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
     """A click command whose help ends with examples, one a line. `takes_command`: options end at the first argument."""
     lines = [line.strip() for line in examples.strip().splitlines()]
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-    return click.command(name, epilog=epilog, context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "allow_interspersed_args": not takes_command,
-    })
+    return click.command(
+        name,
+        epilog=epilog,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 110,
+            "allow_interspersed_args": not takes_command,
+        },
+    )
 
 
 def output_option(command: Command) -> Command:
@@ -47,7 +49,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gen
 
     name = "duration"
 
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float):
             return value
         seconds = parse_duration(str(value))
@@ -56,7 +58,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gen
         return seconds
 
 
-def parse_duration(text: str) -> Optional[float]:
+def parse_duration(text: str) -> float | None:
     """Seconds, or None when the text is no duration."""
     match = DURATION.match(text.strip())
     return float(match.group(1)) * SECONDS[match.group(2)] if match else None
@@ -83,7 +85,7 @@ def parse_since(text: str, *, now_s: float) -> float:
         raise ValueError(f"{text!r} is neither a duration (10m) nor a time (10:30, 2026-11-20T10:30)") from None
 
 
-def hosts_of(face: Face, *, hostfile: Optional[str], names: Optional[str] = None) -> tuple[Host, ...]:
+def hosts_of(face: Face, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
     """The hosts of the hostfile, or of the setting `hostfile`; with `names` those of them, `npu[01-04]` or `@group`.
 
     With names but no file anywhere, the names themselves are the hosts. Raises InvalidInput, NotFound, UsageError.

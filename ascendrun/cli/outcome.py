@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Optional
 
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.sanitise import sanitise
@@ -65,7 +64,7 @@ def _tell_verdict(job: JobView, screen: Screen, settings: Settings) -> None:
         screen.say(f"why: {verdict}")
 
 
-def first_failing_rank(detail: JobDetail) -> Optional[RankView]:
+def first_failing_rank(detail: JobDetail) -> RankView | None:
     """The rank that ended badly before any other; not those that were stopped. None: none is known."""
     failed = [rank for rank in detail.ranks if not rank.stopped and (rank.signal is not None or rank.exit_code)]
     return min(failed, key=lambda rank: (rank.exited_at_s or float("inf"), rank.rank), default=None)

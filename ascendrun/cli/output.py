@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 from ascendrun.cli.sanitise import escape_json, sanitise_line
 
@@ -98,7 +98,7 @@ def format_records(records: Sequence[Mapping[str, Any]], output: str, *, name: s
     return _to_csv(names, records)
 
 
-def _to_json(value: Any, *, indent: Optional[int] = None) -> str:
+def _to_json(value: Any, *, indent: int | None = None) -> str:
     return escape_json(json.dumps(value, ensure_ascii=False, indent=indent))
 
 
@@ -137,7 +137,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def format_table(
-    rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, width: Optional[int] = None
+    rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, width: int | None = None
 ) -> str:
     """Aligned columns under their titles. `width`: cut lines to so many cells of a terminal, None: never."""
     shown = [column for column in columns if wide or not column.is_wide]
@@ -158,9 +158,7 @@ def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{name}{' ' * (widest - width_of(name))}  {sanitise_line(value)}\n" for name, value in pairs)
 
 
-def print_rows(
-    rows: Sequence[Any], columns: Sequence[Column], output: Optional[str], *, name: str, kind: type
-) -> None:
+def print_rows(rows: Sequence[Any], columns: Sequence[Column], output: str | None, *, name: str, kind: type) -> None:
     """To stdout in the wished format; None: a table."""
     if output in (None, "table", "wide"):
         sys.stdout.write(format_table(rows, columns, wide=output == "wide", width=terminal_width(output)))
@@ -169,7 +167,7 @@ def print_rows(
         sys.stdout.write(format_many(rows, output, name=name, kind=kind))
 
 
-def terminal_width(output: Optional[str]) -> Optional[int]:
+def terminal_width(output: str | None) -> int | None:
     """Cells of the terminal, or None where nothing may be cut: in a pipe, or with -o wide."""
     if output == "wide" or not sys.stdout.isatty():
         return None
@@ -205,7 +203,7 @@ def cut(text: str, width: int) -> str:
     return "".join(kept).rstrip() + "…"
 
 
-def describe_seconds(seconds: Optional[float]) -> str:
+def describe_seconds(seconds: float | None) -> str:
     """4s, 3m12s, 2h05m, 3d04h; "-" for None."""
     if seconds is None:
         return "-"
@@ -219,7 +217,7 @@ def describe_seconds(seconds: Optional[float]) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def describe_memory(count: Optional[int]) -> str:
+def describe_memory(count: int | None) -> str:
     """Powers of 1024, as memory is sold; "-" for None."""
     if count is None:
         return "-"
@@ -231,12 +229,12 @@ def describe_memory(count: Optional[int]) -> str:
     return f"{size:.1f} TiB"
 
 
-def describe_time(at_s: Optional[float]) -> str:
+def describe_time(at_s: float | None) -> str:
     """Local time to the second; "-" for None."""
     return "-" if at_s is None else datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def describe_progress(progress: Optional[Mapping[str, Any]]) -> str:
+def describe_progress(progress: Mapping[str, Any] | None) -> str:
     """step 120 · loss 2.31 · 15.3k tokens/s; "" when a program says nothing of these."""
     if not progress:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from ascendrun.cli.output import Column
 
 
-@verb("ps", examples="""
+@verb(
+    "ps",
+    examples="""
     ascendrun ps
     ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
-""")
+""",
+)
 @click.option("--all", "-a", "everything", is_flag=True, help="Ended jobs too.")
 @output_option
 @click.pass_obj
-def command(face: Face, everything: bool, output: Optional[str]) -> int:
+def command(face: Face, everything: bool, output: str | None) -> int:
     """List live jobs, the newest first."""
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import JobView
@@ -38,7 +41,7 @@ def job_columns(now_s: float) -> list[Column]:
     from ascendrun.cli.sanitise import headline
     from ascendrun.core.names import fold_names
 
-    def runs_s(job: object) -> Optional[float]:
+    def runs_s(job: object) -> float | None:
         started_s = getattr(job, "started_at_s", None)
         if started_s is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,23 +16,32 @@ if TYPE_CHECKING:
     from ascendrun.health.reportdata import Report
 
 
-@verb("report", examples="""
+@verb(
+    "report",
+    examples="""
     ascendrun report j-0001                            # j-0001-report.html here, and the sum of it on the screen
     ascendrun report qwen32b --out qwen.html --lang zh # by name: the newest of that name
     ascendrun report j-0001 --png j-0001.png           # as a picture (needs matplotlib: pip install 'ascendrun[plot]')
     ascendrun report j-0001 -o json                    # the same as data; writes no file
-""")
+""",
+)
 @click.argument("job")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Where the page goes; - for stdout.  [default: JOB-report.html here]")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Write a picture; a page as well only with --out.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the page goes; - for stdout.  [default: JOB-report.html here]",
+)
+@click.option(
+    "--png",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a picture; a page as well only with --out.",
+)
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of page and picture.  [default: the locale's]")
 @output_option
 @click.pass_obj
-def command(
-    face: Face, job: str, out: Optional[Path], png: Optional[Path], lang: Optional[str], output: Optional[str]
-) -> int:
+def command(face: Face, job: str, out: Path | None, png: Path | None, lang: str | None, output: str | None) -> int:
     """Report on one job: training, time, cost, story, in one HTML file that needs nothing else.
 
     Of a job that is under way: its story so far. Where the time went sums to the time since its submission.
@@ -92,12 +101,18 @@ def describe_report(report: Report, *, lang: str) -> str:
     from ascendrun.core.names import fold_names
 
     words = Words(lang)
-    pairs = [(words("job"), f"{report.id} ({report.name}) {report.state}"),
-             ("", words("on", hosts=fold_names(report.hosts), ranks=report.world_size)),
-             *((cut(label, 60), value) for value, label in list_tiles(report, words))]
-    spent = format_table([one for one in report.time if one.seconds], [
-        Column(words("time").upper(), lambda one: words(f"use-{one.use}")),
-        Column(words("col-time").upper(), lambda one: duration(one.seconds)),
-        Column(words("col-share").upper(), lambda one: percent(one.share))])
+    pairs = [
+        (words("job"), f"{report.id} ({report.name}) {report.state}"),
+        ("", words("on", hosts=fold_names(report.hosts), ranks=report.world_size)),
+        *((cut(label, 60), value) for value, label in list_tiles(report, words)),
+    ]
+    spent = format_table(
+        [one for one in report.time if one.seconds],
+        [
+            Column(words("time").upper(), lambda one: words(f"use-{one.use}")),
+            Column(words("col-time").upper(), lambda one: duration(one.seconds)),
+            Column(words("col-share").upper(), lambda one: percent(one.share)),
+        ],
+    )
     doubts = "".join(f"{words('doubt-' + doubt.code, **doubt.values)}\n" for doubt in report.doubts)
     return "\n".join(part for part in (format_pairs(pairs), spent, doubts) if part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.report_page import chart_title, duration, list_tiles, percent, when
 from ascendrun.cli.report_words import Words
@@ -15,14 +15,34 @@ if TYPE_CHECKING:
     from ascendrun.health.reportcharts import Chart
     from ascendrun.health.reportdata import Report
 
-COLORS = {"queue": "#9aa4b2", "checks": "#7d8fb3", "staging": "#8f7cc3", "start-up": "#d09a2d", "training": "#2a9d66",
-          "checkpoint": "#2f80c9", "ending": "#63b7af", "lost": "#d1495b"}
+COLORS = {
+    "queue": "#9aa4b2",
+    "checks": "#7d8fb3",
+    "staging": "#8f7cc3",
+    "start-up": "#d09a2d",
+    "training": "#2a9d66",
+    "checkpoint": "#2f80c9",
+    "ending": "#63b7af",
+    "lost": "#d1495b",
+}
 """Those of web/report.css in the light."""
 LINE = "#1f6feb"
 TILES = 6
-CHINESE_FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
-                 "Microsoft YaHei", "PingFang SC", "SimHei", "Noto Sans CJK JP", "Noto Serif CJK SC",
-                 "Noto Serif CJK JP", "Droid Sans Fallback", "AR PL UMing CN")
+CHINESE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "SimHei",
+    "Noto Sans CJK JP",
+    "Noto Serif CJK SC",
+    "Noto Serif CJK JP",
+    "Droid Sans Fallback",
+    "AR PL UMing CN",
+)
 
 
 def make_picture(report: Report, *, lang: str) -> bytes:
@@ -67,8 +87,15 @@ def _plain(value: str, width: int) -> str:
 
 def _draw_head(axes: Any, report: Report, words: Words) -> None:
     axes.axis("off")
-    axes.text(0, 1, _plain(f"{report.state}  {report.id}  {report.name}", 80), fontsize=15, weight="bold", va="top",
-              transform=axes.transAxes)
+    axes.text(
+        0,
+        1,
+        _plain(f"{report.state}  {report.id}  {report.name}", 80),
+        fontsize=15,
+        weight="bold",
+        va="top",
+        transform=axes.transAxes,
+    )
     told = f"{words('on', hosts=fold_names(report.hosts), ranks=report.world_size)} · {when(report.created_at_s)}"
     axes.text(0, 0.74, _plain(told, 130), color="#5b6675", va="top", transform=axes.transAxes)
     for index, (value, label) in enumerate(list_tiles(report, words)):
@@ -121,5 +148,5 @@ def _draw_chart(axes: Any, chart: Chart, report: Report, words: Words) -> None:
         axes.set_xlabel(words("x-step"))
 
 
-def _number(value: Optional[float]) -> float:
+def _number(value: float | None) -> float:
     return float("nan") if value is None else value

@@ -30,8 +30,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "tile-hours-cuda": ("GPU-hours", "GPU 卡时"),
     "tile-hours-cpu": ("process-hours", "进程小时"),
     "tile-energy": ("kWh of the devices", "设备用电 kWh"),
-    "tile-energy-partly": ("kWh of the devices, measured {percent} % of the time",
-                           "设备用电 kWh（有 {percent} % 的时间有测量）"),
+    "tile-energy-partly": (
+        "kWh of the devices, measured {percent} % of the time",
+        "设备用电 kWh（有 {percent} % 的时间有测量）",
+    ),
     "unknown": ("not known", "未知"),
     "of-steps": ("{steps} of {total}", "{steps} / {total}"),
     "use-queue": ("queue", "排队"),
@@ -50,8 +52,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "says-training": ("steps whose results were kept", "成果得以保留的训练步"),
     "says-checkpoint": ("saving, as far as the program tells", "保存检查点（以程序所报为准）"),
     "says-ending": ("after the last step, until all was over", "最后一步之后，直到全部结束"),
-    "says-lost": ("work done again or never kept, and all until the next attempt trained",
-                  "重做的或未能保留的训练，以及恢复训练之前的全部时间"),
+    "says-lost": (
+        "work done again or never kept, and all until the next attempt trained",
+        "重做的或未能保留的训练，以及恢复训练之前的全部时间",
+    ),
     "col-use": ("use", "用途"),
     "col-time": ("time", "时间"),
     "col-share": ("share", "占比"),
@@ -93,32 +97,47 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "chart-temperature_c": ("Temperature of the devices, °C", "设备温度（°C）"),
     "chart-frequency_mhz": ("Clock of the devices, MHz", "设备主频（MHz）"),
     "chart-host_cpu": ("CPU of the hosts, %", "主机 CPU(%)"),
-    "no-charts": ("Nothing to draw: the program wrote no metrics, and nothing was sampled.",
-                  "没有可画的内容：程序没有写指标，也没有采样数据。"),
-    "no-script": ("The charts need JavaScript; everything else is here without it.",
-                  "图表需要 JavaScript；其余内容不需要。"),
-    "made": ("made by ascendrun {version} on {when}; times are local ({zone})",
-             "由 ascendrun {version} 生成于 {when}；时间为本地时间（{zone}）"),
+    "no-charts": (
+        "Nothing to draw: the program wrote no metrics, and nothing was sampled.",
+        "没有可画的内容：程序没有写指标，也没有采样数据。",
+    ),
+    "no-script": (
+        "The charts need JavaScript; everything else is here without it.",
+        "图表需要 JavaScript；其余内容不需要。",
+    ),
+    "made": (
+        "made by ascendrun {version} on {when}; times are local ({zone})",
+        "由 ascendrun {version} 生成于 {when}；时间为本地时间（{zone}）",
+    ),
     "doubt-no-steps": (
         "An attempt told no steps: all the time that it ran counts as training, or as lost where it failed.",
-        "有一次启动没有报告训练步：其运行时间全部计为训练；若失败则计为故障损失。"),
+        "有一次启动没有报告训练步：其运行时间全部计为训练；若失败则计为故障损失。",
+    ),
     "doubt-no-times": (
         "The program wrote no times (at_s) into its metrics: all the time that it ran counts as training, or as lost "
         "where it failed.",
-        "程序写的指标里没有时间（at_s）：其运行时间全部计为训练；若失败则计为故障损失。"),
+        "程序写的指标里没有时间（at_s）：其运行时间全部计为训练；若失败则计为故障损失。",
+    ),
     "doubt-no-checkpoint": (
         "The job failed without a checkpoint that we were told of: its last attempt counts as lost.",
-        "作业失败，且没有报告过检查点：最后一次启动的训练全部计为损失。"),
+        "作业失败，且没有报告过检查点：最后一次启动的训练全部计为损失。",
+    ),
     "doubt-diverged": (
         "The program wrote a loss or gradient that is no number (lines: {lines}, the first at step {step}).",
-        "程序在 {lines} 行中写出了非数值的 loss 或梯度，最早在第 {step} 步。"),
+        "程序在 {lines} 行中写出了非数值的 loss 或梯度，最早在第 {step} 步。",
+    ),
     "doubt-energy-partly": (
         "The devices' power was measured for {percent} % of the time that they were held; the kWh are of that part.",
-        "占用设备的时间里有 {percent} % 测得了功率；kWh 只含这一部分。"),
-    "doubt-energy-unknown": ("The devices' power was not measured: the energy is not known.",
-                             "没有测得设备功率，用电量未知。"),
-    "doubt-thinned": ("The metrics are long: of plain steps one in {every} was read.",
-                      "指标很长：普通训练步每 {every} 行读取一行。"),
+        "占用设备的时间里有 {percent} % 测得了功率；kWh 只含这一部分。",
+    ),
+    "doubt-energy-unknown": (
+        "The devices' power was not measured: the energy is not known.",
+        "没有测得设备功率，用电量未知。",
+    ),
+    "doubt-thinned": (
+        "The metrics are long: of plain steps one in {every} was read.",
+        "指标很长：普通训练步每 {every} 行读取一行。",
+    ),
 }
 
 

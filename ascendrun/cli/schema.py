@@ -9,10 +9,13 @@ import click
 from ascendrun.cli.options import verb
 
 
-@verb("schema", examples="""
+@verb(
+    "schema",
+    examples="""
     ascendrun schema > job.schema.json      # then, in a job file: # yaml-language-server: $schema=job.schema.json
     ascendrun schema | jq '.properties | keys'
-""")
+""",
+)
 def command() -> int:
     """Print the JSON Schema of job files, for completion and checks in editors."""
     from ascendrun.core.spec import job_json_schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional, TextIO
+from typing import TextIO
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 
@@ -72,7 +72,7 @@ class Screen:
             self._bottom = text
 
 
-def cut_to_terminal(text: str, columns: Optional[int] = None) -> str:
+def cut_to_terminal(text: str, columns: int | None = None) -> str:
     """One cell less than the terminal is wide: a full line would wrap, and could not be erased."""
     import shutil
 

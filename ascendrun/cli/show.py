@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,22 +16,27 @@ if TYPE_CHECKING:
     from ascendrun.cluster import JobDetail, JobView, RankView
 
 
-@verb("show", examples="""
+@verb(
+    "show",
+    examples="""
     ascendrun show j-0001
     ascendrun show quickstart -o yaml          # by name: the newest of that name
-""")
+""",
+)
 @click.argument("job")
 @output_option
 @click.pass_obj
-def command(face: Face, job: str, output: Optional[str]) -> int:
+def command(face: Face, job: str, output: str | None) -> int:
     """Show one job: how it stands, its nodes, its ranks, what happened."""
     from ascendrun.cli.output import format_one
 
     detail = face.cluster.job(job)
     if output in (None, "table", "wide"):
         whole = face.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
-        sys.stdout.write((describe_stages(whole) if whole is not None else "")
-                         + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(face, detail)))
+        sys.stdout.write(
+            (describe_stages(whole) if whole is not None else "")
+            + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(face, detail))
+        )
     else:
         assert output is not None
         sys.stdout.write(format_one(detail, output))
@@ -42,22 +47,25 @@ def describe_stages(whole: JobView) -> str:
     """The pipeline that a job is a stage of, before the job itself."""
     from ascendrun.cli.output import Column, format_pairs, format_table
 
-    table = format_table(whole.stages, [
-        Column("STAGE", lambda stage: stage.stage),
-        Column("JOB", lambda stage: stage.job_id),
-        Column("STATE", lambda stage: stage.state.value),
-    ])
+    table = format_table(
+        whole.stages,
+        [
+            Column("STAGE", lambda stage: stage.stage),
+            Column("JOB", lambda stage: stage.job_id),
+            Column("STATE", lambda stage: stage.state.value),
+        ],
+    )
     return f"{format_pairs([('pipeline', f'{whole.id} ({whole.name})'), ('state', whole.state)])}\n{table}\n"
 
 
-def _why(face: Face, detail: JobDetail) -> Optional[str]:
+def _why(face: Face, detail: JobDetail) -> str | None:
     """The verdict on a job that failed, in one line."""
     from ascendrun import insight
 
     return insight.verdict(face.settings.state_dir, detail.job.id) if detail.job.state == "FAILED" else None
 
 
-def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: Optional[str] = None) -> str:
+def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:
     """For a person. Ranks that simply run or ended well share a line; with `wide` every rank has its own.
     `why`: the verdict, None: there is none."""
     from ascendrun.cli.follow import has_ended
@@ -67,19 +75,29 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: Optional[s
     more = [] if why is None else [("why", f"{why}; `ascendrun explain {detail.job.id}` has the evidence")]
     parts = [format_pairs([*_head(detail, now_s), *more])]
     if detail.nodes:
-        parts.append(format_table(detail.nodes, [
-            Column("NODE", lambda node: node.host),
-            Column("RANKS", lambda node: fold_ranks(node.ranks)),
-            Column("LIVENESS", lambda node: "-" if has_ended(detail.job) else node.liveness),
-            Column("PHASE", lambda node: node.phase),
-        ]))
+        parts.append(
+            format_table(
+                detail.nodes,
+                [
+                    Column("NODE", lambda node: node.host),
+                    Column("RANKS", lambda node: fold_ranks(node.ranks)),
+                    Column("LIVENESS", lambda node: "-" if has_ended(detail.job) else node.liveness),
+                    Column("PHASE", lambda node: node.phase),
+                ],
+            )
+        )
     parts.append(_describe_ranks(detail, wide=wide))
     if detail.events:
-        parts.append(format_table(detail.events, [
-            Column("WHEN", lambda event: describe_time(event.at_s)),
-            Column("WHAT", lambda event: event.kind),
-            Column("STORY", lambda event: event.text),
-        ]))
+        parts.append(
+            format_table(
+                detail.events,
+                [
+                    Column("WHEN", lambda event: describe_time(event.at_s)),
+                    Column("WHAT", lambda event: event.kind),
+                    Column("STORY", lambda event: event.text),
+                ],
+            )
+        )
     return "\n".join(part for part in parts if part)
 
 
@@ -120,13 +138,20 @@ def _describe_ranks(detail: JobDetail, *, wide: bool) -> str:
     for rank in detail.ranks:
         if rank not in shown:
             quiet.setdefault(describe_rank(rank), []).append(rank.rank)
-    table = format_table(shown, [
-        Column("RANK", lambda rank: str(rank.rank)),
-        Column("NODE", lambda rank: rank.host),
-        Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
-        Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
-        Column("HOW", describe_rank),
-    ]) if shown else ""
+    table = (
+        format_table(
+            shown,
+            [
+                Column("RANK", lambda rank: str(rank.rank)),
+                Column("NODE", lambda rank: rank.host),
+                Column("PID", lambda rank: "-" if rank.pid is None else str(rank.pid)),
+                Column("ENDED", lambda rank: describe_time(rank.exited_at_s)),
+                Column("HOW", describe_rank),
+            ],
+        )
+        if shown
+        else ""
+    )
     return table + "".join(f"ranks {fold_ranks(ranks)}: {how}\n" for how, ranks in quiet.items())
 
 

@@ -6,7 +6,6 @@ import itertools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Optional, Tuple
 
 from ascendrun.core.errors import Conflict, NotFound
 
@@ -20,11 +19,11 @@ class Skeleton:
 
     name: str
     says: str
-    files: Dict[str, Path]
+    files: dict[str, Path]
     job_file: str
 
 
-def list_skeletons() -> Tuple[Skeleton, ...]:
+def list_skeletons() -> tuple[Skeleton, ...]:
     """Every skeleton, by name."""
     root = skeletons_root()
     found = [_from_folder(path.parent) for path in root.glob(f"templates/*/{JOB_FILE}")]
@@ -32,7 +31,7 @@ def list_skeletons() -> Tuple[Skeleton, ...]:
     return tuple(sorted(found, key=lambda skeleton: skeleton.name))
 
 
-def copy_skeleton(name: str, target: Path) -> Tuple[Path, ...]:
+def copy_skeleton(name: str, target: Path) -> tuple[Path, ...]:
     """Copies the skeleton's files into `target` (made when missing); returns the new files, the job file first.
 
     Raises NotFound for an unknown name; Conflict when a file is there already, and then nothing was copied.
@@ -41,8 +40,10 @@ def copy_skeleton(name: str, target: Path) -> Tuple[Path, ...]:
     copies = {target / place: source for place, source in skeleton.files.items()}
     taken = [str(path) for path in copies if path.exists() or path.is_symlink()]
     if taken:
-        raise Conflict(f"{', '.join(taken)}: there already; nothing was copied",
-                       hint=f"name another folder: ascendrun init {name} FOLDER")
+        raise Conflict(
+            f"{', '.join(taken)}: there already; nothing was copied",
+            hint=f"name another folder: ascendrun init {name} FOLDER",
+        )
     for path, source in copies.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
@@ -64,8 +65,11 @@ def _find(name: str) -> Skeleton:
 
 
 def _from_folder(folder: Path) -> Skeleton:
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))
-             if path.is_file() and "__pycache__" not in path.parts}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     return Skeleton(folder.name, _first_sentence(folder / JOB_FILE), files, JOB_FILE)
 
 
@@ -78,7 +82,7 @@ def _from_job(path: Path, root: Path) -> Skeleton:
     return Skeleton(path.stem, _first_sentence(path), files, f"jobs/{path.name}")
 
 
-def _hostfile_of(job_file: Path) -> Optional[Path]:
+def _hostfile_of(job_file: Path) -> Path | None:
     """None: the job names no hostfile of ours."""
     import yaml
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[Optional[float]], *, low: Optional[float] = None, high: Optional[float] = None) -> str:
+def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:
     """One character a value; a gap for None. The scale goes from `low` to `high`, None: of the values themselves."""
     told = [value for value in values if value is not None]
     if not told:
@@ -24,8 +23,8 @@ def sparkline(values: Sequence[Optional[float]], *, low: Optional[float] = None,
 
 
 def in_buckets(
-    points: Sequence[tuple[float, Optional[float]]], *, since_s: float, until_s: float, count: int
-) -> list[Optional[float]]:
+    points: Sequence[tuple[float, float | None]], *, since_s: float, until_s: float, count: int
+) -> list[float | None]:
     """The mean of the points (at_s, value) in each of `count` equal stretches of time; None where there is none."""
     sums, counts = [0.0] * count, [0] * count
     width = (until_s - since_s) / count

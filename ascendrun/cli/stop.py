@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 
 
-@verb("stop", examples="""
+@verb(
+    "stop",
+    examples="""
     ascendrun stop j-0001                 # the checkpoint signal, time to save, then the end
     ascendrun stop j-0001 j-0002 --now    # no time to save
-""")
+""",
+)
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--now", is_flag=True, help="Skip the time to save.")
 @click.option("--no-wait", is_flag=True, help="Return when the stop is stored; it goes on without this command.")

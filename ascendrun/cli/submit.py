@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
 
 
-@verb("submit", examples="""
+@verb(
+    "submit",
+    examples="""
     ascendrun submit jobs/quickstart.yaml
     ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
     ascendrun submit job.yaml --dry-run          # exactly what every rank would run, and whether it fits
     id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
     ascendrun submit pipeline.yaml --resume j-0003 --from finetune   # its earlier stages are kept
-""")
+""",
+)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
 @click.option("--wait", "waits", is_flag=True, help="Print no log lines; exit as the job does.")
@@ -38,8 +42,16 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face, file: Path, detach: bool, waits: bool, dry_run: bool, overrides: tuple[str, ...],
-    resume: Optional[str], from_stage: Optional[str], hostfile: Optional[str], output: Optional[str],
+    face: Face,
+    file: Path,
+    detach: bool,
+    waits: bool,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    from_stage: str | None,
+    hostfile: str | None,
+    output: str | None,
 ) -> int:
     """Check a job file completely, start it on all its nodes together, follow its output.
 
@@ -64,9 +76,7 @@ def command(
     return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
 
 
-def _print_plan(
-    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path], output: Optional[str]
-) -> int:
+def _print_plan(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None) -> int:
     from ascendrun.cli.output import format_one
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.planview import render_text
@@ -80,22 +90,24 @@ def _print_plan(
                 sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *each.lines))))
     else:
         assert output is not None
-        whole = [plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
-                 for plan, (_, each) in zip(plans, sums)]
+        whole = [
+            plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
+            for plan, (_, each) in zip(plans, sums)
+        ]
         sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
     return 3 if any(each is not None and each.fits is False for _, each in sums) else 0
 
 
 def _arithmetic(
-    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path], plans: Sequence[Mapping[str, Any]]
-) -> Sequence[tuple[str, Optional[Arithmetic]]]:
+    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
+) -> Sequence[tuple[str, Arithmetic | None]]:
     """What each stage's program reckons, with a title; None for a stage that has nothing to reckon."""
     from ascendrun.cli.arithmetic import can_reckon, reckon, title_of
     from ascendrun.head.programs import load_programs
     from ascendrun.head.submit import read_hosts, read_stages
 
     programs = load_programs()
-    sums: list[tuple[str, Optional[Arithmetic]]] = []
+    sums: list[tuple[str, Arithmetic | None]] = []
     for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
         spec, title = stage.spec, title_of(stage, plan["job"])
         if spec.program is None or not can_reckon(programs.get(spec.program), spec.args):
@@ -103,12 +115,22 @@ def _arithmetic(
             continue
         hosts = read_hosts(spec, file, hostfile=hostfile)
         family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_FAMILY", "auto")
-        sums.append((title, reckon(spec.program, spec.args, ranks=plan["world_size"], family=family,
-                                   chip=partial(_chip_of, face, hosts))))
+        sums.append(
+            (
+                title,
+                reckon(
+                    spec.program,
+                    spec.args,
+                    ranks=plan["world_size"],
+                    family=family,
+                    chip=partial(_chip_of, face, hosts),
+                ),
+            )
+        )
     return sums
 
 
-def _chip_of(face: Face, hosts: Sequence[Host]) -> Optional[str]:
+def _chip_of(face: Face, hosts: Sequence[Host]) -> str | None:
     """As every NPU of these hosts calls itself; None: they differ, or do not say."""
     from ascendrun.core.errors import AscendrunError
 
@@ -121,20 +143,24 @@ def _chip_of(face: Face, hosts: Sequence[Host]) -> Optional[str]:
     return names.pop() if len(names) == 1 else None
 
 
-def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Optional[Path]) -> None:
+def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None) -> None:
     """A bundled program on this very machine needs a training stack here: it is set up on first use."""
     from ascendrun.head.submit import read_hosts, read_stages
 
     specs = [one.spec for one in read_stages(file, overrides=overrides)]
-    hosts = [host for spec in specs if spec.program is not None and spec.python is None
-             for host in read_hosts(spec, file, hostfile=hostfile)]
+    hosts = [
+        host
+        for spec in specs
+        if spec.program is not None and spec.python is None
+        for host in read_hosts(spec, file, hostfile=hostfile)
+    ]
     if any(host.is_local for host in hosts):
         from ascendrun.cli.trainenv import ensure_training_stack
 
         ensure_training_stack(None, face.say)
 
 
-def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
+def _leave(face: Face, job: JobView, output: str | None) -> int:
     from ascendrun.cli.output import format_one
 
     if output in (None, "table", "wide"):
@@ -147,8 +173,7 @@ def _leave(face: Face, job: JobView, output: Optional[str]) -> int:
 
 
 def follow_stages(
-    face: Face, pipeline: JobView, *, shows_lines: bool = True, output: Optional[str] = None,
-    view: Optional[LogView] = None,
+    face: Face, pipeline: JobView, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
     """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last.
 
@@ -179,7 +204,7 @@ def follow_stages(
 
 
 def follow_to_the_end(
-    face: Face, job_id: str, *, shows_lines: bool = True, output: Optional[str] = None, view: Optional[LogView] = None
+    face: Face, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
     """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
     screen = face.screen()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 
 
-@verb("top", examples="""
+@verb(
+    "top",
+    examples="""
     ascendrun top                                  # live; q ends, ? shows the keys
     ascendrun top --once -H cluster.hosts          # one print, hosts without a job are asked too
     ascendrun top --job qwen32b --sort step        # the slowest rank first
     ascendrun top --once --bad 'npu0*'             # only what is not well
     ascendrun top --once -o json | jq '.rows[] | select(.health != "OK")'
-""")
+""",
+)
 @click.argument("names", nargs=-1, metavar="[HOSTS]...")
 @hostfile_option
 @click.option("--once", is_flag=True, help="Print once and end; so it is too where stdout is no terminal.")
@@ -40,8 +43,17 @@ EVERY_S = 2.0
 @output_option
 @click.pass_obj
 def command(
-    face: Face, names: tuple[str, ...], hostfile: Optional[str], once: bool, job: Optional[str], bad: bool, by: str,
-    by_host: bool, every: Optional[float], lang: Optional[str], output: Optional[str],
+    face: Face,
+    names: tuple[str, ...],
+    hostfile: str | None,
+    once: bool,
+    job: str | None,
+    bad: bool,
+    by: str,
+    by_host: bool,
+    every: float | None,
+    lang: str | None,
+    output: str | None,
 ) -> int:
     """Show every device of every host: load, memory, power, health, whose rank is on it, its step time beside others'.
 
@@ -70,9 +82,7 @@ def _job_of(face: Face, ref: str) -> str:
     return job.id
 
 
-def choose_hosts(
-    face: Face, hostfile: Optional[str], names: tuple[str, ...]
-) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+def choose_hosts(face: Face, hostfile: str | None, names: tuple[str, ...]) -> tuple[tuple[Host, ...], tuple[str, ...]]:
     """The hosts that may be asked, and the names or globs of those to show (none: all)."""
     from ascendrun.cli.options import hosts_of, parse_host_words
 
@@ -92,9 +102,7 @@ def choose_hosts(
     return hosts, (*globs, *(host.name for host in hosts))
 
 
-def print_once(
-    face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, output: Optional[str]
-) -> int:
+def print_once(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, output: str | None) -> int:
     from ascendrun.cli.output import terminal_width
     from ascendrun.cli.toptext import top_lines
     from ascendrun.insight import ANSWER_S, LATE_S
@@ -108,8 +116,14 @@ def print_once(
         screen.close()
     if output in (None, "table", "wide"):
         width = terminal_width(output)
-        lines = top_lines(view, lang=lang, width=width, color=face.has_color(sys.stdout), is_wide=output == "wide",
-                          by_host=order.by_host)
+        lines = top_lines(
+            view,
+            lang=lang,
+            width=width,
+            color=face.has_color(sys.stdout),
+            is_wide=output == "wide",
+            by_host=order.by_host,
+        )
         sys.stdout.write("\n".join(lines) + "\n")
     else:
         assert output is not None
@@ -124,8 +138,11 @@ def _write_records(view: TopView, output: str) -> None:
     from ascendrun.cli.output import format_record, format_records
     from ascendrun.cli.toprecords import ROW_NAMES, row_record, view_record
 
-    sys.stdout.write(format_record(view_record(view), output) if output in ("json", "yaml") else format_records(
-        [row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES))
+    sys.stdout.write(
+        format_record(view_record(view), output)
+        if output in ("json", "yaml")
+        else format_records([row_record(row) for row in view.rows], output, name="rows", names=ROW_NAMES)
+    )
 
 
 def run_live(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:

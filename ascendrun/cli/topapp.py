@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -40,17 +40,31 @@ def run_app(face: Face, source: TopSource, choice: Choice, order: Order, *, lang
     return 0
 
 
-def _keys(lang: str) -> list[tuple[str, str, str, Optional[str], bool]]:
+def _keys(lang: str) -> list[tuple[str, str, str, str | None, bool]]:
     """(key, action, word, sign, shown): what people know from nvitop, htop and k9s; the footer has those shown."""
-    shown = (("q", "quit", "quit"), ("question_mark", "help", "help"), ("slash", "filter", "filter"),
-             ("s", "next_sort", "sort"), ("enter", "detail", "detail"), ("l", "logs", "logs"),
-             ("e", "events", "events"), ("a", "toggle_busy", "all"), ("u", "toggle_bad", "bad"),
-             ("h", "toggle_hosts", "hosts"))
-    hidden = (("r", "reverse", "reverse"), ("p", "pause", "pause"), ("colon", "command", "command"),
-              ("escape", "clear", "back"))
+    shown = (
+        ("q", "quit", "quit"),
+        ("question_mark", "help", "help"),
+        ("slash", "filter", "filter"),
+        ("s", "next_sort", "sort"),
+        ("enter", "detail", "detail"),
+        ("l", "logs", "logs"),
+        ("e", "events", "events"),
+        ("a", "toggle_busy", "all"),
+        ("u", "toggle_bad", "bad"),
+        ("h", "toggle_hosts", "hosts"),
+    )
+    hidden = (
+        ("r", "reverse", "reverse"),
+        ("p", "pause", "pause"),
+        ("colon", "command", "command"),
+        ("escape", "clear", "back"),
+    )
     signs = {"question_mark": "?", "slash": "/", "colon": ":"}
-    return [(key, action, key_word(lang, name), signs.get(key), (key, action, name) in shown)
-            for key, action, name in (*shown, *hidden)]
+    return [
+        (key, action, key_word(lang, name), signs.get(key), (key, action, name) in shown)
+        for key, action, name in (*shown, *hidden)
+    ]
 
 
 class TopApp(App[None]):
@@ -72,10 +86,10 @@ class TopApp(App[None]):
     def __init__(self, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> None:
         super().__init__()
         self.source, self.choice, self.order, self.lang, self.every_s = source, choice, order, lang, every_s
-        self.view: Optional[TopView] = None
-        self.failure: Optional[str] = None
+        self.view: TopView | None = None
+        self.failure: str | None = None
         self.is_paused = False
-        self._look_began_s: Optional[float] = None
+        self._look_began_s: float | None = None
         self._prompt = ""
         for key, action, said, sign, is_shown in _keys(lang):
             self.bind(key, action, description=said, show=is_shown, key_display=sign)
@@ -98,7 +112,7 @@ class TopApp(App[None]):
         self.set_interval(self.every_s, self.begin_look)
         self.set_interval(1.0, self.show_state)
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> Optional[bool]:
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The keys of the table are the table's: behind a row, a page has its own."""
         return len(self.screen_stack) < 2 or action not in {name for _, name, *_ in _keys(self.lang)}
 
@@ -120,7 +134,7 @@ class TopApp(App[None]):
         if not worker.is_cancelled:
             self.call_from_thread(self._seen, view, failure)
 
-    def _seen(self, view: Optional[TopView], failure: Optional[str]) -> None:
+    def _seen(self, view: TopView | None, failure: str | None) -> None:
         self._look_began_s = None
         self.failure = failure
         if view is not None:
@@ -138,8 +152,9 @@ class TopApp(App[None]):
             return
         view = arrange(self.view, self.choice, self.order)
         width = self.size.width - 2
-        self.query_one("#totals", Static).update(plain(cut(
-            f"{clock(self.view.at_s)}  {totals_line(self.view.totals, self.lang)}", width)))
+        self.query_one("#totals", Static).update(
+            plain(cut(f"{clock(self.view.at_s)}  {totals_line(self.view.totals, self.lang)}", width))
+        )
         jobs = lay_out(JOB_COLUMNS, view.jobs[:MOST_JOBS], self.lang, width)
         text = plain(cut(jobs.header, width))
         text.stylize("bold")
@@ -193,7 +208,7 @@ class TopApp(App[None]):
     # Keys
 
     @property
-    def selected(self) -> Optional[TopRow]:
+    def selected(self) -> TopRow | None:
         """The row under the cursor; of a host's line its first, None: none or folded hosts."""
         line = self.query_one(RowsTable).selected
         if isinstance(line, HostLine):

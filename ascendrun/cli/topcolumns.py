@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from ascendrun.cli.output import describe_seconds, width_of
 from ascendrun.cli.sanitise import sanitise_line
@@ -34,7 +34,7 @@ class TopColumn:
     of_device: bool = False
 
 
-def _range(pair: Optional[tuple[float, float]], unit: str) -> str:
+def _range(pair: tuple[float, float] | None, unit: str) -> str:
     if pair is None:
         return "-"
     low, high = f"{pair[0]:.0f}", f"{pair[1]:.0f}"
@@ -124,7 +124,7 @@ def _age(line: Line, _lang: str) -> str:
     return describe_seconds(line.rank_age_s if line.rank_age_s is not None else line.metrics_age_s)
 
 
-def _of_one(share: Optional[float]) -> str:
+def _of_one(share: float | None) -> str:
     """A share of 1 in percent."""
     return percent(None if share is None else share * 100)
 
@@ -166,7 +166,7 @@ ROW_COLUMNS: tuple[TopColumn, ...] = (
 # ---------------------------------------------------------------- one line a host
 
 
-def _each(line: HostLine, show: Callable[[DeviceSample], Optional[float]]) -> list[Optional[float]]:
+def _each(line: HostLine, show: Callable[[DeviceSample], float | None]) -> list[float | None]:
     """One figure for each device, however many ranks share it."""
     return [show(row.figures) for row in {row.device: row for row in line.rows}.values()]
 
@@ -177,7 +177,7 @@ def _utils(line: HostLine, _lang: str) -> str:
     return " ".join("  -" if one is None else f"{one:3.0f}" for one in _each(line, lambda one: one.utilisation))
 
 
-def _most(line: HostLine, show: Callable[[DeviceSample], Optional[float]], unit: str) -> str:
+def _most(line: HostLine, show: Callable[[DeviceSample], float | None], unit: str) -> str:
     told = [one for one in _each(line, show) if one is not None]
     return f"{max(told):.0f}{unit}" if told else "-"
 
@@ -304,8 +304,9 @@ class Laid:
         return (" " * GAP).join(laid).rstrip()
 
 
-def lay_out(columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width: Optional[int], *,
-            is_wide: bool = False) -> Laid:
+def lay_out(
+    columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width: int | None, *, is_wide: bool = False
+) -> Laid:
     """With the columns that fit into `width` (None: all of the usual weight), in their order. What no row can tell
     goes before all else; columns of devices are left out where there is none."""
     cells = {one.key: [clean(one.cell(line, lang)) for line in lines] for one in columns}
@@ -314,12 +315,19 @@ def lay_out(columns: Sequence[TopColumn], lines: Sequence[Any], lang: str, width
     sizes = {one.key: max([width_of(title(lang, one.key)), *map(width_of, cells[one.key])]) for one in shown}
     if not is_wide:
         says = {one.key: any(text not in ("", "-") for text in cells[one.key]) for one in shown}
-        shown = [one for one in shown if (one.key != "note" or says["note"])
-                 and (width is not None or one.weight >= USUAL_WEIGHT)]
+        shown = [
+            one
+            for one in shown
+            if (one.key != "note" or says["note"]) and (width is not None or one.weight >= USUAL_WEIGHT)
+        ]
         if width is not None:
             shown = _fitting(shown, sizes, says, width)
-    return Laid(tuple(shown), tuple(sizes[one.key] for one in shown), tuple(title(lang, one.key) for one in shown),
-                tuple(zip(*(cells[one.key] for one in shown))))
+    return Laid(
+        tuple(shown),
+        tuple(sizes[one.key] for one in shown),
+        tuple(title(lang, one.key) for one in shown),
+        tuple(zip(*(cells[one.key] for one in shown))),
+    )
 
 
 def _has_device(line: Any) -> bool:

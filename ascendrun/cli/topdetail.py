@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.output import describe_memory, describe_seconds, width_of
 from ascendrun.cli.spark import in_buckets, sparkline
@@ -53,14 +53,18 @@ class DetailScreen(LiveScreen):
         page = DetailPage(row, host, self.lang, span=name, since_s=now_s - span_s, until_s=now_s, bars=width)
         return page.lines(*series)
 
-    def _now(self) -> tuple[TopRow, Optional[HostRow]]:
+    def _now(self) -> tuple[TopRow, HostRow | None]:
         """The row as it stands now; as it was where it has gone."""
         view = self.top.view
         if view is None:
             return self._row, None
         for row in view.rows:
             if (row.host, row.device, row.job, row.rank) == (
-                    self._row.host, self._row.device, self._row.job, self._row.rank):
+                self._row.host,
+                self._row.device,
+                self._row.job,
+                self._row.rank,
+            ):
                 self._row = row
                 break
         return self._row, next((one for one in view.hosts if one.host == self._row.host), None)
@@ -91,8 +95,9 @@ def read_series(state_dir: Any, row: TopRow, *, since_s: float, until_s: float) 
 class DetailPage:
     """The text of the page; `bars`: characters of each sparkline."""
 
-    def __init__(self, row: TopRow, host: Optional[HostRow], lang: str, *, span: str, since_s: float, until_s: float,
-                 bars: int) -> None:
+    def __init__(
+        self, row: TopRow, host: HostRow | None, lang: str, *, span: str, since_s: float, until_s: float, bars: int
+    ) -> None:
         self._row, self._host, self._lang, self._span = row, host, lang, span
         self._since_s, self._until_s, self._bars = since_s, until_s, bars
 
@@ -175,8 +180,13 @@ class DetailPage:
         return f"{lay(self._name(name), NAME_WIDTH, is_right=False)}{lay(value, VALUE_WIDTH, is_right=True)}"
 
     def _line(
-        self, name: str, value: str, series: tuple[Any, ...], figure_of: Any, low: Optional[float] = None,
-        high: Optional[float] = None,
+        self,
+        name: str,
+        value: str,
+        series: tuple[Any, ...],
+        figure_of: Any,
+        low: float | None = None,
+        high: float | None = None,
     ) -> str:
         points = [(one.at_s, figure_of(one)) for one in series]
         buckets = in_buckets(points, since_s=self._since_s, until_s=self._until_s, count=self._bars)

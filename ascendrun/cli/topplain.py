@@ -32,8 +32,9 @@ def run_plain(face: Face, source: TopSource, choice: Choice, order: Order, *, la
             view = arrange(source.look(now_s=time.time()), choice, order)
             width, height = shutil.get_terminal_size()
             room = max(1, height - 8 - len(view.jobs) - min(4, sum(1 for host in view.hosts if host.why)))
-            lines = top_lines(view, lang=lang, width=width, color=color, most_rows=room,
-                              by_host=order.by_host)[:height - 2]
+            lines = top_lines(view, lang=lang, width=width, color=color, most_rows=room, by_host=order.by_host)[
+                : height - 2
+            ]
             lines.append(cut(word(lang, "no-tui"), width))
             sys.stdout.write(HOME_AND_CLEAR + "\r\n".join(lines))
             sys.stdout.flush()

@@ -34,8 +34,12 @@ def job_record(row: JobRow) -> dict[str, Any]:
 
 def view_record(view: TopView) -> dict[str, Any]:
     record: dict[str, Any] = as_record(dataclasses.replace(view, jobs=(), hosts=(), rows=()))
-    return {**record, "jobs": [job_record(row) for row in view.jobs],
-            "hosts": [host_record(row) for row in view.hosts], "rows": [row_record(row) for row in view.rows]}
+    return {
+        **record,
+        "jobs": [job_record(row) for row in view.jobs],
+        "hosts": [host_record(row) for row in view.hosts],
+        "rows": [row_record(row) for row in view.rows],
+    }
 
 
 def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:

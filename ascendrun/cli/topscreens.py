@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from textual import work
 from textual.app import ComposeResult
@@ -33,9 +33,12 @@ class TextScreen(Screen[None]):
     TextScreen VerticalScroll { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
     """
     BINDINGS = [
-        Binding("j", "scroll(1)", show=False), Binding("k", "scroll(-1)", show=False),
-        Binding("g", "ends(0)", show=False), Binding("G", "ends(1)", show=False),
-        Binding("backspace", "back", show=False), Binding("q", "back", show=False),
+        Binding("j", "scroll(1)", show=False),
+        Binding("k", "scroll(-1)", show=False),
+        Binding("g", "ends(0)", show=False),
+        Binding("G", "ends(1)", show=False),
+        Binding("backspace", "back", show=False),
+        Binding("q", "back", show=False),
     ]
 
     def __init__(self, title: str, lines: Sequence[str], lang: str) -> None:
@@ -164,5 +167,5 @@ class StoryScreen(LiveScreen):
         return lines + [f"{describe_time(event.at_s)}  {event.kind:<12}  {event.text}" for event in detail.events]
 
 
-def row_title(host: str, device: Optional[int], lang: str) -> str:
+def row_title(host: str, device: int | None, lang: str) -> str:
     return host if device is None else f"{host} · {word(lang, 'device')} {device}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -36,17 +36,20 @@ def key_of(line: Any) -> tuple[object, ...]:
 
 class RowsTable(ScrollView, can_focus=True):
     BINDINGS = [
-        Binding("j,down", "move(1)", show=False), Binding("k,up", "move(-1)", show=False),
-        Binding("pagedown,ctrl+d,space", "page(1)", show=False), Binding("pageup,ctrl+u", "page(-1)", show=False),
-        Binding("g,home", "move(-1000000)", show=False), Binding("G,end", "move(1000000)", show=False),
+        Binding("j,down", "move(1)", show=False),
+        Binding("k,up", "move(-1)", show=False),
+        Binding("pagedown,ctrl+d,space", "page(1)", show=False),
+        Binding("pageup,ctrl+u", "page(-1)", show=False),
+        Binding("g,home", "move(-1000000)", show=False),
+        Binding("G,end", "move(1000000)", show=False),
     ]
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.lines: Sequence[Any] = ()
         self.cursor = 0
-        self._laid: Optional[Laid] = None
-        self._row_styles: Sequence[Optional[str]] = ()
+        self._laid: Laid | None = None
+        self._row_styles: Sequence[str | None] = ()
         self._empty = ""
 
     @property
@@ -54,7 +57,7 @@ class RowsTable(ScrollView, can_focus=True):
         """The line under the cursor, None: there is none."""
         return self.lines[self.cursor] if self.cursor < len(self.lines) else None
 
-    def show(self, laid: Laid, lines: Sequence[Any], styles: Sequence[Optional[str]], *, empty: str) -> None:
+    def show(self, laid: Laid, lines: Sequence[Any], styles: Sequence[str | None], *, empty: str) -> None:
         before = self.selected
         keys = [key_of(line) for line in lines]
         self.lines, self._laid, self._row_styles, self._empty = lines, laid, styles, empty
@@ -80,7 +83,8 @@ class RowsTable(ScrollView, can_focus=True):
 
     def _strip(self, text: str, style: Style, width: int) -> Strip:
         return Strip([Segment(cut(text, width), self.rich_style + style)]).adjust_cell_length(
-            width, self.rich_style + style)
+            width, self.rich_style + style
+        )
 
     def action_move(self, by: int) -> None:
         self.cursor = max(0, min(self.cursor + by, len(self.lines) - 1))

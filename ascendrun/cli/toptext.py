@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.cli.output import cut, describe_memory
-from ascendrun.cli.topcolumns import (
-    HOST_COLUMNS,
-    JOB_COLUMNS,
-    ROW_COLUMNS,
-    Line,
-    TopColumn,
-    clean,
-    lay_out,
-)
+from ascendrun.cli.topcolumns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Line, TopColumn, clean, lay_out
 from ascendrun.cli.topwords import word
 from ascendrun.core.errors import AscendrunError
 from ascendrun.health.toprows import HostLine, IdleHosts, fold_idle, rows_by_host
@@ -25,8 +17,14 @@ RED, YELLOW, DIM, BOLD, END = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1
 
 
 def top_lines(
-    view: TopView, *, lang: str, width: Optional[int], color: bool = False, is_wide: bool = False,
-    most_rows: Optional[int] = None, by_host: bool = False,
+    view: TopView,
+    *,
+    lang: str,
+    width: int | None,
+    color: bool = False,
+    is_wide: bool = False,
+    most_rows: int | None = None,
+    by_host: bool = False,
 ) -> list[str]:
     """`width`: cells of the terminal, None: nothing is cut. `most_rows`: so many rows, None: all.
     `by_host`: a line a host, not a device."""
@@ -73,7 +71,7 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
-def row_style(line: Line) -> Optional[str]:
+def row_style(line: Line) -> str | None:
     """red: not well; yellow: slow or a stranger's process; dim: idle, or figures too old to trust."""
     if isinstance(line, IdleHosts):
         return "dim"
@@ -84,7 +82,7 @@ def row_style(line: Line) -> Optional[str]:
     return "dim" if "stale" in line.problems or line.job is None else None
 
 
-def host_style(line: HostLine) -> Optional[str]:
+def host_style(line: HostLine) -> str | None:
     """That of its worst row."""
     styles = {row_style(row) for row in line.rows}
     return next((one for one in ("red", "yellow", None, "dim") if one in styles), None)
@@ -94,17 +92,25 @@ COLORS = {"red": RED, "yellow": YELLOW, "dim": DIM, "bold": BOLD}
 
 
 def _table(
-    rows: Sequence[Any], columns: Sequence[TopColumn], lang: str, width: Optional[int], *, color: bool, is_wide: bool,
-    style: Optional[Callable[[Any], Optional[str]]] = None,
+    rows: Sequence[Any],
+    columns: Sequence[TopColumn],
+    lang: str,
+    width: int | None,
+    *,
+    color: bool,
+    is_wide: bool,
+    style: Callable[[Any], str | None] | None = None,
 ) -> list[str]:
     laid = lay_out(columns, rows, lang, width, is_wide=is_wide)
 
-    def line(text: str, paint: Optional[str]) -> str:
+    def line(text: str, paint: str | None) -> str:
         text = text if width is None else cut(text, width)
         return f"{COLORS[paint]}{text}{END}" if color and paint else text
 
-    return [line(laid.header, "bold"),
-            *(line(laid.text(index), style(row) if style else None) for index, row in enumerate(rows))]
+    return [
+        line(laid.header, "bold"),
+        *(line(laid.text(index), style(row) if style else None) for index, row in enumerate(rows)),
+    ]
 
 
 def _without(hosts: Sequence[HostRow], lang: str) -> list[str]:
@@ -124,4 +130,3 @@ def reason(host: HostRow, lang: str) -> str:
     """Why there are no figures of a host, with what it said itself."""
     said = word(lang, f"why-{host.why}")
     return f"{said}: {clean(host.detail)}" if host.detail else said
-

@@ -70,10 +70,14 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "without": ("without figures:", "无数据:"),
     "nothing": ("nothing to show: no live job, no samples, no hosts named", "无可显示:没有作业、采样或指定的主机"),
     "rank": ("rank {n}", "rank {n}"),
-    "no-tui": ("plain view; more with keys: pip install 'ascendrun[tui]'. ^C ends",
-               "简易视图;交互界面请安装:pip install 'ascendrun[tui]'。^C 退出"),
-    "more-rows": ("… {n} more rows (narrow with --job, HOSTS, --bad, or enlarge the terminal)",
-                  "… 还有 {n} 行(可用 --job、HOSTS、--bad 缩小范围,或放大终端)"),
+    "no-tui": (
+        "plain view; more with keys: pip install 'ascendrun[tui]'. ^C ends",
+        "简易视图;交互界面请安装:pip install 'ascendrun[tui]'。^C 退出",
+    ),
+    "more-rows": (
+        "… {n} more rows (narrow with --job, HOSTS, --bad, or enlarge the terminal)",
+        "… 还有 {n} 行(可用 --job、HOSTS、--bad 缩小范围,或放大终端)",
+    ),
     "late": ("looking for {n} s", "正在读取,已 {n} 秒"),
     "reading": ("reading …", "读取中…"),
     "no-lines": ("no output yet", "尚无输出"),
@@ -138,7 +142,8 @@ def key_word(lang: str, key: str) -> str:
     return KEYS[key][lang == "zh"]
 
 
-HELP = ("""\
+HELP = (
+    """\
 q              quit                       ?        this page
 up down j k    row                        g G      first and last row
 PgUp PgDn      page                       enter    figures of the row and how they went
@@ -159,7 +164,8 @@ AGE            how old the row's figures are
 red            health, network port, silent host
 yellow         slow rank, foreign process
 dim            no job, or old figures
-""", """\
+""",
+    """\
 q              退出                       ?        本页
 上 下 j k      移动一行                   g G      第一行和最后一行
 PgUp PgDn      翻页                       enter    该行的全部数据及其变化
@@ -180,4 +186,5 @@ e              作业的经过                 :        命令
 红色           健康、网口、主机失联
 黄色           偏慢的 rank、外来进程
 暗色           没有作业,或数据过旧
-""")
+""",
+)

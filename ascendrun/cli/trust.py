@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,25 +28,26 @@ class Scan:
     """What one host showed. `key` None: `error` says why. `state`: new, known or CHANGED."""
 
     host: Host
-    key: Optional[HostKey]
+    key: HostKey | None
     state: str
-    error: Optional[AscendrunError]
+    error: AscendrunError | None
 
 
-@verb("trust", examples="""
+@verb(
+    "trust",
+    examples="""
     ascendrun trust --hostfile hostfiles/cluster.hosts
     ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
     ascendrun trust --replace npu07               # it was installed anew
-""")
+""",
+)
 @click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
 @hostfile_option
 @click.option("--yes", "-y", is_flag=True, help="Record without asking.")
 @click.option("--replace", is_flag=True, help="Let a new key take the place of a recorded one that differs.")
 @click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
 @click.pass_obj
-def command(
-    face: Face, hosts: tuple[str, ...], hostfile: Optional[str], yes: bool, replace: bool, prints: bool
-) -> int:
+def command(face: Face, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool) -> int:
     """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after a yes.
 
     Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host's own console.
@@ -66,7 +67,7 @@ def command(
     return _tell_unreached(face, scans, replaced=replace or prints)
 
 
-def _choose(face: Face, words: tuple[str, ...], hostfile: Optional[str]) -> tuple[Host, ...]:
+def _choose(face: Face, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
     from ascendrun.core.hosts import select_hosts
 
     if hostfile is None:
@@ -112,12 +113,17 @@ def _show(backend: SshBackend, scans: Sequence[Scan], *, prints: bool) -> None:
             if scan.key is not None:
                 print(f"{known_names(backend.resolve(scan.host))[0]} {scan.key.type} {scan.key.base64}")
         return
-    sys.stdout.write(format_table(scans, [
-        Column("HOST", lambda scan: scan.host.name),
-        Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
-        Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
-        Column("STATE", lambda scan: scan.state),
-    ]))
+    sys.stdout.write(
+        format_table(
+            scans,
+            [
+                Column("HOST", lambda scan: scan.host.name),
+                Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
+                Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
+                Column("STATE", lambda scan: scan.state),
+            ],
+        )
+    )
     sys.stdout.flush()
 
 

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
 
 
-@verb("validate", examples="""
+@verb(
+    "validate",
+    examples="""
     ascendrun validate jobs/*.yaml
     ascendrun validate job.yaml --set nodes=4 hostfiles/cluster.hosts
-""")
+""",
+)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job files: args.lr=1e-4.")
 @click.pass_obj

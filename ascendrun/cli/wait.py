@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from ascendrun.cli.face import Face
 
 
-@verb("wait", examples="""
+@verb(
+    "wait",
+    examples="""
     ascendrun wait j-0001 && ./publish.sh
     ascendrun wait j-0001 --timeout 2h       # exit code 124 when it still runs then
-""")
+""",
+)
 @click.argument("job")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long: 90s, 10m, 2h.")
 @click.pass_obj
-def command(face: Face, job: str, timeout: Optional[float]) -> int:
+def command(face: Face, job: str, timeout: float | None) -> int:
     """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped."""
     from ascendrun.cli.outcome import tell_outcome
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Optional, Sequence, Tuple
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -14,10 +15,10 @@ class Problem:
     """
 
     file: str
-    line: Optional[int]
-    column: Optional[int]
+    line: int | None
+    column: int | None
     message: str
-    hint: Optional[str] = None
+    hint: str | None = None
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
@@ -31,7 +32,7 @@ class AscendrunError(Exception):
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 8
 
-    def __init__(self, message: str, *, hint: Optional[str] = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -43,8 +44,8 @@ class InvalidInput(AscendrunError):
     code = "invalid"
     exit_code = 2
 
-    def __init__(self, problems: Sequence[Problem], *, hint: Optional[str] = None) -> None:
-        self.problems: Tuple[Problem, ...] = tuple(problems)
+    def __init__(self, problems: Sequence[Problem], *, hint: str | None = None) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
         count = len(self.problems)
         head = f"{self.problems[0].file}: {count} problem{'s' if count != 1 else ''}" if count else "invalid input"
         super().__init__(head, hint=hint)

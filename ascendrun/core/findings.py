@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Dict, Iterable, List, Mapping, Tuple
 
 
 class Severity(str, Enum):
@@ -15,7 +15,7 @@ class Severity(str, Enum):
     NOTE = "NOTE"
 
 
-SEVERITIES: Tuple[Severity, ...] = (Severity.FAIL, Severity.WARN, Severity.NOTE)
+SEVERITIES: tuple[Severity, ...] = (Severity.FAIL, Severity.WARN, Severity.NOTE)
 """The worst first."""
 
 
@@ -29,21 +29,23 @@ class Finding:
 
     code: str
     severity: Severity
-    hosts: Tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
-    evidence: Tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
-def fold_findings(findings: Iterable[Finding]) -> Tuple[Finding, ...]:
+def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """What is the same but for its hosts becomes one finding over all of them; the worst first, else order is kept."""
-    groups: Dict[Tuple[object, ...], List[Finding]] = {}
+    groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.code, finding.severity, tuple(sorted(finding.values.items())), finding.evidence)
         groups.setdefault(key, []).append(finding)
-    folded = [Finding(same[0].code, same[0].severity, _hosts_of(same), same[0].values, same[0].evidence)
-              for same in groups.values()]
+    folded = [
+        Finding(same[0].code, same[0].severity, _hosts_of(same), same[0].values, same[0].evidence)
+        for same in groups.values()
+    ]
     return tuple(sorted(folded, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def _hosts_of(findings: Iterable[Finding]) -> Tuple[str, ...]:
+def _hosts_of(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host for finding in findings for host in finding.hosts))

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ascendrun.core.loglines import LogLine
 from ascendrun.core.shapes import ADDRESS, MEASURED, OWN_RANK, Shape, Template, Templates
@@ -41,7 +41,7 @@ class FoldedLine(NamedTuple):
     text: str
 
     @property
-    def at_s(self) -> Optional[float]:
+    def at_s(self) -> float | None:
         """When the first of them came."""
         return self.lines[0].at_s
 
@@ -81,7 +81,7 @@ class _Peers:
 
     def oldest(self, last: int, since_s: float) -> _Group:
         """The oldest group behind the rank's last line that is young enough; the newest must be so."""
-        behind = self.groups[bisect_right(self.numbers, last):]
+        behind = self.groups[bisect_right(self.numbers, last) :]
         return next(group for group in behind if group.opened_s >= since_s)
 
 
@@ -93,7 +93,7 @@ class Folder:
     Both may change while lines wait.
     """
 
-    def __init__(self, *, window_s: float, ranks: Optional[int] = None) -> None:
+    def __init__(self, *, window_s: float, ranks: int | None = None) -> None:
         self.window_s = window_s
         self.ranks = ranks
         self._templates = Templates()
@@ -107,8 +107,9 @@ class Folder:
         """Lines that came at the same moment: `now_s`, on a clock that never goes back; one clock for all lines."""
         self._join(lines, now_s, now_s)
 
-    def add_past(self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
-                 ) -> tuple[list[FoldedLine], float]:
+    def add_past(
+        self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
+    ) -> tuple[list[FoldedLine], float]:
         """Lines that came one after the other, at the times that they bear, none after `until_s`; `now_s`: the time of
         the line before them. What can be shown after them, as from `take`, and the time of the last."""
         ready = self.take(now_s=now_s)
@@ -216,8 +217,10 @@ def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedL
     if shapes.count(shape) == len(shapes):
         columns = [_make_column(kind, [text[start:end] for text in texts], 1) for start, end, kind in shape.fields]
     else:
-        columns = [_make_column(kind, [text[one.fields[at][0]:one.fields[at][1]] for text, one in zip(texts, shapes)])
-                   for at, (_start, _end, kind) in enumerate(shape.fields)]
+        columns = [
+            _make_column(kind, [text[one.fields[at][0] : one.fields[at][1]] for text, one in zip(texts, shapes)])
+            for at, (_start, _end, kind) in enumerate(shape.fields)
+        ]
     parts = _parts(columns, len(lines))
     if len(parts) == 1:
         return [FoldedLine(tuple(lines), _render(first, shape, columns))]
@@ -235,7 +238,7 @@ class _Column(NamedTuple):
     is_one: bool
 
 
-def _make_column(kind: str, texts: Sequence[str], widths: Optional[int] = None) -> _Column:
+def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> _Column:
     """`widths`: how many there are, None: not known."""
     if texts.count(texts[0]) == len(texts):
         return _Column(kind, texts, (), texts[:1], True)

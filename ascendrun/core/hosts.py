@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple
 
 from ascendrun.core.errors import InvalidInput, NotFound, Problem
 from ascendrun.core.names import MAX_NAMES, BadNames, expand_names, fold_names, is_name, split_list
@@ -37,12 +38,12 @@ class Host:
     """
 
     name: str
-    slots: Optional[int] = None
-    addr: Optional[str] = None
-    user: Optional[str] = None
-    port: Optional[int] = None
-    devices: Optional[Tuple[int, ...]] = None
-    groups: Tuple[str, ...] = ()
+    slots: int | None = None
+    addr: str | None = None
+    user: str | None = None
+    port: int | None = None
+    devices: tuple[int, ...] | None = None
+    groups: tuple[str, ...] = ()
     line: int = 0
 
     @property
@@ -58,19 +59,19 @@ class _Word(NamedTuple):
 class _Bad(ValueError):
     """A value does not parse: what is wrong, and the way out."""
 
-    def __init__(self, message: str, hint: Optional[str] = None) -> None:
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
 
 
-def parse_hostfile(text: Union[str, bytes], file: str) -> Tuple[Host, ...]:
+def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
     """The hosts in the order of the file. Raises InvalidInput with every problem of the file, each at line and column.
 
     DeepSpeed's and Open MPI's files (`host slots=N [max_slots=M]`) are read as they are.
     """
     lines, problems = decode_text(text, file, max_bytes=MAX_BYTES)
-    hosts: List[Host] = []
+    hosts: list[Host] = []
     unreadable = {problem.line for problem in problems}
     for number, line in enumerate(lines, start=1):
         if number in unreadable:
@@ -79,8 +80,15 @@ def parse_hostfile(text: Union[str, bytes], file: str) -> Tuple[Host, ...]:
             break
         found = _parse_line(line, number, file, problems)
         if len(hosts) + len(found) > MAX_NAMES:
-            problems.append(Problem(file, number, 1, f"more than {MAX_NAMES} hosts up to this line",
-                                    "split the file; one job never needs that many"))
+            problems.append(
+                Problem(
+                    file,
+                    number,
+                    1,
+                    f"more than {MAX_NAMES} hosts up to this line",
+                    "split the file; one job never needs that many",
+                )
+            )
             break
         hosts.extend(found)
     problems.extend(_duplicates(hosts, file))
@@ -91,20 +99,22 @@ def parse_hostfile(text: Union[str, bytes], file: str) -> Tuple[Host, ...]:
     return tuple(hosts)
 
 
-def select_hosts(hosts: Sequence[Host], wanted: str) -> Tuple[Host, ...]:
+def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
     """Those of `hosts` that `wanted` names, in the order of the file: `npu[01-03],gpu7`, or `@group`.
 
     Raises NotFound for a name or group that the file does not have, InvalidInput for a text that is no set of names.
     """
-    names: Dict[str, None] = {}
+    names: dict[str, None] = {}
     for piece in split_list(wanted):
         names.update(dict.fromkeys(_names_of(piece.strip(), hosts, wanted)))
     known = {host.name for host in hosts}
     missing = [name for name in names if name not in known]
     if missing:
         near = closest(missing[0], known)
-        raise NotFound(f"the hostfile has no {fold_names(missing)}",
-                       hint=f"did you mean {near}?" if near else f"it has {fold_names(known)}")
+        raise NotFound(
+            f"the hostfile has no {fold_names(missing)}",
+            hint=f"did you mean {near}?" if near else f"it has {fold_names(known)}",
+        )
     return tuple(host for host in hosts if host.name in names)
 
 
@@ -113,21 +123,30 @@ def _names_of(piece: str, hosts: Sequence[Host], wanted: str) -> Sequence[str]:
         members = [host.name for host in hosts if piece[1:] in host.groups]
         if not members:
             groups = sorted({group for host in hosts for group in host.groups})
-            raise NotFound(f"no host of the hostfile is in the group {shown(piece[1:])}",
-                           hint=suggestion(piece[1:], groups))
+            raise NotFound(
+                f"no host of the hostfile is in the group {shown(piece[1:])}", hint=suggestion(piece[1:], groups)
+            )
         return members
     try:
         return expand_names(piece)
     except BadNames as error:
-        raise InvalidInput([Problem(wanted, None, None, f"{shown(piece)}: {error}", "npu[01-03],npu07 or @group")]
-                           ) from error
+        raise InvalidInput(
+            [Problem(wanted, None, None, f"{shown(piece)}: {error}", "npu[01-03],npu07 or @group")]
+        ) from error
 
 
-def _parse_line(line: str, number: int, file: str, problems: List[Problem]) -> Sequence[Host]:
+def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> Sequence[Host]:
     """The hosts of one line; what is wrong goes to `problems`. Empty for a comment, a blank and a bad name."""
     if len(line) > MAX_LINE:
-        problems.append(Problem(file, number, 1, f"line of {len(line)} characters; at most {MAX_LINE} are read",
-                                "one host a line: npu01 slots=8"))
+        problems.append(
+            Problem(
+                file,
+                number,
+                1,
+                f"line of {len(line)} characters; at most {MAX_LINE} are read",
+                "one host a line: npu01 slots=8",
+            )
+        )
         return ()
     words = [_Word(match.group(), match.start() + 1) for match in _WORD.finditer(line)]
     for index, word in enumerate(words):
@@ -154,12 +173,15 @@ def _parse_line(line: str, number: int, file: str, problems: List[Problem]) -> S
     if limit is not None:
         values.setdefault("slots", limit)
         if values["slots"] > limit:
-            problems.append(Problem(file, number, words[0].column,
-                                    f"slots={values['slots']} is above max_slots={limit}", "lower slots"))
+            problems.append(
+                Problem(
+                    file, number, words[0].column, f"slots={values['slots']} is above max_slots={limit}", "lower slots"
+                )
+            )
     return [replace(Host(name=name, line=number), **values) for name in names]
 
 
-def _parse_names(word: str) -> Tuple[Sequence[str], Optional[str]]:
+def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
     user, at, name = word.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise _Bad(f"{shown(user)} is no user name", "write user=NAME")
@@ -183,8 +205,8 @@ def _parse_names(word: str) -> Tuple[Sequence[str], Optional[str]]:
     return names, user if at else None
 
 
-def _parse_values(words: Sequence[_Word], number: int, file: str, problems: List[Problem]) -> Dict[str, Any]:
-    values: Dict[str, Any] = {}
+def _parse_values(words: Sequence[_Word], number: int, file: str, problems: list[Problem]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for word in words:
         try:
             key, value = _parse_pair(word.text)
@@ -196,7 +218,7 @@ def _parse_values(words: Sequence[_Word], number: int, file: str, problems: List
     return values
 
 
-def _parse_pair(word: str) -> Tuple[str, Any]:
+def _parse_pair(word: str) -> tuple[str, Any]:
     key, equals, value = (part.strip(" \t") for part in word.partition("="))
     key = "max_slots" if key == "max-slots" else key
     if not equals:
@@ -256,7 +278,7 @@ def _check_address(value: str) -> None:
         raise _Bad(f"{shown(value)} is no address", hint)
 
 
-def _parse_devices(value: str) -> Tuple[int, ...]:
+def _parse_devices(value: str) -> tuple[int, ...]:
     parts = value.split(",")
     if not all(re.fullmatch(r"0|[1-9][0-9]{0,3}", part) for part in parts):
         raise _Bad(f"devices={shown(value)} is no list of device ids", "write them out: devices=0,1,2,3")
@@ -264,12 +286,14 @@ def _parse_devices(value: str) -> Tuple[int, ...]:
     if len(set(ids)) != len(ids):
         raise _Bad("devices names an id twice", "devices=" + ",".join(str(one) for one in sorted(set(ids))))
     if list(ids) != sorted(ids):
-        raise _Bad("devices must ascend (CANN ignores ids out of order)",
-                   "devices=" + ",".join(str(one) for one in sorted(ids)))
+        raise _Bad(
+            "devices must ascend (CANN ignores ids out of order)",
+            "devices=" + ",".join(str(one) for one in sorted(ids)),
+        )
     return ids
 
 
-def _parse_groups(value: str) -> Tuple[str, ...]:
+def _parse_groups(value: str) -> tuple[str, ...]:
     groups = tuple(value.split(","))
     for group in groups:
         if not _GROUP.fullmatch(group):
@@ -280,18 +304,30 @@ def _parse_groups(value: str) -> Tuple[str, ...]:
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "slots": _parse_slots, "max_slots": _parse_slots, "addr": _parse_address, "user": _parse_user,
-    "port": _parse_port, "devices": _parse_devices, "groups": _parse_groups,
+    "slots": _parse_slots,
+    "max_slots": _parse_slots,
+    "addr": _parse_address,
+    "user": _parse_user,
+    "port": _parse_port,
+    "devices": _parse_devices,
+    "groups": _parse_groups,
 }
-_EXAMPLES = {"slots": "slots=8", "max_slots": "max_slots=8", "addr": "addr=10.0.0.3", "user": "user=train",
-             "port": "port=22", "devices": "devices=0,1,2,3", "groups": "groups=a,b"}
+_EXAMPLES = {
+    "slots": "slots=8",
+    "max_slots": "max_slots=8",
+    "addr": "addr=10.0.0.3",
+    "user": "user=train",
+    "port": "port=22",
+    "devices": "devices=0,1,2,3",
+    "groups": "groups=a,b",
+}
 
 
-def _duplicates(hosts: Sequence[Host], file: str) -> List[Problem]:
+def _duplicates(hosts: Sequence[Host], file: str) -> list[Problem]:
     """Names that stand twice, and machines that have two names; many of one pair of lines make one problem."""
-    by_name: Dict[str, Host] = {}
-    by_machine: Dict[Tuple[str, int], Host] = {}
-    twice: Dict[Tuple[int, int], List[str]] = {}
+    by_name: dict[str, Host] = {}
+    by_machine: dict[tuple[str, int], Host] = {}
+    twice: dict[tuple[int, int], list[str]] = {}
     problems = []
     for host in hosts:
         first = by_name.setdefault(host.name.lower(), host)
@@ -303,17 +339,37 @@ def _duplicates(hosts: Sequence[Host], file: str) -> List[Problem]:
         address, port = (host.addr or host.name).lower(), host.port or 22
         other = by_machine.setdefault((address, port), host)
         if other is not host:
-            problems.append(Problem(
-                file, host.line, 1,
-                f"{host.name} and {other.name} (line {other.line}) are one machine: {address} port {port}",
-                "each host once; slots= says how many ranks it takes"))
+            problems.append(
+                Problem(
+                    file,
+                    host.line,
+                    1,
+                    f"{host.name} and {other.name} (line {other.line}) are one machine: {address} port {port}",
+                    "each host once; slots= says how many ranks it takes",
+                )
+            )
     for (first_line, line), names in twice.items():
-        problems.append(Problem(file, line, 1, f"{fold_names(names)} is listed twice: first on line {first_line}",
-                                "each host once; slots= says how many ranks it takes"))
+        problems.append(
+            Problem(
+                file,
+                line,
+                1,
+                f"{fold_names(names)} is listed twice: first on line {first_line}",
+                "each host once; slots= says how many ranks it takes",
+            )
+        )
     return problems
 
 
-def load_hosts(values: Sequence[Mapping[str, Any]]) -> Tuple[Host, ...]:
+def load_hosts(values: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     """Hosts from the JSON values of their dataclass."""
-    return tuple(Host(**{**value, "groups": tuple(value["groups"]),
-                         "devices": None if value["devices"] is None else tuple(value["devices"])}) for value in values)
+    return tuple(
+        Host(
+            **{
+                **value,
+                "groups": tuple(value["groups"]),
+                "devices": None if value["devices"] is None else tuple(value["devices"]),
+            }
+        )
+        for value in values
+    )

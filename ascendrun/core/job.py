@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Mapping, Optional, Tuple, Union
+from typing import Union
 
 
 class State(str, Enum):
@@ -58,11 +59,11 @@ class Exit:
     """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
     `stopped`: it ended after ascendrun told it to. `note`: what else the supervisor had to say."""
 
-    code: Optional[int]
-    signal: Optional[int]
+    code: int | None
+    signal: int | None
     at_ns: int
     stopped: bool
-    note: Optional[str] = None
+    note: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -76,12 +77,12 @@ class NodeProgress:
     host: str
     node_rank: int
     phase: Phase = Phase.PENDING
-    ranks: Tuple[int, ...] = ()
-    boot_id: Optional[str] = None
-    clock_offset_s: Optional[float] = None
+    ranks: tuple[int, ...] = ()
+    boot_id: str | None = None
+    clock_offset_s: float | None = None
     pids: Mapping[int, int] = field(default_factory=dict)
     exits: Mapping[int, Exit] = field(default_factory=dict)
-    lingering: Tuple[int, ...] = ()
+    lingering: tuple[int, ...] = ()
 
     @property
     def may_run_processes(self) -> bool:
@@ -101,7 +102,7 @@ class Job:
     id: str
     name: str
     run: str
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     grace_s: float
     start_s: float
     created_at_s: float
@@ -109,20 +110,20 @@ class Job:
     reason: str = "waits to be looked at"
     attempt: int = 1
     since_s: float = 0.0
-    nodes: Tuple[NodeProgress, ...] = ()
+    nodes: tuple[NodeProgress, ...] = ()
     world_size: int = 0
-    master_port: Optional[int] = None
-    told_at_s: Optional[float] = None
-    started_at_s: Optional[float] = None
-    ended_at_s: Optional[float] = None
-    cause: Optional[Cause] = None
+    master_port: int | None = None
+    told_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    cause: Cause | None = None
     stop_now: bool = False
-    first_failure: Optional[str] = None
-    unconfirmed: Tuple[str, ...] = ()
-    pipeline: Optional[str] = None
-    stage: Optional[str] = None
-    needs: Optional[str] = None
-    home: Optional[str] = None
+    first_failure: str | None = None
+    unconfirmed: tuple[str, ...] = ()
+    pipeline: str | None = None
+    stage: str | None = None
+    needs: str | None = None
+    home: str | None = None
 
     @property
     def tag(self) -> str:
@@ -140,6 +141,7 @@ class Job:
 
 
 # What can happen. Each names its host where it has one; times are the caller's business (`now_s` of advance).
+
 
 @dataclass(frozen=True)
 class NodesFree:
@@ -164,21 +166,21 @@ class NeedFailed:
 class NodeReported:
     host: str
     boot_id: str
-    clock_offset_s: Optional[float]
+    clock_offset_s: float | None
 
 
 @dataclass(frozen=True)
 class Checked:
     """The nodes were examined before the start. `warnings`: what was found that does not stop it."""
 
-    warnings: Tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Planned:
     """The plan stands: which ranks run where."""
 
-    ranks: Mapping[str, Tuple[int, ...]]
+    ranks: Mapping[str, tuple[int, ...]]
     world_size: int
 
 
@@ -192,14 +194,14 @@ class NodeReady:
     """`master_port`: what the rank-0 node found free; None from the others."""
 
     host: str
-    master_port: Optional[int]
+    master_port: int | None
 
 
 @dataclass(frozen=True)
 class Refused:
     """A node, or the plan, says no before anything was started. `host` None: the plan."""
 
-    host: Optional[str]
+    host: str | None
     text: str
 
 
@@ -227,7 +229,7 @@ class RankLingers:
 @dataclass(frozen=True)
 class StartFailed:
     host: str
-    rank: Optional[int]
+    rank: int | None
     text: str
 
 
@@ -236,7 +238,7 @@ class NodeEnded:
     """Nothing of the attempt is left on the host, except `leftovers` (pids that even SIGKILL does not end)."""
 
     host: str
-    leftovers: Tuple[int, ...] = ()
+    leftovers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -274,12 +276,32 @@ class Tick:
     reachable: frozenset[str] = frozenset()
 
 
-Event = Union[NodesFree, HeldBy, NeedFailed, NodeReported, Checked, Planned, NodeStaged, NodeReady, Refused,
-              RankStarted, RankExited, RankLingers, StartFailed, NodeEnded, NodeRebooted, SupervisorLost,
-              LimitReached, StopRequested, HeadRestarted, Tick]
+Event = Union[
+    NodesFree,
+    HeldBy,
+    NeedFailed,
+    NodeReported,
+    Checked,
+    Planned,
+    NodeStaged,
+    NodeReady,
+    Refused,
+    RankStarted,
+    RankExited,
+    RankLingers,
+    StartFailed,
+    NodeEnded,
+    NodeRebooted,
+    SupervisorLost,
+    LimitReached,
+    StopRequested,
+    HeadRestarted,
+    Tick,
+]
 
 
 # What is to be done; every action may be repeated, since the head can die between deciding and doing.
+
 
 @dataclass(frozen=True)
 class AskNodes:
@@ -312,7 +334,7 @@ class AbortNodes:
 class StopNodes:
     """End every process of the attempt on these hosts."""
 
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     now: bool
     grace_s: float
 

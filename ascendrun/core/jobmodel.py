@@ -49,8 +49,7 @@ class NodeRange(Strict):
 
 
 Nodes = Annotated[
-    Union[Annotated[NodeCount, Tag("count")], Annotated[NodeRange, Tag("range")]],
-    Discriminator(_nodes_tag),
+    Union[Annotated[NodeCount, Tag("count")], Annotated[NodeRange, Tag("range")]], Discriminator(_nodes_tag)
 ]
 
 
@@ -215,6 +214,10 @@ def job_json_schema() -> Dict[str, Any]:
     # pydantic leaves the description of a section out where it refers to the section's own definition.
     for properties in (schema["properties"], schema["$defs"]["PipelineStage"]["properties"]):
         for name, described in properties.items():
-            described.setdefault("description", PipelineStage.model_fields[name].description
-                                 if name in PipelineStage.model_fields else JobSpec.model_fields[name].description)
+            described.setdefault(
+                "description",
+                PipelineStage.model_fields[name].description
+                if name in PipelineStage.model_fields
+                else JobSpec.model_fields[name].description,
+            )
     return schema

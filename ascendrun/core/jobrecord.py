@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Dict, Mapping
+from typing import Any
 
 from ascendrun.core.job import Cause, Exit, Job, NodeProgress, Phase, State
 
 
-def dump_job(job: Job) -> Dict[str, Any]:
+def dump_job(job: Job) -> dict[str, Any]:
     """The record as JSON values; enums become their values, tuples lists, rank numbers in keys strings."""
     return asdict(job)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobtree import key_place, place_of
@@ -19,8 +20,12 @@ MAX_WORD_BYTES = 131_071
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BARE_WORD = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=:@-]*")
-_WRAPPERS = {"torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-             "deepspeed": "deepspeed"}
+_WRAPPERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+}
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,10 @@ class Draft:
     `check_names` tells the names that `checks` may hold; None: nobody knows them here."""
 
     root: MappingNode
-    data: Dict[str, Any]
+    data: dict[str, Any]
     source: Source
     programs: Mapping[str, ProgramOptions]
-    check_names: Optional[Callable[[], Sequence[str]]] = None
+    check_names: Callable[[], Sequence[str]] | None = None
 
     def has(self, name: str) -> bool:
         return name in self.data
@@ -51,7 +56,7 @@ class Draft:
         return self.source.is_spoilt(find(self.root, path))
 
     @property
-    def options(self) -> Optional[Mapping[str, Option]]:
+    def options(self) -> Mapping[str, Option] | None:
         """The options of the job's program; None when there is no such program."""
         known = self.programs.get(self.data.get("program") or "") if isinstance(self.data.get("program"), str) else None
         return known.options if known else None
@@ -62,9 +67,9 @@ def broken_rules(draft: Draft) -> Iterator[Problem]:
         yield from rule(draft)
 
 
-def typed_args(draft: Draft) -> Dict[str, Any]:
+def typed_args(draft: Draft) -> dict[str, Any]:
     """`args` with each value of its option's type; wrong ones stay as they are (`broken_rules` tells them)."""
-    typed: Dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for name, value in draft.section("args").items():
         typed[name] = value
         option = (draft.options or {}).get(name)
@@ -92,8 +97,9 @@ def _what_to_run(draft: Draft) -> Iterator[Problem]:
         return
     given = [name for name in ("program", "command") if draft.has(name)]
     if not given:
-        yield draft.root.place.problem("says neither program nor command",
-                                       "program: trajectory, or command: [python, train.py]")
+        yield draft.root.place.problem(
+            "says neither program nor command", "program: trajectory, or command: [python, train.py]"
+        )
     for extra in given[1:]:
         yield draft.key(extra).problem(f"{extra} stands beside {given[0]}", "leave one of the two")
 
@@ -101,15 +107,17 @@ def _what_to_run(draft: Draft) -> Iterator[Problem]:
 def _program(draft: Draft) -> Iterator[Problem]:
     name = draft.data.get("program")
     if isinstance(name, str) and name not in draft.programs and not draft.is_spoilt("program"):
-        yield draft.value("program").problem(f"no program is called {shown(name)}",
-                                             suggestion(name, list(draft.programs)))
+        yield draft.value("program").problem(
+            f"no program is called {shown(name)}", suggestion(name, list(draft.programs))
+        )
 
 
 def _args(draft: Draft) -> Iterator[Problem]:
     args = draft.section("args")
     if draft.has("command") and not draft.has("program") and args:
-        yield draft.key("args").problem("args belong to a program; a command has its own words",
-                                        "put them into the command list")
+        yield draft.key("args").problem(
+            "args belong to a program; a command has its own words", "put them into the command list"
+        )
         return
     if draft.options is None:
         return
@@ -124,8 +132,9 @@ def _args(draft: Draft) -> Iterator[Problem]:
 def _arg(draft: Draft, name: str, value: Any) -> Iterator[Problem]:
     option = (draft.options or {}).get(name)
     if option is None:
-        yield draft.key("args", name).problem(f"{draft.data['program']} has no option {shown(name)}",
-                                              suggestion(name, list(draft.options or ())))
+        yield draft.key("args", name).problem(
+            f"{draft.data['program']} has no option {shown(name)}", suggestion(name, list(draft.options or ()))
+        )
     elif isinstance(value, dict):
         yield draft.value("args", name).problem(f"args.{name} is a mapping; an option takes a value or a list")
     elif value is not None and not draft.is_spoilt("args", name):
@@ -138,7 +147,7 @@ def _arg(draft: Draft, name: str, value: Any) -> Iterator[Problem]:
             yield _home_problem(draft, "args", name)
 
 
-def _source_text(draft: Draft, name: str) -> Optional[str]:
+def _source_text(draft: Draft, name: str) -> str | None:
     node = find(draft.root, ("args", name))
     return node.text if isinstance(node, ScalarNode) else None
 
@@ -146,8 +155,9 @@ def _source_text(draft: Draft, name: str) -> Optional[str]:
 def _command(draft: Draft) -> Iterator[Problem]:
     command = draft.data.get("command")
     if isinstance(command, str) and not draft.is_spoilt("command"):
-        yield draft.value("command").problem("command is a text; it never goes through a shell, so it is a list",
-                                             f"command: {list_form(command)}")
+        yield draft.value("command").problem(
+            "command is a text; it never goes through a shell, so it is a list", f"command: {list_form(command)}"
+        )
     if not isinstance(command, tuple) or not command:
         return
     words = [word if isinstance(word, str) else "" for word in command]
@@ -160,10 +170,11 @@ def _command(draft: Draft) -> Iterator[Problem]:
     if wrapper and draft.data.get("launcher") != "python":
         yield draft.value("command", 0).problem(
             f"the command starts {wrapper} itself, once for each rank",
-            f"launcher: {wrapper} with command: [python, your_script.py], or launcher: python for one process a node")
+            f"launcher: {wrapper} with command: [python, your_script.py], or launcher: python for one process a node",
+        )
 
 
-def _wrapper(words: Sequence[str]) -> Optional[str]:
+def _wrapper(words: Sequence[str]) -> str | None:
     """The launcher that the command calls, by name or as a module."""
     first = words[0].rpartition("/")[2]
     if first in _WRAPPERS:
@@ -185,8 +196,9 @@ def _env(draft: Draft) -> Iterator[Problem]:
         elif name == visible:
             yield place.problem(f"{name} is set by ascendrun", "devices: {ids: [0, 1]} chooses devices")
         elif name == "MASTER_PORT" and not _is_port(value):
-            yield draft.value("env", name).problem("MASTER_PORT wants a port from 1 to 65535",
-                                                   "delete it, and a free port is found")
+            yield draft.value("env", name).problem(
+                "MASTER_PORT wants a port from 1 to 65535", "delete it, and a free port is found"
+            )
         if isinstance(value, str) and len(name) + len(value.encode("utf-8", "replace")) >= MAX_WORD_BYTES:
             yield place.problem("Linux takes no variable above 128 KiB", "put it in a file")
 
@@ -199,23 +211,26 @@ def _devices(draft: Draft) -> Iterator[Problem]:
     devices = draft.section("devices")
     ids, per_node, family = devices.get("ids"), devices.get("per_node"), devices.get("family", "cpu")
     if family == "auto":
-        yield draft.value("devices", "family").problem("devices.family auto: not supported yet",
-                                                       "write npu, cuda or cpu")
+        yield draft.value("devices", "family").problem(
+            "devices.family auto: not supported yet", "write npu, cuda or cpu"
+        )
     if not isinstance(ids, tuple) or not all(type(one) is int for one in ids) or not ids:
         return
     if len(set(ids)) != len(ids) or list(ids) != sorted(ids):
         right = ", ".join(str(one) for one in sorted(set(ids)))
         yield draft.value("devices", "ids").problem("devices.ids must ascend, each once", f"ids: [{right}]")
     if type(per_node) is int and per_node != len(ids):
-        yield draft.key("devices", "per_node").problem(f"devices.per_node is {per_node}, but ids names {len(ids)}",
-                                                       "leave one of the two")
+        yield draft.key("devices", "per_node").problem(
+            f"devices.per_node is {per_node}, but ids names {len(ids)}", "leave one of the two"
+        )
     if family == "cpu":
-        yield draft.key("devices", "ids").problem("devices.ids means nothing for family cpu",
-                                                  f"per_node: {len(ids)}, or family: npu")
+        yield draft.key("devices", "ids").problem(
+            "devices.ids means nothing for family cpu", f"per_node: {len(ids)}, or family: npu"
+        )
 
 
 def _paths(draft: Draft) -> Iterator[Problem]:
-    places: Tuple[Tuple[Any, ...], ...] = (("hostfile",), ("stage", "dir"), ("checkpoint", "dir"), ("python",))
+    places: tuple[tuple[Any, ...], ...] = (("hostfile",), ("stage", "dir"), ("checkpoint", "dir"), ("python",))
     files = draft.data.get("env_from")
     if isinstance(files, tuple):
         places += tuple(("env_from", index, "file") for index in range(len(files)))
@@ -227,17 +242,21 @@ def _paths(draft: Draft) -> Iterator[Problem]:
         if isinstance(value, str) and value.startswith("~"):
             yield _home_problem(draft, *path)
         elif path == ("checkpoint", "dir") and isinstance(value, str) and not value.startswith("/"):
-            yield draft.value(*path).problem("checkpoint.dir lies on the nodes, so it must be absolute",
-                                             "checkpoint: {dir: /data/ckpt}, or leave it out")
+            yield draft.value(*path).problem(
+                "checkpoint.dir lies on the nodes, so it must be absolute",
+                "checkpoint: {dir: /data/ckpt}, or leave it out",
+            )
         elif path == ("python",) and isinstance(value, str) and "/" in value and not value.startswith("/"):
-            yield draft.value(*path).problem("python is run on the nodes: an absolute path, or a name found on PATH",
-                                             "python: /opt/conda/bin/python")
+            yield draft.value(*path).problem(
+                "python is run on the nodes: an absolute path, or a name found on PATH", "python: /opt/conda/bin/python"
+            )
 
 
 def _home_problem(draft: Draft, *path: Any) -> Problem:
     name = ".".join(str(step) for step in path)
-    return draft.value(*path).problem(f"{name}: ~ is not understood; whose home on which machine?",
-                                      "write the whole path")
+    return draft.value(*path).problem(
+        f"{name}: ~ is not understood; whose home on which machine?", "write the whole path"
+    )
 
 
 def _stage(draft: Draft) -> Iterator[Problem]:
@@ -245,7 +264,8 @@ def _stage(draft: Draft) -> Iterator[Problem]:
     for index, item in enumerate(exclude if isinstance(exclude, tuple) else ()):
         if isinstance(item, str) and (not item.strip("/") or item.startswith("/") or ".." in item.split("/")):
             yield draft.value("stage", "exclude", index).problem(
-                f"stage.exclude {shown(item)} names nothing inside stage.dir", "exclude: [data/, .git/, '*.ckpt']")
+                f"stage.exclude {shown(item)} names nothing inside stage.dir", "exclude: [data/, .git/, '*.ckpt']"
+            )
 
 
 def _checks(draft: Draft) -> Iterator[Problem]:
@@ -255,8 +275,9 @@ def _checks(draft: Draft) -> Iterator[Problem]:
         names = draft.section("checks").get(key)
         for index, name in enumerate(names if isinstance(names, tuple) else ()):
             if known is not None and isinstance(name, str) and name.replace("_", "-").lower() not in known:
-                yield draft.value("checks", key, index).problem(f"no check is called {shown(name)}",
-                                                                suggestion(name, list(known)))
+                yield draft.value("checks", key, index).problem(
+                    f"no check is called {shown(name)}", suggestion(name, list(known))
+                )
 
 
 def _order_of_pairs(draft: Draft) -> Iterator[Problem]:
@@ -267,8 +288,10 @@ def _order_of_pairs(draft: Draft) -> Iterator[Problem]:
     backoff = draft.section("restart").get("backoff_s")
     if isinstance(backoff, tuple) and len(backoff) == 2 and all(type(one) in (int, float) for one in backoff):
         if backoff[0] > backoff[1]:
-            yield draft.value("restart", "backoff_s").problem("restart.backoff_s: the first pause is above the longest",
-                                                              f"backoff_s: [{backoff[1]:g}, {backoff[0]:g}]")
+            yield draft.value("restart", "backoff_s").problem(
+                "restart.backoff_s: the first pause is above the longest",
+                f"backoff_s: [{backoff[1]:g}, {backoff[0]:g}]",
+            )
 
 
 def _not_yet(draft: Draft) -> Iterator[Problem]:
@@ -280,17 +303,23 @@ def _not_yet(draft: Draft) -> Iterator[Problem]:
         (("timeouts", "hang_s"), draft.section("timeouts").get("hang_s") is not None, "delete it; max_s is a limit"),
         (("restart", "max"), draft.section("restart").get("max", 0) != 0, "delete it and submit again after a failure"),
     ]
-    later.extend((("restart", key), True, "delete it; without restarts it has no effect")
-                 for key in draft.section("restart")
-                 if key in ("window_s", "backoff_s", "on", "stop_after_no_progress", "exclude_node_on"))
+    later.extend(
+        (("restart", key), True, "delete it; without restarts it has no effect")
+        for key in draft.section("restart")
+        if key in ("window_s", "backoff_s", "on", "stop_after_no_progress", "exclude_node_on")
+    )
     for path, is_used, way_out in later:
         if is_used:
             yield draft.key(*path).problem(f"{'.'.join(path)}: not supported yet", way_out)
 
 
 def _is_safe_word(word: str) -> bool:
-    return bool(_BARE_WORD.fullmatch(word)) and not re.match(r"[-+.]?[0-9]", word) and word.lower() not in (
-        "yes", "no", "on", "off", "true", "false", "null") and word not in ("-",)
+    return (
+        bool(_BARE_WORD.fullmatch(word))
+        and not re.match(r"[-+.]?[0-9]", word)
+        and word.lower() not in ("yes", "no", "on", "off", "true", "false", "null")
+        and word not in ("-",)
+    )
 
 
 def _quoted(word: str) -> str:
@@ -298,5 +327,15 @@ def _quoted(word: str) -> str:
 
 
 _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
-    _what_to_run, _program, _args, _command, _env, _devices, _paths, _stage, _checks, _order_of_pairs, _not_yet,
+    _what_to_run,
+    _program,
+    _args,
+    _command,
+    _env,
+    _devices,
+    _paths,
+    _stage,
+    _checks,
+    _order_of_pairs,
+    _not_yet,
 )

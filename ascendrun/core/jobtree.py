@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.wording import is_hidden
@@ -40,23 +41,24 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
             source.problems.extend([problem] if problem else [])
 
 
-def job_data(root: MappingNode, source: Source) -> Dict[str, Any]:
+def job_data(root: MappingNode, source: Source) -> dict[str, Any]:
     """What the model reads. A null means "not given"; in `env` and `command` a value is the very text of the file."""
-    data: Dict[str, Any] = {}
+    data: dict[str, Any] = {}
     for key, node in root.entries.items():
         if key == "env" and isinstance(node, MappingNode):
             data[key] = {name: _text(value, f"env.{name}", source) for name, value in node.entries.items()}
         elif key == "command" and isinstance(node, ListNode):
             data[key] = tuple(_text(item, f"command[{index}]", source) for index, item in enumerate(node.items))
         elif key == "stages" and isinstance(node, ListNode):
-            data[key] = tuple(job_data(item, source) if isinstance(item, MappingNode) else to_plain(item)
-                              for item in node.items)
+            data[key] = tuple(
+                job_data(item, source) if isinstance(item, MappingNode) else to_plain(item) for item in node.items
+            )
         elif not _is_null(node):
             data[key] = to_plain(node) if key in DATA_SECTIONS else _without_nulls(to_plain(node))
     return data
 
 
-def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Optional[Problem]:
+def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Problem | None:
     if source.root is None:
         source.root = MappingNode(place)
     node: Node = source.root
@@ -70,8 +72,10 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Opti
             continue
         if not isinstance(node, MappingNode):
             above = ".".join(path[:depth])
-            return place.problem(f"{above or 'the file'} is {_kind(node)}, so it has no {step}",
-                                 f"set {above} as a whole" if above else None)
+            return place.problem(
+                f"{above or 'the file'} is {_kind(node)}, so it has no {step}",
+                f"set {above} as a whole" if above else None,
+            )
         if depth == len(path) - 1:
             node.entries[step] = value
             node.keys[step] = place
@@ -84,7 +88,7 @@ def _put(source: Source, path: Sequence[str], value: Node, place: Place) -> Opti
     return None
 
 
-def _stage(stages: ListNode, name: str) -> Optional[Node]:
+def _stage(stages: ListNode, name: str) -> Node | None:
     for item in stages.items:
         own = item.entries.get("name") if isinstance(item, MappingNode) else None
         if isinstance(own, ScalarNode) and own.text == name:
@@ -128,7 +132,7 @@ def _label(text: str) -> str:
 
 def place_of(root: Node, path: Sequence[Any]) -> Place:
     """Where the value at `path` stands; for a value that is missing, the nearest piece around it."""
-    steps: List[Any] = list(path)
+    steps: list[Any] = list(path)
     while steps:
         node = find(root, tuple(steps))
         if node is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence, Tuple
 
 _PYTHON = re.compile(r"python[0-9.]*")
 PROGRAMS_PACKAGE = "ascendrun.programs"
@@ -27,33 +27,41 @@ class _Target:
     """What a launcher is to run: `kind` "script" or "module" run by `python`, or "program" run as it is."""
 
     kind: str
-    python: Optional[str]
-    words: Tuple[str, ...]
+    python: str | None
+    words: tuple[str, ...]
 
 
-def program_command(program: str, arguments: Sequence[str], *, python: str) -> Tuple[str, ...]:
+def program_command(program: str, arguments: Sequence[str], *, python: str) -> tuple[str, ...]:
     return (python, "-m", f"{PROGRAMS_PACKAGE}.{program}", *arguments)
 
 
-def user_command(words: Sequence[str], *, python: Optional[str]) -> Tuple[str, ...]:
+def user_command(words: Sequence[str], *, python: str | None) -> tuple[str, ...]:
     """The job's command; its first word `python` or `python3` becomes the job's own interpreter where it names one."""
     if python is not None and words[0] in ("python", "python3"):
         return (python, *words[1:])
     return tuple(words)
 
 
-def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> Tuple[str, ...]:
+def torchrun_command(words: Sequence[str], meeting: Meeting, *, python: str, ranks: int) -> tuple[str, ...]:
     """torchrun for one node, as a person would type it there, with a static meeting point."""
     target = _read_target(words)
     return (
-        target.python or python, "-m", "torch.distributed.run", f"--nnodes={meeting.nodes}",
-        f"--nproc-per-node={ranks}", f"--node-rank={meeting.node_rank}", f"--master-addr={meeting.address}",
-        f"--master-port={meeting.port}", *_TORCHRUN_FLAG[target.kind], *target.words,
+        target.python or python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={meeting.nodes}",
+        f"--nproc-per-node={ranks}",
+        f"--node-rank={meeting.node_rank}",
+        f"--master-addr={meeting.address}",
+        f"--master-port={meeting.port}",
+        *_TORCHRUN_FLAG[target.kind],
+        *target.words,
     )
 
 
-def deepspeed_command(words: Sequence[str], meeting: Meeting, *, python: str, devices: Mapping[str, Sequence[int]],
-                      gives_local_rank: bool) -> Tuple[str, ...]:
+def deepspeed_command(
+    words: Sequence[str], meeting: Meeting, *, python: str, devices: Mapping[str, Sequence[int]], gives_local_rank: bool
+) -> tuple[str, ...]:
     """DeepSpeed's launcher of one node: what its `deepspeed` command would run there through ssh.
 
     `devices`: ids by host name in node order. `gives_local_rank`: its habit of adding --local_rank=N to the script.
@@ -61,14 +69,21 @@ def deepspeed_command(words: Sequence[str], meeting: Meeting, *, python: str, de
     target = _read_target(words)
     world = base64.urlsafe_b64encode(json.dumps({host: list(ids) for host, ids in devices.items()}).encode()).decode()
     return (
-        target.python or python, "-m", "deepspeed.launcher.launch", f"--world_info={world}",
-        f"--node_rank={meeting.node_rank}", f"--master_addr={meeting.address}", f"--master_port={meeting.port}",
-        *(() if gives_local_rank else ("--no_local_rank",)), *_DEEPSPEED_FLAG[target.kind], *target.words,
+        target.python or python,
+        "-m",
+        "deepspeed.launcher.launch",
+        f"--world_info={world}",
+        f"--node_rank={meeting.node_rank}",
+        f"--master_addr={meeting.address}",
+        f"--master_port={meeting.port}",
+        *(() if gives_local_rank else ("--no_local_rank",)),
+        *_DEEPSPEED_FLAG[target.kind],
+        *target.words,
     )
 
 
-_TORCHRUN_FLAG: Mapping[str, Tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no-python",)}
-_DEEPSPEED_FLAG: Mapping[str, Tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no_python",)}
+_TORCHRUN_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no-python",)}
+_DEEPSPEED_FLAG: Mapping[str, tuple[str, ...]] = {"script": (), "module": ("--module",), "program": ("--no_python",)}
 
 
 def _read_target(words: Sequence[str]) -> _Target:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, get_args
+from typing import Any, Callable, get_args
 
 from ascendrun.core import job as w
 from ascendrun.core.job import Action, Cause, Event, Job, NodeProgress, Phase, State
@@ -47,11 +48,11 @@ class Step:
     """What one event led to: the next record, the arrows taken, the words for the job's story, the deeds."""
 
     job: Job
-    moves: Tuple[Move, ...] = ()
-    notes: Tuple[str, ...] = ()
-    actions: Tuple[Action, ...] = ()
+    moves: tuple[Move, ...] = ()
+    notes: tuple[str, ...] = ()
+    actions: tuple[Action, ...] = ()
 
-    def then(self, later: "Step") -> "Step":
+    def then(self, later: Step) -> Step:
         """Both steps as one, for events that came together."""
         return Step(later.job, self.moves + later.moves, self.notes + later.notes, self.actions + later.actions)
 
@@ -96,9 +97,9 @@ class _Draft:
     def __init__(self, job: Job, now_s: float, story: Callable[[], Sequence[str]]) -> None:
         self.job = job
         self.now_s = now_s
-        self.moves: List[Move] = []
-        self.notes: List[str] = []
-        self.actions: List[Action] = []
+        self.moves: list[Move] = []
+        self.notes: list[str] = []
+        self.actions: list[Action] = []
         self._story = story
 
     def move(self, target: State, reason: str) -> None:
@@ -166,8 +167,18 @@ class _Draft:
         self._finish(target, reason)
 
     def _requeue(self) -> None:
-        self.job = replace(self.job, attempt=self.job.attempt + 1, nodes=(), world_size=0, master_port=None,
-                           told_at_s=None, started_at_s=None, cause=None, stop_now=False, first_failure=None)
+        self.job = replace(
+            self.job,
+            attempt=self.job.attempt + 1,
+            nodes=(),
+            world_size=0,
+            master_port=None,
+            told_at_s=None,
+            started_at_s=None,
+            cause=None,
+            stop_now=False,
+            first_failure=None,
+        )
         self.move(State.QUEUED, f"attempt {self.job.attempt} waits for its nodes")
 
     def _finish(self, target: State, reason: str) -> None:
@@ -180,8 +191,8 @@ def _all_at_least(job: Job, phase: Phase) -> bool:
     return bool(job.nodes) and all(order.index(node.phase) >= order.index(phase) for node in job.nodes)
 
 
-def _stop_actions(job: Job) -> Tuple[Action, ...]:
-    actions: List[Action] = []
+def _stop_actions(job: Job) -> tuple[Action, ...]:
+    actions: list[Action] = []
     if job.told_at_s is None and job.nodes:
         actions.append(w.AbortNodes(job.tag))
     hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
@@ -198,6 +209,7 @@ def stop_grace_s(job: Job) -> float:
 
 
 # One small function for each event.
+
 
 def _nodes_free(draft: _Draft, event: w.NodesFree) -> None:
     if draft.job.state is not State.QUEUED:
@@ -300,8 +312,10 @@ def _start_failed(draft: _Draft, event: w.StartFailed) -> None:
 def _node_ended(draft: _Draft, event: w.NodeEnded) -> None:
     if event.leftovers:
         pids = ", ".join(str(pid) for pid in event.leftovers)
-        draft.notes.append(f"{event.host}: processes {pids} survive even SIGKILL (usually stuck in a driver or on NFS);"
-                           " reboot the node")
+        draft.notes.append(
+            f"{event.host}: processes {pids} survive even SIGKILL (usually stuck in a driver or on NFS);"
+            " reboot the node"
+        )
     node = draft.job.node(event.host)
     if node.may_run_processes:
         draft.set_node(event.host, phase=Phase.ENDED)
@@ -357,11 +371,14 @@ def _give_up_waiting(draft: _Draft, reachable: frozenset[str], *, waited_s: floa
     silent = tuple(host for host in waiting if host not in reachable and waited_s > CONFIRM_S)
     stuck = tuple(host for host in waiting if host in reachable and waited_s > 2 * CONFIRM_S)
     if silent:
-        draft.notes.append(f"{', '.join(silent)}: unreachable, not confirmed that the job is gone there; "
-                           "it will be stopped when the node answers")
+        draft.notes.append(
+            f"{', '.join(silent)}: unreachable, not confirmed that the job is gone there; "
+            "it will be stopped when the node answers"
+        )
     if stuck:
-        draft.notes.append(f"{', '.join(stuck)}: answers, but cannot end the job (a full or dead disk?); "
-                           "it is asked again and again")
+        draft.notes.append(
+            f"{', '.join(stuck)}: answers, but cannot end the job (a full or dead disk?); it is asked again and again"
+        )
     if silent or stuck:
         draft.job = replace(draft.job, unconfirmed=(*draft.job.unconfirmed, *silent, *stuck))
 
@@ -370,10 +387,14 @@ def _all_exited_zero(node: NodeProgress) -> bool:
     return all(rank in node.exits and node.exits[rank].code == 0 for rank in node.ranks)
 
 
-def describe_first_failure(job: Job) -> Optional[str]:
+def describe_first_failure(job: Job) -> str | None:
     """The sentence that names the rank which failed first over all nodes, clock offsets removed; None: none failed."""
-    failures = [(exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), rank, node.host, exit)
-                for node in job.nodes for rank, exit in node.exits.items() if exit.is_failure]
+    failures = [
+        (exit.at_ns - int((node.clock_offset_s or 0.0) * 1e9), rank, node.host, exit)
+        for node in job.nodes
+        for rank, exit in node.exits.items()
+        if exit.is_failure
+    ]
     if not failures:
         return None
     _, rank, host, first = min(failures, key=lambda failure: failure[:2])
@@ -381,13 +402,26 @@ def describe_first_failure(job: Job) -> Optional[str]:
     return f"rank {rank} on {host} {how}"
 
 
-_HANDLERS: Mapping[Type[object], Callable[..., None]] = {
-    w.NodesFree: _nodes_free, w.HeldBy: _held_by, w.NeedFailed: _need_failed,
-    w.NodeReported: _node_reported, w.Checked: _checked, w.Planned: _planned,
-    w.NodeStaged: _node_staged, w.NodeReady: _node_ready, w.Refused: _refused, w.RankStarted: _rank_started,
-    w.RankExited: _rank_exited, w.RankLingers: _rank_lingers, w.StartFailed: _start_failed,
-    w.NodeEnded: _node_ended, w.NodeRebooted: _node_rebooted, w.SupervisorLost: _supervisor_lost,
-    w.LimitReached: _limit_reached, w.StopRequested: _stop_requested, w.HeadRestarted: _head_restarted,
+_HANDLERS: Mapping[type[object], Callable[..., None]] = {
+    w.NodesFree: _nodes_free,
+    w.HeldBy: _held_by,
+    w.NeedFailed: _need_failed,
+    w.NodeReported: _node_reported,
+    w.Checked: _checked,
+    w.Planned: _planned,
+    w.NodeStaged: _node_staged,
+    w.NodeReady: _node_ready,
+    w.Refused: _refused,
+    w.RankStarted: _rank_started,
+    w.RankExited: _rank_exited,
+    w.RankLingers: _rank_lingers,
+    w.StartFailed: _start_failed,
+    w.NodeEnded: _node_ended,
+    w.NodeRebooted: _node_rebooted,
+    w.SupervisorLost: _supervisor_lost,
+    w.LimitReached: _limit_reached,
+    w.StopRequested: _stop_requested,
+    w.HeadRestarted: _head_restarted,
     w.Tick: _tick,
 }
 

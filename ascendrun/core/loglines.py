@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 SHOWN_LINE_BYTES = 64 * 1024
 """A longer line is cut on screen; `logs --raw` still has every byte."""
@@ -16,7 +16,7 @@ RANKS_LIMIT = 1_000_000
 class LogLine(NamedTuple):
     """One line of one rank, without its newline. `at_s`: arrival on the node in UTC seconds, None: not recorded."""
 
-    at_s: Optional[float]
+    at_s: float | None
     host: str
     rank: int
     stream: str
@@ -24,8 +24,9 @@ class LogLine(NamedTuple):
     attempt: int = 1
 
 
-def make_lines(times: Iterable[Optional[float]], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
-               ) -> list[LogLine]:
+def make_lines(
+    times: Iterable[float | None], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
+) -> list[LogLine]:
     """Lines of one stream, made without a call for each: there are millions."""
     rows = zip(times, repeat(host), repeat(rank), repeat(stream), texts, repeat(attempt))
     return list(map(tuple.__new__, repeat(LogLine), rows))
@@ -61,7 +62,7 @@ class LineSplitter:
         self._append(pieces[-1])
         return lines
 
-    def finish(self) -> Optional[str]:
+    def finish(self) -> str | None:
         """The last line, which has no newline; None when there is none."""
         return None if self.is_empty else self._take()
 
@@ -77,7 +78,7 @@ class LineSplitter:
         last_return = stripped.rfind(b"\r")
         if last_return >= 0:
             self._restart()
-            stripped = stripped[last_return + 1:]
+            stripped = stripped[last_return + 1 :]
         room = self._limit - len(self._kept)
         self._kept += stripped[:room]
         self._dropped += max(0, len(stripped) - room)
@@ -204,7 +205,7 @@ class _Source:
             self._lines = self._lines[count:]
 
 
-def never_back(times: Sequence[Optional[float]], newest_s: float) -> list[float]:
+def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
     """Each time, or the greatest before it (at first `newest_s`) where there is none or it went back."""
     given = [at_s for at_s in times if at_s is not None]
     if len(given) == len(times) and sorted(given) == given and (not given or given[0] >= newest_s):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any
 
 LINE_LIMIT_BYTES = 64 * 1024
 EVENTS = ("start", "resume", "checkpoint", "end")
@@ -25,32 +26,32 @@ class MetricsLine:
     `flops_per_step`: of all ranks together; `peak_flops`: of one device.
     """
 
-    at_s: Optional[float] = None
-    event: Optional[str] = None
-    step: Optional[int] = None
-    total_steps: Optional[int] = None
-    epoch: Optional[float] = None
-    loss: Optional[float] = None
-    lr: Optional[float] = None
-    grad_norm: Optional[float] = None
-    tokens_per_s: Optional[float] = None
-    samples_per_s: Optional[float] = None
-    mfu: Optional[float] = None
-    step_s: Optional[float] = None
-    data_s: Optional[float] = None
-    forward_s: Optional[float] = None
-    backward_s: Optional[float] = None
-    optimizer_s: Optional[float] = None
-    comm_s: Optional[float] = None
-    memory_bytes: Optional[float] = None
-    world_size: Optional[int] = None
-    parameters: Optional[float] = None
-    flops_per_step: Optional[float] = None
-    peak_flops: Optional[float] = None
-    tokens_per_step: Optional[float] = None
-    seconds: Optional[float] = None
-    bytes: Optional[float] = None
-    path: Optional[str] = None
+    at_s: float | None = None
+    event: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    mfu: float | None = None
+    step_s: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    comm_s: float | None = None
+    memory_bytes: float | None = None
+    world_size: int | None = None
+    parameters: float | None = None
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    tokens_per_step: float | None = None
+    seconds: float | None = None
+    bytes: float | None = None
+    path: str | None = None
     evals: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -60,13 +61,33 @@ class MetricsLine:
 
 
 _WHOLE = ("step", "total_steps", "world_size")
-_NUMBERS = ("at_s", "epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "step_s", "data_s",
-            "forward_s", "backward_s", "optimizer_s", "comm_s", "memory_bytes", "parameters", "flops_per_step",
-            "peak_flops", "tokens_per_step", "seconds", "bytes")
+_NUMBERS = (
+    "at_s",
+    "epoch",
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_s",
+    "samples_per_s",
+    "mfu",
+    "step_s",
+    "data_s",
+    "forward_s",
+    "backward_s",
+    "optimizer_s",
+    "comm_s",
+    "memory_bytes",
+    "parameters",
+    "flops_per_step",
+    "peak_flops",
+    "tokens_per_step",
+    "seconds",
+    "bytes",
+)
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
-def parse_object(line: bytes) -> Optional[Dict[str, Any]]:
+def parse_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line with its values as they stand, None: torn, too long, or no object."""
     if len(line) > LINE_LIMIT_BYTES:
         return None
@@ -77,7 +98,7 @@ def parse_object(line: bytes) -> Optional[Dict[str, Any]]:
     return values if isinstance(values, dict) else None
 
 
-def parse_line(line: bytes) -> Optional[MetricsLine]:
+def parse_line(line: bytes) -> MetricsLine | None:
     """What a line says, None: nothing that can be read."""
     values = parse_object(line)
     return None if values is None else read_values(values)
@@ -85,7 +106,7 @@ def parse_line(line: bytes) -> Optional[MetricsLine]:
 
 def read_values(values: Mapping[str, Any]) -> MetricsLine:
     """The words of a parsed object. A value of the wrong kind counts as not said."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name in _NUMBERS:
         if name in values:
             found[name] = _number(name, values[name])
@@ -102,7 +123,7 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
     return MetricsLine(**found)
 
 
-def _event(values: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
+def _event(values: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(event, path), in older programs' words as well: {"checkpoint": PATH} and {"done": true}."""
     said = values.get("event")
     event = said if isinstance(said, str) and said in EVENTS else None
@@ -115,7 +136,7 @@ def _event(values: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
     return event, path
 
 
-def _number(name: str, value: Any) -> Optional[float]:
+def _number(name: str, value: Any) -> float | None:
     if isinstance(value, str) and name in _MAY_DIVERGE and _NOT_FINITE.match(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, List, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
+from typing import Union
 
 MAX_NAMES = 4096
 """Nobody runs one job on more hosts; a longer range is a slip of the hand."""
@@ -13,7 +14,7 @@ _RANGE_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PIECES = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
-_Ranges = List[Tuple[int, int, int]]
+_Ranges = list[tuple[int, int, int]]
 _Piece = Union[str, _Ranges]
 
 
@@ -26,7 +27,7 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
-def expand_names(text: str) -> Tuple[str, ...]:
+def expand_names(text: str) -> tuple[str, ...]:
     """`npu[01-03,07]` as names, in the order written; a text without brackets is one name.
 
     Raises BadNames, before anything is built, when the range is malformed or holds more than MAX_NAMES.
@@ -50,7 +51,7 @@ def expand_names(text: str) -> Tuple[str, ...]:
     return tuple(names)
 
 
-def split_list(text: str) -> List[str]:
+def split_list(text: str) -> list[str]:
     """`a[1,3],b` cut at the commas outside brackets: ["a[1,3]", "b"]; empty pieces stay."""
     pieces = [""]
     depth = 0
@@ -73,11 +74,11 @@ def fold_names(names: Iterable[str]) -> str:
     return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
 
 
-def _split_pieces(text: str) -> List[_Piece]:
+def _split_pieces(text: str) -> list[_Piece]:
     """Literal texts and, for each bracket, a list of (low, high, width)."""
     if "[" not in text and "]" not in text:
         return [text]
-    pieces: List[_Piece] = []
+    pieces: list[_Piece] = []
     end = 0
     for match in _PIECES.finditer(text):
         if match.start() != end:
@@ -89,7 +90,7 @@ def _split_pieces(text: str) -> List[_Piece]:
     return pieces
 
 
-def _numbers(ranges: _Ranges) -> List[str]:
+def _numbers(ranges: _Ranges) -> list[str]:
     return [f"{number:0{width}d}" for low, high, width in ranges for number in range(low, high + 1)]
 
 

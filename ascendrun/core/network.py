@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import zlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.names import fold_names
@@ -28,7 +28,7 @@ class Network:
     interfaces: Mapping[str, str]
 
 
-def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: List[str]) -> Network:
+def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[str]) -> Network:
     """The source address that the first host uses towards most others, and each host's interface towards the first.
 
     Hosts that are all this one machine meet on the loopback. What does not fit is added to `faults`.
@@ -39,11 +39,13 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
         return Network(LOOPBACK.source, {host.name: LOOPBACK.interface for host in hosts})
     routes = [route for route in (_route(reports, first, host) for host in away) if route is not None]
     if not routes:
-        faults.append(f"{first.name} has no route to {fold_names(host.name for host in away)}; "
-                      f"{first.name} is node 0, where all ranks meet: check its network and name resolution")
+        faults.append(
+            f"{first.name} has no route to {fold_names(host.name for host in away)}; "
+            f"{first.name} is node 0, where all ranks meet: check its network and name resolution"
+        )
         return Network("", {host.name: "" for host in hosts})
     majority = _majority(routes)
-    interfaces: Dict[str, str] = {host.name: majority.interface for host in hosts}
+    interfaces: dict[str, str] = {host.name: majority.interface for host in hosts}
     for host in away:
         route = _route(reports, host, first)
         if route is None:
@@ -53,7 +55,7 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
     return Network(majority.source, interfaces)
 
 
-def candidate_ports(tag: str, wanted: Optional[str]) -> Tuple[int, ...]:
+def candidate_ports(tag: str, wanted: str | None) -> tuple[int, ...]:
     """The ports to try for MASTER_PORT, in order: the user's only, or a hundred that follow from the tag.
 
     Below Linux's range for outgoing connections (from 32768) and away from HCCL's 60000-60031.
@@ -70,7 +72,7 @@ def _majority(routes: Sequence[Route]) -> Route:
     return Counter(routes).most_common(1)[0][0]
 
 
-def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Optional[Route]:
+def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Route | None:
     """How `host` reaches `peer`; None: not at all, or only by taking itself for the peer."""
     route = reports[host.name].routes.get(peer.name)
     return None if route is None or _is_loopback(route.source) else route
@@ -78,8 +80,10 @@ def _route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> Optiona
 
 def _no_route(reports: Mapping[str, NodeReport], host: Host, peer: Host) -> str:
     if peer.name in reports[host.name].routes:
-        return (f"{host.name} takes {peer.name} for itself: the name leads to its own loopback; "
-                f"mend /etc/hosts there, or give {peer.name} an addr= in the hostfile")
+        return (
+            f"{host.name} takes {peer.name} for itself: the name leads to its own loopback; "
+            f"mend /etc/hosts there, or give {peer.name} an addr= in the hostfile"
+        )
     return f"{host.name} has no route to {peer.name}, where all ranks meet: check name resolution, cable, firewall"
 
 

@@ -22,8 +22,9 @@ import base64
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
 from ascendrun.core.notices import SCHEMA_VERSION, Notice, Target, Words, describe
@@ -37,7 +38,7 @@ class Request:
 
     url: str
     headers: Mapping[str, str]
-    body: Optional[bytes]
+    body: bytes | None
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Verdict:
 
     outcome: str
     says: str
-    wait_s: Optional[float] = None
+    wait_s: float | None = None
 
 
-def make_request(notice: Notice, target: Target, *, url: str, secret: Optional[str], now_s: float) -> Request:
+def make_request(notice: Notice, target: Target, *, url: str, secret: str | None, now_s: float) -> Request:
     """The notice as the target's service wants it. `url`, `secret`: the target's, as read at this moment."""
     if target.kind == "deadman":
         return Request(append_path(url, target.suffixes.get(notice.kind, "")), {}, None)
@@ -87,8 +88,9 @@ def append_path(url: str, suffix: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
-def _generic(notice: Notice, words: Words, target: Target, url: str, secret: Optional[str], headers: Dict[str, str],
-             now_s: float) -> Request:
+def _generic(
+    notice: Notice, words: Words, target: Target, url: str, secret: str | None, headers: dict[str, str], now_s: float
+) -> Request:
     """Our own format; docs/notices.md has its schema. The signature covers timestamp and body."""
     body = _encode(generic_body(notice, words, target.lang))
     headers["Idempotency-Key"] = notice.id
@@ -99,43 +101,70 @@ def _generic(notice: Notice, words: Words, target: Target, url: str, secret: Opt
     return Request(url, headers, body)
 
 
-def generic_body(notice: Notice, words: Words, lang: str) -> Dict[str, Any]:
+def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
     """The notice as JSON values; also what a hook reads from its standard input."""
     from datetime import datetime, timezone
 
     from ascendrun.core.names import fold_names
     from ascendrun.core.redaction import redact_text
 
-    def utc(at_s: Optional[float]) -> Optional[str]:
+    def utc(at_s: float | None) -> str | None:
         if at_s is None:
             return None
         return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    job = None if notice.job is None else {
-        "id": notice.job, "name": notice.name, "state": notice.state, "attempt": notice.attempt,
-        "hosts": list(notice.hosts), "nodes": fold_names(notice.hosts), "ranks": notice.ranks,
-        "created_at": utc(notice.created_at_s), "started_at": utc(notice.started_at_s),
-        "ended_at": utc(notice.ended_at_s)}
-    return {"schema_version": SCHEMA_VERSION, "id": notice.id, "kind": notice.kind, "at": utc(notice.at_s),
-            "head": notice.head, "lang": lang, "title": words.title, "text": words.as_text(),
-            "reason": redact_text(notice.text), "is_bad": words.is_bad, "job": job}
+    job = (
+        None
+        if notice.job is None
+        else {
+            "id": notice.job,
+            "name": notice.name,
+            "state": notice.state,
+            "attempt": notice.attempt,
+            "hosts": list(notice.hosts),
+            "nodes": fold_names(notice.hosts),
+            "ranks": notice.ranks,
+            "created_at": utc(notice.created_at_s),
+            "started_at": utc(notice.started_at_s),
+            "ended_at": utc(notice.ended_at_s),
+        }
+    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "id": notice.id,
+        "kind": notice.kind,
+        "at": utc(notice.at_s),
+        "head": notice.head,
+        "lang": lang,
+        "title": words.title,
+        "text": words.as_text(),
+        "reason": redact_text(notice.text),
+        "is_bad": words.is_bad,
+        "job": job,
+    }
 
 
 # ---------------------------------------------------------------- the services' bodies
 
 
-def _feishu(words: Words, style: str) -> Dict[str, Any]:
+def _feishu(words: Words, style: str) -> dict[str, Any]:
     if style == "text":
         return {"msg_type": "text", "content": {"text": cut_bytes(_calm(words.as_text()), 15_000)}}
     lines = "\n".join(f"**{name}**: {_calm_markdown(value)}" for name, value in words.facts)
-    return {"msg_type": "interactive", "card": {
-        "config": {"wide_screen_mode": True},
-        "header": {"template": "red" if words.is_bad else "green",
-                   "title": {"tag": "plain_text", "content": words.title}},
-        "elements": [{"tag": "div", "text": {"tag": "lark_md", "content": cut_bytes(lines, 15_000)}}]}}
+    return {
+        "msg_type": "interactive",
+        "card": {
+            "config": {"wide_screen_mode": True},
+            "header": {
+                "template": "red" if words.is_bad else "green",
+                "title": {"tag": "plain_text", "content": words.title},
+            },
+            "elements": [{"tag": "div", "text": {"tag": "lark_md", "content": cut_bytes(lines, 15_000)}}],
+        },
+    }
 
 
-def _dingtalk(words: Words, style: str) -> Dict[str, Any]:
+def _dingtalk(words: Words, style: str) -> dict[str, Any]:
     if style == "text":
         return {"msgtype": "text", "text": {"content": cut_bytes(_calm(words.as_text()), 15_000)}}
     lines = "\n".join(f"- **{name}**: {_calm_markdown(value)}" for name, value in words.facts)
@@ -143,7 +172,7 @@ def _dingtalk(words: Words, style: str) -> Dict[str, Any]:
     return {"msgtype": "markdown", "markdown": {"title": words.title, "text": cut_bytes(text, 15_000)}}
 
 
-def _wecom(words: Words, style: str) -> Dict[str, Any]:
+def _wecom(words: Words, style: str) -> dict[str, Any]:
     if style == "text":
         return {"msgtype": "text", "text": {"content": cut_bytes(_calm(words.as_text()), 2048)}}
     lines = "\n".join(f"> {name}: {_calm_markdown(value)}" for name, value in words.facts)
@@ -152,8 +181,8 @@ def _wecom(words: Words, style: str) -> Dict[str, Any]:
     return {"msgtype": "markdown", "markdown": {"content": cut_bytes(text, 4096)}}
 
 
-def _slack(words: Words, style: str) -> Dict[str, Any]:
-    body: Dict[str, Any] = {"text": _escape_slack(words.as_text())[:3000]}
+def _slack(words: Words, style: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": _escape_slack(words.as_text())[:3000]}
     if style == "text":
         return body
     lines = "\n".join(f"*{name}*: {_escape_slack(value)}" for name, value in words.facts)
@@ -161,8 +190,13 @@ def _slack(words: Words, style: str) -> Dict[str, Any]:
     return {**body, "blocks": [header, {"type": "section", "text": {"type": "mrkdwn", "text": lines[:3000]}}]}
 
 
-_BODIES: Mapping[str, Callable[[Words, str], Dict[str, Any]]] = {
-    "feishu": _feishu, "lark": _feishu, "dingtalk": _dingtalk, "wecom": _wecom, "slack": _slack}
+_BODIES: Mapping[str, Callable[[Words, str], dict[str, Any]]] = {
+    "feishu": _feishu,
+    "lark": _feishu,
+    "dingtalk": _dingtalk,
+    "wecom": _wecom,
+    "slack": _slack,
+}
 
 
 def _calm(text: str) -> str:
@@ -182,7 +216,7 @@ def _escape_slack(text: str) -> str:
 def cut_bytes(text: str, limit: int) -> str:
     """At most `limit` bytes of UTF-8, with an ellipsis where something was cut."""
     raw = text.encode()
-    return text if len(raw) <= limit else raw[:limit - 3].decode("utf-8", "ignore") + "…"
+    return text if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "…"
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
@@ -199,8 +233,12 @@ _BUSY: Mapping[str, Mapping[int, float]] = {
 }
 """Codes, sent with status 200, that mean "later", and how much later."""
 
-_CODE_NAMES = {"feishu": ("code", "StatusCode"), "lark": ("code", "StatusCode"), "dingtalk": ("errcode",),
-               "wecom": ("errcode",)}
+_CODE_NAMES = {
+    "feishu": ("code", "StatusCode"),
+    "lark": ("code", "StatusCode"),
+    "dingtalk": ("errcode",),
+    "wecom": ("errcode",),
+}
 _RETRIED_STATUS = frozenset({408, 425, 429})
 
 
@@ -222,7 +260,7 @@ def judge_answer(kind: str, status: int, headers: Mapping[str, str], body: bytes
     return Verdict("refused", says) if wait_s is None else Verdict("retry", says, wait_s)
 
 
-def _code_of(body: bytes, names: Tuple[str, ...]) -> Optional[int]:
+def _code_of(body: bytes, names: tuple[str, ...]) -> int | None:
     """The service's own code; None when the answer holds none."""
     try:
         values = json.loads(body)
@@ -232,7 +270,7 @@ def _code_of(body: bytes, names: Tuple[str, ...]) -> Optional[int]:
     return found[0] if found and isinstance(found[0], int) and not isinstance(found[0], bool) else None
 
 
-def _retry_after(headers: Mapping[str, str]) -> Optional[float]:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds; a date in the header is not read: our own schedule serves then."""
     for name, value in headers.items():
         if name.lower() == "retry-after" and value.strip().isdigit():
@@ -241,5 +279,5 @@ def _retry_after(headers: Mapping[str, str]) -> Optional[float]:
 
 
 def _shown(body: bytes) -> str:
-    text = " ".join(body[:4 * ANSWER_SHOWN].decode("utf-8", "replace").split())
+    text = " ".join(body[: 4 * ANSWER_SHOWN].decode("utf-8", "replace").split())
     return text if len(text) <= ANSWER_SHOWN else text[:ANSWER_SHOWN] + "…"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.core.job import Job, State
 from ascendrun.core.names import fold_names
@@ -18,12 +19,15 @@ TEXT_LIMIT = 1000
 """Of a reason in a notice, in characters: a notice says that something happened; `explain` and `logs` say the rest."""
 
 _STATE_KINDS: Mapping[str, str] = {
-    State.RUNNING.value: "started", State.SUCCEEDED.value: "succeeded", State.STOPPED.value: "stopped",
-    State.FAILED.value: "failed", State.BACKOFF.value: "retrying",
+    State.RUNNING.value: "started",
+    State.SUCCEEDED.value: "succeeded",
+    State.STOPPED.value: "stopped",
+    State.FAILED.value: "failed",
+    State.BACKOFF.value: "retrying",
 }
 _STORY_KINDS: Mapping[str, str] = {"straggler": "straggler", "unreachable": "unreachable", "answers": "answers"}
 
-ON: Mapping[str, FrozenSet[str]] = {
+ON: Mapping[str, frozenset[str]] = {
     "started": frozenset({"started"}),
     "ended": frozenset({"succeeded", "stopped", "failed"}),
     "succeeded": frozenset({"succeeded"}),
@@ -51,21 +55,21 @@ class Notice:
     at_s: float
     text: str
     head: str
-    job: Optional[str] = None
-    name: Optional[str] = None
-    state: Optional[str] = None
-    attempt: Optional[int] = None
-    hosts: Tuple[str, ...] = ()
-    ranks: Optional[int] = None
-    created_at_s: Optional[float] = None
-    started_at_s: Optional[float] = None
-    ended_at_s: Optional[float] = None
+    job: str | None = None
+    name: str | None = None
+    state: str | None = None
+    attempt: int | None = None
+    hosts: tuple[str, ...] = ()
+    ranks: int | None = None
+    created_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Notice":
+    def from_json(cls, values: Mapping[str, Any]) -> Notice:
         return cls(**{**values, "hosts": tuple(values["hosts"])})
 
 
@@ -81,15 +85,15 @@ class Target:
 
     name: str
     kind: str
-    on: Tuple[str, ...] = ("ended",)
-    jobs: Tuple[str, ...] = DEFAULT_JOBS
+    on: tuple[str, ...] = ("ended",)
+    jobs: tuple[str, ...] = DEFAULT_JOBS
     style: str = "rich"
     lang: str = "en"
-    url: Optional[str] = field(default=None, repr=False)
-    url_file: Optional[str] = None
-    secret: Optional[str] = field(default=None, repr=False)
-    secret_file: Optional[str] = None
-    command: Tuple[str, ...] = ()
+    url: str | None = field(default=None, repr=False)
+    url_file: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    secret_file: str | None = None
+    command: tuple[str, ...] = ()
     timeout_s: float = 30.0
     suffixes: Mapping[str, str] = field(default_factory=dict)
     every_s: float = 60.0
@@ -102,13 +106,15 @@ class Target:
 
     def is_for(self, name: str, job_id: str) -> bool:
         """Whether the target cares for the job; only excluding globs mean all others."""
+
         def fits(glob: str) -> bool:
             return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(job_id, glob)
+
         wanted = [glob for glob in self.jobs if not glob.startswith("!")] or ["*"]
         return any(map(fits, wanted)) and not any(fits(glob[1:]) for glob in self.jobs if glob.startswith("!"))
 
 
-def notice_of(job: Job, kind: str, text: str, *, seq: int, head_id: str, head: str, at_s: float) -> Optional[Notice]:
+def notice_of(job: Job, kind: str, text: str, *, seq: int, head_id: str, head: str, at_s: float) -> Notice | None:
     """The notice that one line of a job's story makes, None: none. `seq`: the line's number in the story.
 
     A change of state makes one notice for each job, attempt and state, however often it is decided.
@@ -121,42 +127,89 @@ def notice_of(job: Job, kind: str, text: str, *, seq: int, head_id: str, head: s
         word, mark = _STORY_KINDS.get(kind), f"{job.attempt}/{kind}/{seq}"
     if word is None:
         return None
-    return Notice(id=f"{head_id}/{job.id}/{mark}", kind=word, at_s=at_s, text=reason[:TEXT_LIMIT], head=head,
-                  job=job.id, name=job.name, state=state, attempt=job.attempt, hosts=job.hosts,
-                  ranks=job.world_size or None, created_at_s=job.created_at_s, started_at_s=job.started_at_s,
-                  ended_at_s=job.ended_at_s)
+    return Notice(
+        id=f"{head_id}/{job.id}/{mark}",
+        kind=word,
+        at_s=at_s,
+        text=reason[:TEXT_LIMIT],
+        head=head,
+        job=job.id,
+        name=job.name,
+        state=state,
+        attempt=job.attempt,
+        hosts=job.hosts,
+        ranks=job.world_size or None,
+        created_at_s=job.created_at_s,
+        started_at_s=job.started_at_s,
+        ended_at_s=job.ended_at_s,
+    )
 
 
 def make_test_notice(*, head: str, at_s: float) -> Notice:
     """What `notify --test` sends."""
-    return Notice(id=f"test/{head}/{at_s:.3f}", kind="test", at_s=at_s, head=head,
-                  text="a test: notices of this kind will look like this one")
+    return Notice(
+        id=f"test/{head}/{at_s:.3f}",
+        kind="test",
+        at_s=at_s,
+        head=head,
+        text="a test: notices of this kind will look like this one",
+    )
 
 
 # ---------------------------------------------------------------- words
 
 _TITLES: Mapping[str, Mapping[str, str]] = {
     "en": {
-        "started": "{name} runs", "succeeded": "{name} succeeded", "stopped": "{name} was stopped",
-        "failed": "{name} FAILED", "retrying": "{name} is tried again", "straggler": "{name}: a rank is slow",
-        "unreachable": "{name}: hosts do not answer", "answers": "{name}: hosts answer again",
+        "started": "{name} runs",
+        "succeeded": "{name} succeeded",
+        "stopped": "{name} was stopped",
+        "failed": "{name} FAILED",
+        "retrying": "{name} is tried again",
+        "straggler": "{name}: a rank is slow",
+        "unreachable": "{name}: hosts do not answer",
+        "answers": "{name}: hosts answer again",
         "test": "test notice",
     },
     "zh": {
-        "started": "{name} 已开始运行", "succeeded": "{name} 已成功结束", "stopped": "{name} 已被停止",
-        "failed": "{name} 失败", "retrying": "{name} 将重试", "straggler": "{name}：有 rank 变慢",
-        "unreachable": "{name}：有主机无应答", "answers": "{name}：主机恢复应答",
+        "started": "{name} 已开始运行",
+        "succeeded": "{name} 已成功结束",
+        "stopped": "{name} 已被停止",
+        "failed": "{name} 失败",
+        "retrying": "{name} 将重试",
+        "straggler": "{name}：有 rank 变慢",
+        "unreachable": "{name}：有主机无应答",
+        "answers": "{name}：主机恢复应答",
         "test": "测试通知",
     },
 }
 _LABELS: Mapping[str, Mapping[str, str]] = {
-    "en": {"job": "job", "why": "why", "hosts": "hosts", "ranks": "ranks", "ran": "ran for", "at": "at",
-           "head": "watched from", "next": "next", "attempt": "attempt"},
-    "zh": {"job": "作业", "why": "原因", "hosts": "主机", "ranks": "rank 数", "ran": "运行时长", "at": "时间",
-           "head": "管理节点", "next": "下一步", "attempt": "第几次尝试"},
+    "en": {
+        "job": "job",
+        "why": "why",
+        "hosts": "hosts",
+        "ranks": "ranks",
+        "ran": "ran for",
+        "at": "at",
+        "head": "watched from",
+        "next": "next",
+        "attempt": "attempt",
+    },
+    "zh": {
+        "job": "作业",
+        "why": "原因",
+        "hosts": "主机",
+        "ranks": "rank 数",
+        "ran": "运行时长",
+        "at": "时间",
+        "head": "管理节点",
+        "next": "下一步",
+        "attempt": "第几次尝试",
+    },
 }
 _ADVICE: Mapping[str, str] = {
-    "failed": "ascendrun explain {job}", "straggler": "ascendrun top", "unreachable": "ascendrun show {job}",
+    "failed": "ascendrun explain {job}",
+    "straggler": "ascendrun top",
+    "unreachable": "ascendrun show {job}",
 }
 LANGUAGES = tuple(_TITLES)
 
@@ -166,7 +219,7 @@ class Words:
     """A notice in one language: a title, and named facts, one a line. Free text in it is redacted and on one line."""
 
     title: str
-    facts: Tuple[Tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
     is_bad: bool
 
     def as_text(self) -> str:
@@ -211,10 +264,10 @@ FIRST_RETRY_S, LAST_RETRY_S = 2.0, 600.0
 LONGEST_WAIT_S = 3600.0
 """However long a service asks us to wait."""
 
-Limit = Tuple[int, float]
+Limit = tuple[int, float]
 """So many sendings within so many seconds."""
 
-LIMITS: Mapping[str, Tuple[Limit, ...]] = {
+LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "feishu": ((5, 1.0), (100, 60.0)),
     "lark": ((5, 1.0), (100, 60.0)),
     "dingtalk": ((20, 60.0),),
@@ -227,7 +280,7 @@ LIMITS: Mapping[str, Tuple[Limit, ...]] = {
 """What the services allow one robot, see core/noticeformats.py for where they say so."""
 
 
-def retry_after_s(tries: int, *, notice_id: str, asked_s: Optional[float] = None) -> float:
+def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -> float:
     """How long to wait before the next try, after so many. `asked_s`: what the service said itself.
 
     Doubles from 2 s to 10 minutes, each notice up to a fifth later by its own share: what failed together does not
@@ -252,7 +305,7 @@ def free_at_s(sent_s: Sequence[float], limits: Sequence[Limit], *, now_s: float)
     return at_s
 
 
-def with_name(targets: Sequence[Target]) -> Tuple[Target, ...]:
+def with_name(targets: Sequence[Target]) -> tuple[Target, ...]:
     """Targets without a name get their kind as name, the second of a kind `kind-2`."""
     named = []
     taken = {target.name for target in targets if target.name}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Tuple, Union
+from typing import Any, Union
 
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.wording import closest, shown
@@ -14,7 +15,7 @@ TYPES = ("int", "float", "str", "bool", "path", "list")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 Scalar = Union[None, bool, int, float, str]
-Argument = Union[Scalar, Tuple[Scalar, ...]]
+Argument = Union[Scalar, tuple[Scalar, ...]]
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Option:
     type: str
     default: Argument
     help: str
-    choices: Tuple[Scalar, ...] = ()
-    low: Optional[float] = None
-    high: Optional[float] = None
+    choices: tuple[Scalar, ...] = ()
+    low: float | None = None
+    high: float | None = None
     required: bool = False
 
 
@@ -42,7 +43,7 @@ class ProgramOptions:
 class WrongValue(ValueError):
     """An option's value does not fit: what it wants, and the way out."""
 
-    def __init__(self, wants: str, hint: Optional[str] = None) -> None:
+    def __init__(self, wants: str, hint: str | None = None) -> None:
         super().__init__(wants)
         self.hint = hint
 
@@ -53,18 +54,22 @@ def parse_program_options(name: str, json_text: str) -> ProgramOptions:
     try:
         table = json.loads(json_text)
     except ValueError as error:
-        raise InvalidInput([Problem(file, getattr(error, "lineno", None), getattr(error, "colno", None),
-                                    f"is not JSON: {error}")]) from error
+        raise InvalidInput(
+            [Problem(file, getattr(error, "lineno", None), getattr(error, "colno", None), f"is not JSON: {error}")]
+        ) from error
     if not isinstance(table, dict):
         raise InvalidInput([Problem(file, 1, 1, "is no table of options")])
-    problems = [Problem(file, None, None, f"{option}: {fault}") for option, row in table.items()
-                for fault in _table_faults(option, row)]
+    problems = [
+        Problem(file, None, None, f"{option}: {fault}")
+        for option, row in table.items()
+        for fault in _table_faults(option, row)
+    ]
     if problems:
         raise InvalidInput(problems)
     return ProgramOptions(name, {option: _make_option(option, row) for option, row in table.items()})
 
 
-def check_value(option: Option, value: Argument, text: Optional[str] = None) -> Argument:
+def check_value(option: Option, value: Argument, text: str | None = None) -> Argument:
     """`value` as the option's type. `text`: how a number was written, which is what a text option gets.
 
     Raises WrongValue.
@@ -74,8 +79,10 @@ def check_value(option: Option, value: Argument, text: Optional[str] = None) -> 
     typed = _check_scalar(option, value, text)
     if option.choices and typed not in option.choices:
         near = closest(str(typed), [str(choice) for choice in option.choices])
-        raise WrongValue("wants one of " + ", ".join(str(choice) for choice in option.choices),
-                         f"did you mean {near}?" if near else None)
+        raise WrongValue(
+            "wants one of " + ", ".join(str(choice) for choice in option.choices),
+            f"did you mean {near}?" if near else None,
+        )
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         if option.low is not None and typed < option.low:
             raise WrongValue(f"wants at least {option.low:g}")
@@ -84,7 +91,7 @@ def check_value(option: Option, value: Argument, text: Optional[str] = None) -> 
     return typed
 
 
-def make_arguments(args: Mapping[str, Argument]) -> Tuple[str, ...]:
+def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
     """`--option=value` for every option given, in the order given; null means that the program's default holds."""
     return tuple(f"--{name}={_render(value)}" for name, value in args.items() if value is not None)
 
@@ -97,7 +104,7 @@ def _render(value: Argument) -> str:
     return repr(value) if isinstance(value, (int, float)) else str(value)
 
 
-def _check_scalar(option: Option, value: Argument, text: Optional[str]) -> Scalar:
+def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
     if isinstance(value, tuple):
         raise WrongValue(f"wants {_WANTS[option.type]}, not a list")
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -117,13 +124,15 @@ def _check_scalar(option: Option, value: Argument, text: Optional[str]) -> Scala
     raise WrongValue(f"wants {_WANTS[option.type]}, not {told}", "without the quotes" if is_quoted else None)
 
 
-def _check_list(value: Argument) -> Tuple[Scalar, ...]:
+def _check_list(value: Argument) -> tuple[Scalar, ...]:
     if not isinstance(value, tuple):
         raise WrongValue("wants a list", "write [a, b]")
     bad = [shown(str(item)) for item in value if not _is_item(item)]
     if bad:
-        raise WrongValue(f"cannot pass the item{'s' if len(bad) > 1 else ''} {', '.join(bad)}",
-                         "items are joined by commas: no commas, no spaces at the ends, none empty")
+        raise WrongValue(
+            f"cannot pass the item{'s' if len(bad) > 1 else ''} {', '.join(bad)}",
+            "items are joined by commas: no commas, no spaces at the ends, none empty",
+        )
     return value
 
 
@@ -137,17 +146,26 @@ def _is_item(item: object) -> bool:
 _NEVER = re.compile(r"(?!)")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
 _UNQUOTED = {"int": _NUMBER, "float": _NUMBER, "bool": re.compile("true|false"), "str": _NEVER, "path": _NEVER}
-_WANTS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "path": "a path",
-          "list": "a list"}
+_WANTS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "path": "a path",
+    "list": "a list",
+}
 
 
-def _table_faults(option: str, row: Any) -> List[str]:
+def _table_faults(option: str, row: Any) -> list[str]:
     if not _NAME.fullmatch(option):
         return ["is no option name (a-z, 0-9, _)"]
     if not isinstance(row, dict):
         return ["wants a table"]
-    faults = [f"unknown key {shown(key)}" for key in row
-              if key not in ("type", "default", "help", "choices", "min", "max", "required")]
+    faults = [
+        f"unknown key {shown(key)}"
+        for key in row
+        if key not in ("type", "default", "help", "choices", "min", "max", "required")
+    ]
     if row.get("type") not in TYPES:
         faults.append("type is none of " + ", ".join(TYPES))
     if not isinstance(row.get("help"), str):
@@ -159,6 +177,13 @@ def _table_faults(option: str, row: Any) -> List[str]:
 
 def _make_option(name: str, row: Mapping[str, Any]) -> Option:
     default = row.get("default")
-    return Option(name=name, type=row["type"], default=tuple(default) if isinstance(default, list) else default,
-                  help=row["help"], choices=tuple(row.get("choices") or ()), low=row.get("min"), high=row.get("max"),
-                  required=bool(row.get("required", False)))
+    return Option(
+        name=name,
+        type=row["type"],
+        default=tuple(default) if isinstance(default, list) else default,
+        help=row["help"],
+        choices=tuple(row.get("choices") or ()),
+        low=row.get("min"),
+        high=row.get("max"),
+        required=bool(row.get("required", False)),
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, FrozenSet, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobmodel import NAME_PATTERN
@@ -28,9 +29,9 @@ class StageJob:
     """One job of a file. `stage`: its name within the pipeline, None: the file is a single job.
     `needs`: the stage that has to succeed before, None: none."""
 
-    stage: Optional[str]
-    needs: Optional[str]
-    spec: "JobSpec"
+    stage: str | None
+    needs: str | None
+    spec: JobSpec
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class StageRoot:
     """One stage's tree, as if it were a job file of its own."""
 
     name: str
-    needs: Optional[str]
+    needs: str | None
     root: MappingNode
 
 
-def split_stages(root: MappingNode, source: Source) -> Optional[List[StageRoot]]:
+def split_stages(root: MappingNode, source: Source) -> list[StageRoot] | None:
     """The trees of a pipeline's stages, in order; None when the file is a single job.
 
     What is wrong with the list itself, its names and needs goes to the source.
@@ -52,11 +53,12 @@ def split_stages(root: MappingNode, source: Source) -> Optional[List[StageRoot]]
         return None
     place = root.keys.get("stages", stages.place)
     if not isinstance(stages, ListNode) or not stages.items:
-        source.problems.append(place.problem("stages wants a list of stages",
-                                             "stages: [{name: prepare, …}, {name: train, …}]"))
+        source.problems.append(
+            place.problem("stages wants a list of stages", "stages: [{name: prepare, …}, {name: train, …}]")
+        )
         return []
-    found: List[StageRoot] = []
-    earlier: List[str] = []
+    found: list[StageRoot] = []
+    earlier: list[str] = []
     for index, item in enumerate(stages.items):
         if not isinstance(item, MappingNode):
             source.problems.append(item.place.problem(f"stages[{index}] is no mapping", "{name: train, program: …}"))
@@ -71,7 +73,7 @@ def split_stages(root: MappingNode, source: Source) -> Optional[List[StageRoot]]
 def side_by_side(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterator[Problem]:
     """Stages that may run at the same time and stage different files: both are linked into the one working folder that
     the stages share on a host, and each start would take the other's files away."""
-    needed: Dict[Optional[str], FrozenSet[Optional[str]]] = {None: frozenset()}
+    needed: dict[str | None, frozenset[str | None]] = {None: frozenset()}
     for at, job in enumerate(jobs):
         needed[job.stage] = needed.get(job.needs, frozenset()) | {job.needs}
         for other in jobs[:at]:
@@ -82,31 +84,39 @@ def side_by_side(jobs: Sequence[StageJob], roots: Sequence[StageRoot]) -> Iterat
                 place = root.keys.get("stage", root.place)
                 yield place.problem(
                     f"{other.stage} and {job.stage} may run side by side in one working folder and stage other files",
-                    f"needs: {other.stage} in {job.stage}, or the same stage.dir and stage.exclude in both")
+                    f"needs: {other.stage} in {job.stage}, or the same stage.dir and stage.exclude in both",
+                )
 
 
-def _name(item: MappingNode, index: int, earlier: List[str], root: MappingNode, source: Source) -> Optional[str]:
+def _name(item: MappingNode, index: int, earlier: list[str], root: MappingNode, source: Source) -> str | None:
     node = item.entries.get("name")
     if node is None:
         source.problems.append(item.place.problem(f"stages[{index}].name is missing", "name: train"))
         return None
     text = node.text if isinstance(node, ScalarNode) else ""
     if not re.match(NAME_PATTERN, text):
-        source.problems.append(node.place.problem(f"stages[{index}].name {shown(text)} is no name",
-                                                  "letters, digits, '.', '_', '-'; a letter or digit first"))
+        source.problems.append(
+            node.place.problem(
+                f"stages[{index}].name {shown(text)} is no name",
+                "letters, digits, '.', '_', '-'; a letter or digit first",
+            )
+        )
         return None
     if text in earlier:
         source.problems.append(node.place.problem(f"two stages are called {text}", "give each its own name"))
         return None
     own = root.entries.get("name")
     if isinstance(own, ScalarNode) and len(own.text) + 1 + len(text) > NAME_BYTES:
-        source.problems.append(node.place.problem(f"{own.text}.{text} is too long for a job's name",
-                                                  f"at most {NAME_BYTES} characters together"))
+        source.problems.append(
+            node.place.problem(
+                f"{own.text}.{text} is too long for a job's name", f"at most {NAME_BYTES} characters together"
+            )
+        )
         return None
     return text
 
 
-def _needs(item: MappingNode, name: str, earlier: List[str], source: Source) -> Optional[str]:
+def _needs(item: MappingNode, name: str, earlier: list[str], source: Source) -> str | None:
     """The stage above, unless another one is named: stages run one after the other."""
     node = item.entries.get("needs")
     if node is None:
@@ -163,6 +173,5 @@ def _put(target: MappingNode, key: str, node: Node, place: Place) -> None:
     target.keys[key] = place
 
 
-def _text(node: Optional[Node]) -> Optional[str]:
+def _text(node: Node | None) -> str | None:
     return node.text if isinstance(node, ScalarNode) else None
-

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Dict, Sequence, Tuple
 
 from ascendrun.core.job import Cause, Job, State
 
@@ -25,12 +25,12 @@ class Standing:
     telling: int
     state: State
     reason: str
-    stages: Tuple[StageStanding, ...]
+    stages: tuple[StageStanding, ...]
 
 
-def newest_stages(jobs: Sequence[Job]) -> Tuple[int, ...]:
+def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
     """The indexes of each stage's newest job, in the order in which the stages were first submitted."""
-    newest: Dict[str, int] = {}
+    newest: dict[str, int] = {}
     for index, job in enumerate(jobs):
         if job.stage is not None:
             newest[job.stage] = index

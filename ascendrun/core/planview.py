@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from ascendrun.core.plan import PORT_TOKEN
 
@@ -16,18 +17,22 @@ def render_text(rendered: Mapping[str, Any]) -> str:
         f"{len(rendered['nodes'])} nodes, meeting at {rendered['master_address']}",
         f"# MASTER_PORT: the first free one of {len(rendered['master_ports'])} from {port} on",
     ]
-    lines += [f"# staged {tree['name']}: {tree['files']} files, {tree['size_bytes']} bytes, {tree['sha256'][:16]}"
-              for tree in rendered["trees"]]
+    lines += [
+        f"# staged {tree['name']}: {tree['files']} files, {tree['size_bytes']} bytes, {tree['sha256'][:16]}"
+        for tree in rendered["trees"]
+    ]
     for node in rendered["nodes"]:
         lines += ["", *_node_lines(node["host"], node["prepare"], port)]
     return "\n".join(lines) + "\n"
 
 
-def _node_lines(host: str, prepare: Mapping[str, Any], port: str) -> List[str]:
+def _node_lines(host: str, prepare: Mapping[str, Any], port: str) -> list[str]:
     ranks = prepare["ranks"]
     shared = _shared_env(ranks)
-    lines = [f"# {host}: node {prepare['node_rank']}, {len(ranks)} process{'es' if len(ranks) != 1 else ''}",
-             f"cd -- {shlex.quote(prepare['cwd'])}"]
+    lines = [
+        f"# {host}: node {prepare['node_rank']}, {len(ranks)} process{'es' if len(ranks) != 1 else ''}",
+        f"cd -- {shlex.quote(prepare['cwd'])}",
+    ]
     lines += [f"export {name}={_quoted(value)}" for name, value in shared.items()]
     lines.append(f"export MASTER_PORT={port}")
     if prepare["setup"]:
@@ -44,8 +49,7 @@ def _quoted(value: str) -> str:
     return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
 
 
-def _shared_env(ranks: List[Mapping[str, Any]]) -> Mapping[str, str]:
+def _shared_env(ranks: list[Mapping[str, Any]]) -> Mapping[str, str]:
     """The variables that have one value in all ranks of the node."""
     first = ranks[0]["env"]
-    return {name: value for name, value in first.items()
-            if all(rank["env"].get(name) == value for rank in ranks)}
+    return {name: value for name, value in first.items() if all(rank["env"].get(name) == value for rank in ranks)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Tuple
 
 VISIBLE_DEVICES: Mapping[str, str] = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 
@@ -11,9 +11,16 @@ OWN_PREFIXES = ("TORCHELASTIC_", "ASCENDRUN_")
 
 _FROM_SHAPE = "delete it; it follows from nodes and devices.per_node"
 OWN_VARIABLES: Mapping[str, str] = {
-    "RANK": _FROM_SHAPE, "LOCAL_RANK": _FROM_SHAPE, "GROUP_RANK": _FROM_SHAPE, "NODE_RANK": _FROM_SHAPE,
-    "ROLE_RANK": _FROM_SHAPE, "ROLE_NAME": _FROM_SHAPE, "WORLD_SIZE": _FROM_SHAPE, "LOCAL_WORLD_SIZE": _FROM_SHAPE,
-    "GROUP_WORLD_SIZE": _FROM_SHAPE, "ROLE_WORLD_SIZE": _FROM_SHAPE,
+    "RANK": _FROM_SHAPE,
+    "LOCAL_RANK": _FROM_SHAPE,
+    "GROUP_RANK": _FROM_SHAPE,
+    "NODE_RANK": _FROM_SHAPE,
+    "ROLE_RANK": _FROM_SHAPE,
+    "ROLE_NAME": _FROM_SHAPE,
+    "WORLD_SIZE": _FROM_SHAPE,
+    "LOCAL_WORLD_SIZE": _FROM_SHAPE,
+    "GROUP_WORLD_SIZE": _FROM_SHAPE,
+    "ROLE_WORLD_SIZE": _FROM_SHAPE,
     "MASTER_ADDR": "delete it; it is the first host's address on the route to the others",
 }
 """What the user may not set, and what to do instead. MASTER_PORT may be set: then it is the only candidate."""
@@ -35,7 +42,7 @@ class NodeShare:
     interface: str
     master_address: str
     family: str
-    device_ids: Tuple[int, ...]
+    device_ids: tuple[int, ...]
     threads: int
     attempt_folder: str
     checkpoint_folder: str
@@ -58,41 +65,43 @@ def is_own_variable(name: str) -> bool:
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
 
 
-def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_path: Optional[str]) -> Dict[str, str]:
+def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_path: str | None) -> dict[str, str]:
     """The variables of one rank that the agent starts: all that torchrun would set, MASTER_PORT excepted, which the
     agent adds when the port is known. `python_path`: the folder of the bundled programs, None: none is run."""
     rank = node.ranks_before + local_rank
-    return _sorted({
-        **_common(job, node, python_path=python_path, rank=rank),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "GROUP_RANK": str(node.node_rank),
-        "WORLD_SIZE": str(node.world_size),
-        "LOCAL_WORLD_SIZE": str(node.local_world_size),
-        "GROUP_WORLD_SIZE": str(node.nodes),
-        "ROLE_WORLD_SIZE": str(node.world_size),
-        "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(max(job.max_restarts, job.attempt - 1)),
-        "TORCHELASTIC_RUN_ID": job.tag,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    })
+    return _sorted(
+        {
+            **_common(job, node, python_path=python_path, rank=rank),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "default",
+            "GROUP_RANK": str(node.node_rank),
+            "WORLD_SIZE": str(node.world_size),
+            "LOCAL_WORLD_SIZE": str(node.local_world_size),
+            "GROUP_WORLD_SIZE": str(node.nodes),
+            "ROLE_WORLD_SIZE": str(node.world_size),
+            "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
+            "TORCHELASTIC_MAX_RESTARTS": str(max(job.max_restarts, job.attempt - 1)),
+            "TORCHELASTIC_RUN_ID": job.tag,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }
+    )
 
 
-def launcher_environment(job: JobShare, node: NodeShare, *, python_path: Optional[str]) -> Dict[str, str]:
+def launcher_environment(job: JobShare, node: NodeShare, *, python_path: str | None) -> dict[str, str]:
     """The variables of a node's launcher; torchrun and deepspeed give the ranks theirs."""
     return _sorted(_common(job, node, python_path=python_path, rank=node.node_rank))
 
 
-def _common(job: JobShare, node: NodeShare, *, python_path: Optional[str], rank: int) -> Dict[str, str]:
+def _common(job: JobShare, node: NodeShare, *, python_path: str | None, rank: int) -> dict[str, str]:
     user = {name: value for name, value in job.env.items() if name != "MASTER_PORT"}
     if python_path is not None:
         user["PYTHONPATH"] = ":".join(part for part in (python_path, user.get("PYTHONPATH")) if part)
     return {**_defaults(node, user), **user, **_own(job, node, rank)}
 
 
-def _defaults(node: NodeShare, user: Mapping[str, str]) -> Dict[str, str]:
+def _defaults(node: NodeShare, user: Mapping[str, str]) -> dict[str, str]:
     """What the user's own value replaces."""
     defaults = {
         "OMP_NUM_THREADS": str(node.threads),
@@ -114,7 +123,7 @@ def _defaults(node: NodeShare, user: Mapping[str, str]) -> Dict[str, str]:
     return defaults
 
 
-def _own(job: JobShare, node: NodeShare, rank: int) -> Dict[str, str]:
+def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
     own = {
         "NODE_RANK": str(node.node_rank),
         "MASTER_ADDR": node.master_address,
@@ -132,5 +141,5 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> Dict[str, str]:
     return own
 
 
-def _sorted(env: Mapping[str, str]) -> Dict[str, str]:
+def _sorted(env: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(env.items()))

@@ -7,19 +7,25 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Set, Tuple
+from re import Match, Pattern
+from typing import Callable
 from urllib.parse import quote, quote_plus
 
 SHORTEST_KNOWN = 4
 """A shorter "secret" would blot out half of every text, and protects nothing."""
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
-                         r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|(?:API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|COOKIE|(?:\b|_)AUTH\b|"
+    r"_KEY\Z|\AKEY\Z|._PWD\Z|(?:\b|_)SK\Z",
+    re.IGNORECASE,
+)
 """Names of variables whose values are taken for secrets."""
 
 MOST_LEARNED = 20_000
-_LEARNED_KINDS = frozenset({"named", "argument", "password", "url-login", "url-parameter", "cookie", "authorization",
-                            "webhook"})
+_LEARNED_KINDS = frozenset(
+    {"named", "argument", "password", "url-login", "url-parameter", "cookie", "authorization", "webhook"}
+)
 """Kinds whose values do not show by themselves what they are: worth looking for elsewhere."""
 
 _MARK = re.compile(r"\[redacted \d+: [a-z -]+\]|\(secret[^)]*\)")
@@ -29,7 +35,7 @@ Hide = Callable[[str, str], str]
 """(value, kind) -> what stands in its place."""
 
 
-def _tail(kind: str, pattern: str, *needles: str, flags: int = 0) -> "_Rule":
+def _tail(kind: str, pattern: str, *needles: str, flags: int = 0) -> _Rule:
     return _Rule(kind, re.compile(pattern, flags), needles)
 
 
@@ -57,31 +63,72 @@ class _Rule:
 
 
 _QUOTED_OR_BARE = r"""(?:(?P<q>\\*["'])(?P<s>[^\n]{1,4096}?)(?P=q)|(?P<bare>[^\s"'<>\\]{4,4096}))"""
-_NAMES = (r"token|secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key(?:[_-]?id)?|credentials?|"
-          r"cookie|_auth|_pwd|_sk|_key")
-_ANCHORS = ("token", "secret", "passw", "passphrase", "apikey", "accesskey", "privatekey", "credential", "cookie",
-            "api-key", "access-key", "private-key", "_auth", "_pwd", "_sk", "_key")
+_NAMES = (
+    r"token|secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key(?:[_-]?id)?|credentials?|"
+    r"cookie|_auth|_pwd|_sk|_key"
+)
+_ANCHORS = (
+    "token",
+    "secret",
+    "passw",
+    "passphrase",
+    "apikey",
+    "accesskey",
+    "privatekey",
+    "credential",
+    "cookie",
+    "api-key",
+    "access-key",
+    "private-key",
+    "_auth",
+    "_pwd",
+    "_sk",
+    "_key",
+)
 _SPECIAL_TOKENS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "max", "image")
 _NOT_TOKENS = "".join(f"(?<!{name}_)" for name in _SPECIAL_TOKENS)
 
-_RULES: Tuple[_Rule, ...] = (
-    _tail("private-key", r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:(?!-----)[\s\S]){1,32768}?)"
-          r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
-    _tail("private-key", r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>[A-Za-z0-9+/=\s\\,:-]{1,32768})",
-          "private key"),
+_RULES: tuple[_Rule, ...] = (
+    _tail(
+        "private-key",
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:(?!-----)[\s\S]){1,32768}?)"
+        r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY",
+        "private key",
+    ),
+    _tail(
+        "private-key",
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?P<s>[A-Za-z0-9+/=\s\\,:-]{1,32768})",
+        "private key",
+    ),
     _tail("private-key", r"(?P<s>[A-Za-z0-9+/=\s\\]{16,32768})-----END [A-Z0-9 ]{0,40}PRIVATE KEY", "private key"),
-    _tail("webhook", r"(?:/open-apis/bot/(?:v2/)?hook/|hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
-          r"discord(?:app)?\.com/api/webhooks/|hc-ping\.com/)(?P<s>[A-Za-z0-9_/.-]{6,300})", "hook", "hc-ping"),
-    _tail("authorization", r"authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?"
-          r"(?:(?:bearer|basic|digest|token|negotiate)\s+)?(?P<s>[^\s\"'\\,;]{4,8192})", "authorization", flags=re.I),
+    _tail(
+        "webhook",
+        r"(?:/open-apis/bot/(?:v2/)?hook/|hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|"
+        r"discord(?:app)?\.com/api/webhooks/|hc-ping\.com/)(?P<s>[A-Za-z0-9_/.-]{6,300})",
+        "hook",
+        "hc-ping",
+    ),
+    _tail(
+        "authorization",
+        r"authorization\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?"
+        r"(?:(?:bearer|basic|digest|token|negotiate)\s+)?(?P<s>[^\s\"'\\,;]{4,8192})",
+        "authorization",
+        flags=re.I,
+    ),
     _tail("authorization", r"\b(?:bearer|basic)\s+(?P<s>[A-Za-z0-9._~+/=-]{12,8192})", "bearer", "basic", flags=re.I),
     _tail("cookie", r"\b(?:set-)?cookie\\*[\"']?\s{0,3}[:=]\s{0,3}(?P<s>[^\r\n\"']{4,8192})", "cookie", flags=re.I),
-    _tail("url-login", r"[a-z][a-z0-9+.-]{1,20}://(?P<s>[^\s/@\"'<>:]{0,256}:[^\s/@\"'<>]{1,1024})@", "://",
-          flags=re.I),
+    _tail(
+        "url-login", r"[a-z][a-z0-9+.-]{1,20}://(?P<s>[^\s/@\"'<>:]{0,256}:[^\s/@\"'<>]{1,1024})@", "://", flags=re.I
+    ),
     _tail("url-login", r"https?://(?P<s>[^\s/@\"'<>:]{8,1024})@", "://", flags=re.I),
-    _tail("url-parameter", r"[?&](?:access_token|token|key|api_?key|sign|sig|signature|secret|password|passwd|auth|"
-          r"code|x-amz-(?:signature|credential|security-token)|x-goog-signature|ossaccesskeyid)="
-          r"(?P<s>[^\s&\"'<>#\\]{4,4096})", "=", flags=re.I),
+    _tail(
+        "url-parameter",
+        r"[?&](?:access_token|token|key|api_?key|sign|sig|signature|secret|password|passwd|auth|"
+        r"code|x-amz-(?:signature|credential|security-token)|x-goog-signature|ossaccesskeyid)="
+        r"(?P<s>[^\s&\"'<>#\\]{4,4096})",
+        "=",
+        flags=re.I,
+    ),
     _tail("aws-key", r"\b(?P<s>(?:AKIA|ASIA|AROA)[0-9A-Z]{16})\b", "akia", "asia", "aroa"),
     _tail("hugging-face-token", r"\b(?P<s>(?:hf|api_org)_[A-Za-z0-9]{16,200})", "hf_", "api_org_"),
     _tail("github-token", r"\b(?P<s>(?:gh[pousr]_[A-Za-z0-9]{16,255}|github_pat_[A-Za-z0-9_]{20,255}))", "gh"),
@@ -94,10 +141,23 @@ _RULES: Tuple[_Rule, ...] = (
     _tail("dingtalk-secret", r"\b(?P<s>SEC[0-9a-f]{48,80})\b", "sec"),
     _tail("web-token", r"\b(?P<s>eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{4,8192}\.[A-Za-z0-9_-]{0,2048})", "eyj"),
     _tail("password", r"\bsshpass\b[^\n]{0,20}?-p\s*(?P<s>\S{1,512})", "sshpass"),
-    _tail("argument", rf"--?[a-z0-9-]{{0,40}}(?:token|passw(?:or)?d|passphrase|secret|api-?key|access-?key)"
-          rf"(?:\\*[\"'])?(?:=|\s*,\s*|\s+)(?!-){_QUOTED_OR_BARE}", "-", flags=re.I),
-    _Rule("named", re.compile(rf"{_NOT_TOKENS}(?:{_NAMES})(?:_[a-z0-9]{{1,20}})?\\*[\"']?\]?\s{{0,3}}(?:=>|[=:])"
-                              rf"\s{{0,3}}{_QUOTED_OR_BARE}", re.I), _ANCHORS, is_anchored=True),
+    _tail(
+        "argument",
+        rf"--?[a-z0-9-]{{0,40}}(?:token|passw(?:or)?d|passphrase|secret|api-?key|access-?key)"
+        rf"(?:\\*[\"'])?(?:=|\s*,\s*|\s+)(?!-){_QUOTED_OR_BARE}",
+        "-",
+        flags=re.I,
+    ),
+    _Rule(
+        "named",
+        re.compile(
+            rf"{_NOT_TOKENS}(?:{_NAMES})(?:_[a-z0-9]{{1,20}})?\\*[\"']?\]?\s{{0,3}}(?:=>|[=:])"
+            rf"\s{{0,3}}{_QUOTED_OR_BARE}",
+            re.I,
+        ),
+        _ANCHORS,
+        is_anchored=True,
+    ),
 )
 _DENSE = re.compile(r"(?<![A-Za-z0-9+=_/.\\-])[A-Za-z0-9+_=-]{32,512}(?![A-Za-z0-9+=_/.\\-])")
 
@@ -110,11 +170,11 @@ class Redactor:
     the same texts in the same order give the same result.
     """
 
-    def __init__(self, known: Optional[Mapping[str, str]] = None) -> None:
-        self._known: Dict[str, str] = {}
-        self._numbers: Dict[str, int] = {}
-        self._roots: Dict[str, str] = {}
-        self._finder: Optional[Pattern[str]] = None
+    def __init__(self, known: Mapping[str, str] | None = None) -> None:
+        self._known: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._roots: dict[str, str] = {}
+        self._finder: Pattern[str] | None = None
         self.count = 0
         for value, kind in (known or {}).items():
             self.learn(value, kind)
@@ -136,14 +196,15 @@ class Redactor:
 
     def scan(self, data: bytes) -> None:
         """Learns the secrets of a text without changing it."""
-        found: List[Tuple[str, str]] = []
+        found: list[tuple[str, str]] = []
 
         def note(value: str, kind: str) -> str:
             if kind in _LEARNED_KINDS and _is_telling(value):
                 found.append((value, kind))
             return value
+
         _apply_rules(data.decode("latin-1"), note)
-        for value, kind in found[:max(0, MOST_LEARNED - len(self._known))]:
+        for value, kind in found[: max(0, MOST_LEARNED - len(self._known))]:
             self.learn(value.encode("latin-1").decode("utf-8", "surrogateescape"), kind)
 
     def redact(self, data: bytes) -> bytes:
@@ -175,7 +236,7 @@ def redact_text(text: str) -> str:
     return Redactor().redact_text(text)
 
 
-def hide_values(text: str, values: Sequence[Optional[str]]) -> str:
+def hide_values(text: str, values: Sequence[str | None]) -> str:
     """`text` without these values, and without what shows as a credential by its form: for messages of errors."""
     return Redactor({value: "credential" for value in values if value}).redact_text(text)
 
@@ -185,16 +246,17 @@ def redact_tree(value: object, redactor: Redactor) -> object:
     if isinstance(value, str):
         return redactor.redact_text(value)
     if isinstance(value, Mapping):
-        return {redactor.redact_text(str(name)): _redact_named(str(name), entry, redactor)
-                for name, entry in value.items()}
+        return {
+            redactor.redact_text(str(name)): _redact_named(str(name), entry, redactor) for name, entry in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [redact_tree(entry, redactor) for entry in value]
     return value
 
 
-def secrets_in_tree(value: object) -> Dict[str, str]:
+def secrets_in_tree(value: object) -> dict[str, str]:
     """Values of names that say "secret", anywhere in JSON values, each with the kind for its mark."""
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     if isinstance(value, Mapping):
         for name, entry in value.items():
             if isinstance(entry, str) and SECRET_NAME.search(str(name)):
@@ -246,6 +308,7 @@ def _replacer(kind: str, hide: Hide) -> Callable[[Match[str]], str]:
         start, end = found.start(group) - found.start(), found.end(group) - found.start()
         whole = found.group()
         return whole[:start] + hide(value, kind) + whole[end:]
+
     return replace
 
 
@@ -290,13 +353,13 @@ def _any_of(values: Sequence[str]) -> str:
     for _, group in groupby(values, key=lambda value: value[0]):
         same = list(group)
         start = os.path.commonprefix(same)
-        rest = [value[len(start):] for value in same if len(value) > len(start)]
+        rest = [value[len(start) :] for value in same if len(value) > len(start)]
         tail = f"(?:{_any_of(rest)})" if rest else ""
         branches.append(re.escape(start) + (f"{tail}?" if len(rest) < len(same) and rest else tail))
     return "|".join(branches)
 
 
-def _variants(value: str) -> Set[str]:
+def _variants(value: str) -> set[str]:
     """The value as it may stand in a file: plain, in JSON, in a URL, in base64; as Latin-1 texts of its bytes."""
     raw = value.encode("utf-8", "surrogateescape")
     safe = raw.decode("utf-8", "replace")

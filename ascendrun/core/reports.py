@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, Optional
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class NodeReport:
     root: str
     hostname: str
     boot_id: str
-    machine_id: Optional[str]
+    machine_id: str | None
     user: str
     python: str
     python_version: str
     kernel: str
     arch: str
     cpus: int
-    memory_bytes: Optional[int]
-    free_bytes: Optional[int]
-    clock_offset_s: Optional[float]
+    memory_bytes: int | None
+    free_bytes: int | None
+    clock_offset_s: float | None
     routes: Mapping[str, Route]

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple, Union
+from typing import Union
 
 
 @dataclass(frozen=True)
@@ -24,21 +25,21 @@ class DeviceSample:
     host: str
     device: int
     family: str
-    name: Optional[str] = None
-    utilisation: Optional[float] = None
-    memory_used_bytes: Optional[int] = None
-    memory_total_bytes: Optional[int] = None
-    power_w: Optional[float] = None
-    temperature_c: Optional[float] = None
-    frequency_mhz: Optional[float] = None
-    health: Optional[str] = None
-    link_up: Optional[bool] = None
-    link_downs: Optional[int] = None
-    link_tx_bytes_s: Optional[float] = None
-    link_rx_bytes_s: Optional[float] = None
-    ecc_errors: Optional[int] = None
-    pids: Optional[Tuple[int, ...]] = None
-    source: Optional[str] = None
+    name: str | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    frequency_mhz: float | None = None
+    health: str | None = None
+    link_up: bool | None = None
+    link_downs: int | None = None
+    link_tx_bytes_s: float | None = None
+    link_rx_bytes_s: float | None = None
+    ecc_errors: int | None = None
+    pids: tuple[int, ...] | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class DeviceDetail:
     host: str
     device: int
     family: str
-    bus_id: Optional[str] = None
+    bus_id: str | None = None
     values: Mapping[str, int] = field(default_factory=dict)
-    processes: Tuple[Tuple[int, Optional[int]], ...] = ()
+    processes: tuple[tuple[int, int | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,15 @@ class HostSample:
 
     at_s: float
     host: str
-    cpu: Optional[float] = None
-    load1: Optional[float] = None
-    memory_used_bytes: Optional[int] = None
-    memory_total_bytes: Optional[int] = None
-    disk_free_bytes: Optional[int] = None
-    disk_read_bytes_s: Optional[float] = None
-    disk_write_bytes_s: Optional[float] = None
-    net_rx_bytes_s: Optional[float] = None
-    net_tx_bytes_s: Optional[float] = None
+    cpu: float | None = None
+    load1: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    disk_read_bytes_s: float | None = None
+    disk_write_bytes_s: float | None = None
+    net_rx_bytes_s: float | None = None
+    net_tx_bytes_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,14 @@ class RankSample:
     job: str
     attempt: int
     rank: int
-    pid: Optional[int] = None
-    device: Optional[int] = None
-    cpu: Optional[float] = None
-    rss_bytes: Optional[int] = None
-    read_bytes_s: Optional[float] = None
-    write_bytes_s: Optional[float] = None
-    threads: Optional[int] = None
-    state: Optional[str] = None
+    pid: int | None = None
+    device: int | None = None
+    cpu: float | None = None
+    rss_bytes: int | None = None
+    read_bytes_s: float | None = None
+    write_bytes_s: float | None = None
+    threads: int | None = None
+    state: str | None = None
 
 
 Sample = Union[DeviceSample, HostSample, RankSample]
@@ -109,6 +110,6 @@ class RawText:
 class Newest:
     """The newest sample of every device, host and rank that was asked for."""
 
-    devices: Tuple[DeviceSample, ...] = ()
-    hosts: Tuple[HostSample, ...] = ()
-    ranks: Tuple[RankSample, ...] = ()
+    devices: tuple[DeviceSample, ...] = ()
+    hosts: tuple[HostSample, ...] = ()
+    ranks: tuple[RankSample, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Union
 
 from ascendrun.core.job import HOLDING, Cause, HeldBy, Job, NeedFailed, NodesFree, State
 
@@ -17,18 +18,19 @@ class Claim:
 
     host: str
     count: int
-    capacity: Optional[int] = None
-    ids: Optional[Tuple[int, ...]] = None
+    capacity: int | None = None
+    ids: tuple[int, ...] | None = None
 
 
 Verdict = Union[NodesFree, HeldBy]
 
 
-def judge_all(jobs: Sequence[Tuple[Job, Sequence[Claim]]], find: Callable[[str], Optional[Job]]
-              ) -> Mapping[str, Union[Verdict, NeedFailed]]:
+def judge_all(
+    jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
+) -> Mapping[str, Verdict | NeedFailed]:
     """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs holds no place
     in the queue for nodes. `find`: a job by its id, None: there is none."""
-    verdicts: Dict[str, Union[Verdict, NeedFailed]] = {}
+    verdicts: dict[str, Verdict | NeedFailed] = {}
     ready = []
     for job, claims in jobs:
         waits = judge_need(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
@@ -39,13 +41,13 @@ def judge_all(jobs: Sequence[Tuple[Job, Sequence[Claim]]], find: Callable[[str],
     return {**verdicts, **judge_queue(ready)}
 
 
-def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:
+def judge_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:
     """For every QUEUED job, oldest first, whether its nodes are free or who has them.
 
     A waiting job keeps its place: a younger one does not pass it on a host that both want.
     """
-    taken: Dict[str, List[Tuple[Job, Claim]]] = {}
-    verdicts: Dict[str, Verdict] = {}
+    taken: dict[str, list[tuple[Job, Claim]]] = {}
+    verdicts: dict[str, Verdict] = {}
     for job, claims in jobs:
         for claim in claims:
             if job.state in HOLDING or claim.host in job.unconfirmed:
@@ -53,15 +55,14 @@ def judge_queue(jobs: Sequence[Tuple[Job, Sequence[Claim]]]) -> Mapping[str, Ver
     for job, claims in jobs:
         if job.state is not State.QUEUED:
             continue
-        blockers = [(claim.host, holder) for claim in claims
-                    for holder in _blockers(claim, taken.get(claim.host, ()))]
+        blockers = [(claim.host, holder) for claim in claims for holder in _blockers(claim, taken.get(claim.host, ()))]
         verdicts[job.id] = HeldBy(_describe(blockers)) if blockers else NodesFree()
         for claim in claims:
             taken.setdefault(claim.host, []).append((job, claim))
     return verdicts
 
 
-def judge_need(job: Job, needed: Optional[Job]) -> Union[None, HeldBy, NeedFailed]:
+def judge_need(job: Job, needed: Job | None) -> None | HeldBy | NeedFailed:
     """Whether a QUEUED job may look for nodes, given the job that it needs (None: it is not known any more); None: it
     may. Who needs a stage that was called off is told of the stage that ended by itself."""
     if needed is None:
@@ -76,7 +77,7 @@ def judge_need(job: Job, needed: Optional[Job]) -> Union[None, HeldBy, NeedFaile
     return HeldBy(f"waits for {what}")  # its state changes without a word to this one
 
 
-def _blockers(claim: Claim, held: Sequence[Tuple[Job, Claim]]) -> Tuple[Job, ...]:
+def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...]:
     if not held:
         return ()
     if claim.ids is not None and all(other.ids is not None for _, other in held):
@@ -87,7 +88,7 @@ def _blockers(claim: Claim, held: Sequence[Tuple[Job, Claim]]) -> Tuple[Job, ...
     return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
 
 
-def _describe(blockers: Sequence[Tuple[str, Job]]) -> str:
+def _describe(blockers: Sequence[tuple[str, Job]]) -> str:
     host, job = blockers[0]
     hosts = sorted({name for name, _ in blockers})
     where = host if len(hosts) == 1 else f"{host} and {len(hosts) - 1} more"

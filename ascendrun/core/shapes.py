@@ -25,8 +25,10 @@ GAP = "\ud800"
 """Stands for a variable part in a template: half a character, which no decoded text holds."""
 MEASURED, CLOCK, ADDRESS, OWN_RANK = "measured", "clock", "address", "own rank"
 
-_UNIT = (r"[ ]?(?:%|(?:[mun\u00b5]?s|sec|secs|seconds|min|[KMGT]i?B|[kmg]b|[KMGT]i?B/s|it/s|s/it|tok(?:en)?s?/s(?:ec)?"
-         r"|samples?/s(?:ec)?|W|MHz|GHz|T?FLOPS|TFLOP/s|\u00b0C)(?![\w/]))")
+_UNIT = (
+    r"[ ]?(?:%|(?:[mun\u00b5]?s|sec|secs|seconds|min|[KMGT]i?B|[kmg]b|[KMGT]i?B/s|it/s|s/it|tok(?:en)?s?/s(?:ec)?"
+    r"|samples?/s(?:ec)?|W|MHz|GHz|T?FLOPS|TFLOP/s|\u00b0C)(?![\w/]))"
+)
 _MEASURE = (
     r"(?:(?:tok(?:en)?|sample)s?[/_](?:per_)?s(?:ec(?:ond)?)?|throughput|tps|speed|mem|memory|allocated|reserved|power|temp"
     r"|temperature|util|utili[sz]ation|elapsed|took|latency|duration|\(ms\)|_ms|_us|_mb|_gb|_bytes)"
@@ -127,8 +129,9 @@ def _own(text: str, found: tuple[Template, Shape], rank: int) -> tuple[Template,
     shape = found[1]
     if not shape.has_rank:
         return found
-    fields = tuple(field for field in shape.fields
-                   if field.kind != OWN_RANK or int(text[field.start:field.end]) == rank)
+    fields = tuple(
+        field for field in shape.fields if field.kind != OWN_RANK or int(text[field.start : field.end]) == rank
+    )
     zeros = _with_zeros([text])[0]
     shape = _make_shape(zeros.decode("utf-8", "surrogatepass"), fields)._replace(has_rank=False)
     return (shape.literal, *[text[piece] for piece in shape.counted]) if shape.fields else text, shape

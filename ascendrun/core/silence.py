@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.core.names import BadNames, expand_names, fold_names, split_list
 
@@ -14,16 +14,16 @@ class SilenceWatch:
     """One job's. `silent`: the hosts that its story calls unreachable already."""
 
     def __init__(self, silent: Iterable[str] = ()) -> None:
-        self._silent: Set[str] = set(silent)
-        self._lost_s: Dict[str, float] = {}
-        self._back_s: Dict[str, float] = {}
+        self._silent: set[str] = set(silent)
+        self._lost_s: dict[str, float] = {}
+        self._back_s: dict[str, float] = {}
 
-    def look(self, liveness: Mapping[str, str], *, now_s: float) -> Tuple[Tuple[str, str], ...]:
+    def look(self, liveness: Mapping[str, str], *, now_s: float) -> tuple[tuple[str, str], ...]:
         """New (kind, text) lines. `liveness` by host: ALIVE, UNREACHABLE or another word; `now_s`: monotonic."""
         for host, word in liveness.items():
             _note(self._lost_s, host, word == "UNREACHABLE" and host not in self._silent, now_s)
             _note(self._back_s, host, word == "ALIVE" and host in self._silent, now_s)
-        lines: List[Tuple[str, str]] = []
+        lines: list[tuple[str, str]] = []
         lost = _ripe(self._lost_s, now_s)
         if lost:
             self._silent.update(lost)
@@ -35,9 +35,9 @@ class SilenceWatch:
         return tuple(lines)
 
 
-def silent_hosts(story: Iterable[Tuple[str, str]]) -> Set[str]:
+def silent_hosts(story: Iterable[tuple[str, str]]) -> set[str]:
     """The hosts that a story, (kind, text) lines in order, leaves silent at its end."""
-    silent: Set[str] = set()
+    silent: set[str] = set()
     for kind, text in story:
         if kind == "unreachable":
             silent.update(_hosts_of(text))
@@ -53,14 +53,14 @@ def _hosts_of(text: str) -> Sequence[str]:
         return ()
 
 
-def _note(since_s: Dict[str, float], host: str, is_so: bool, now_s: float) -> None:
+def _note(since_s: dict[str, float], host: str, is_so: bool, now_s: float) -> None:
     if is_so:
         since_s.setdefault(host, now_s)
     else:
         since_s.pop(host, None)
 
 
-def _ripe(since_s: Dict[str, float], now_s: float) -> List[str]:
+def _ripe(since_s: dict[str, float], now_s: float) -> list[str]:
     """All hosts of the table, and an empty table, once the first of them has waited long enough."""
     if not since_s or now_s - min(since_s.values()) < GATHER_S:
         return []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional, Union
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,21 +18,40 @@ from ascendrun.core.pipeline import StageJob, StageRoot, side_by_side, split_sta
 from ascendrun.core.wording import closest, in_order, shown, suggestion
 from ascendrun.core.yamlsource import ListNode, MappingNode, Node, Place, Source, find, read_yaml
 
-__all__ = ["JobSpec", "ProgramOptions", "job_json_schema", "parse_job", "parse_program_options", "parse_stages",
-           "require_hostfile", "resolve_paths"]
+__all__ = [
+    "JobSpec",
+    "ProgramOptions",
+    "job_json_schema",
+    "parse_job",
+    "parse_program_options",
+    "parse_stages",
+    "require_hostfile",
+    "resolve_paths",
+]
 
-_SECTIONS: Mapping[str, Type[BaseModel]] = {
-    "nodes": jobmodel.NodeRange, "devices": jobmodel.Devices, "env_from": jobmodel.EnvFile, "stage": jobmodel.Stage,
-    "container": jobmodel.Container, "checkpoint": jobmodel.Checkpoint, "restart": jobmodel.Restart,
-    "timeouts": jobmodel.Timeouts, "checks": jobmodel.Checks,
+_SECTIONS: Mapping[str, type[BaseModel]] = {
+    "nodes": jobmodel.NodeRange,
+    "devices": jobmodel.Devices,
+    "env_from": jobmodel.EnvFile,
+    "stage": jobmodel.Stage,
+    "container": jobmodel.Container,
+    "checkpoint": jobmodel.Checkpoint,
+    "restart": jobmodel.Restart,
+    "timeouts": jobmodel.Timeouts,
+    "checks": jobmodel.Checks,
 }
 
-Path = Tuple[Union[str, int], ...]
+Path = tuple[Union[str, int], ...]
 
 
-def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = (),
-              programs: Mapping[str, ProgramOptions],
-              check_names: Optional[Callable[[], Sequence[str]]] = None) -> JobSpec:
+def parse_job(
+    text: Union[str, bytes],
+    file: str,
+    *,
+    overrides: Sequence[str] = (),
+    programs: Mapping[str, ProgramOptions],
+    check_names: Optional[Callable[[], Sequence[str]]] = None,
+) -> JobSpec:
     """The job that the file and the overrides ("args.lr=1e-4") describe; paths stay as written (see `resolve_paths`).
     Of a pipeline its first stage.
 
@@ -42,9 +62,14 @@ def parse_job(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = 
     return stages[0].spec
 
 
-def parse_stages(text: Union[str, bytes], file: str, *, overrides: Sequence[str] = (),
-                 programs: Mapping[str, ProgramOptions],
-                 check_names: Optional[Callable[[], Sequence[str]]] = None) -> Tuple[StageJob, ...]:
+def parse_stages(
+    text: Union[str, bytes],
+    file: str,
+    *,
+    overrides: Sequence[str] = (),
+    programs: Mapping[str, ProgramOptions],
+    check_names: Optional[Callable[[], Sequence[str]]] = None,
+) -> tuple[StageJob, ...]:
     """As `parse_job`, for a file that may be a pipeline: one job for each of its stages, in order, each with the
     common part of the file and its own; a single job for any other file."""
     source = read_yaml(text, file)
@@ -59,8 +84,8 @@ def parse_stages(text: Union[str, bytes], file: str, *, overrides: Sequence[str]
     if not isinstance(root, MappingNode):
         raise InvalidInput(in_order(source.problems))
     roots = split_stages(root, source)
-    problems: List[Problem] = []
-    jobs: List[StageJob] = []
+    problems: list[Problem] = []
+    jobs: list[StageJob] = []
     for stage in [StageRoot("", None, root)] if roots is None else roots:
         draft = Draft(stage.root, job_data(stage.root, source), source, programs, check_names)
         spec = _judge(draft, problems)
@@ -73,7 +98,7 @@ def parse_stages(text: Union[str, bytes], file: str, *, overrides: Sequence[str]
     return tuple(jobs)
 
 
-def _judge(draft: Draft, problems: List[Problem]) -> Optional[JobSpec]:
+def _judge(draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
     """The job of a tree; None with the problems told."""
     problems.extend(broken_rules(draft))
     data = {**draft.data, "args": typed_args(draft)} if isinstance(draft.data.get("args"), dict) else draft.data
@@ -85,8 +110,8 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
 
     `folder`: where the job file lies, absolute. `checkpoint.dir` and `python` belong to the nodes and stay.
     """
-    changes: Dict[str, Any] = {
-        "env_from": tuple(one.model_copy(update={"file": _absolute(one.file, folder)}) for one in spec.env_from),
+    changes: dict[str, Any] = {
+        "env_from": tuple(one.model_copy(update={"file": _absolute(one.file, folder)}) for one in spec.env_from)
     }
     if spec.hostfile is not None:
         changes["hostfile"] = _absolute(spec.hostfile, folder)
@@ -104,8 +129,17 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
 def require_hostfile(spec: JobSpec, file: str) -> str:
     """The job's hostfile. Raises InvalidInput when it names none: never a silent local run."""
     if spec.hostfile is None:
-        raise InvalidInput([Problem(file, 1, 1, "names no hostfile",
-                                    "hostfile: my.hosts; a line `here addr=local` in it is this machine")])
+        raise InvalidInput(
+            [
+                Problem(
+                    file,
+                    1,
+                    1,
+                    "names no hostfile",
+                    "hostfile: my.hosts; a line `here addr=local` in it is this machine",
+                )
+            ]
+        )
     return spec.hostfile
 
 
@@ -117,7 +151,7 @@ def _absolute(path: str, folder: str) -> str:
     return posixpath.normpath(posixpath.join(folder, path))
 
 
-def _validate(data: Mapping[str, Any], draft: Draft, problems: List[Problem]) -> Optional[JobSpec]:
+def _validate(data: Mapping[str, Any], draft: Draft, problems: list[Problem]) -> Optional[JobSpec]:
     """The model's judgement; None with the problems told."""
     try:
         return JobSpec.model_validate(data)
@@ -148,8 +182,11 @@ def _translate(error: Mapping[str, Any], root: MappingNode, source: Source) -> O
 
 def _path(loc: Sequence[Union[str, int]]) -> Path:
     """pydantic's location without the names of a union's branches."""
-    return tuple(step for index, step in enumerate(loc)
-                 if not (index > 0 and loc[index - 1] == "nodes" and step in ("count", "range")))
+    return tuple(
+        step
+        for index, step in enumerate(loc)
+        if not (index > 0 and loc[index - 1] == "nodes" and step in ("count", "range"))
+    )
 
 
 def _told_by_a_rule(path: Path, error: Mapping[str, Any], node: Optional[Node]) -> bool:
@@ -179,18 +216,19 @@ def _key_hint(path: Path) -> Optional[str]:
     inside = [step for step in path[:-1] if isinstance(step, str)]
     if inside[:1] == ["stages"]:
         inside = inside[1:] or ["stages"]
-    sections: Mapping[str, Type[BaseModel]] = {**_SECTIONS, "stages": jobmodel.PipelineStage}
+    sections: Mapping[str, type[BaseModel]] = {**_SECTIONS, "stages": jobmodel.PipelineStage}
     model = sections.get(inside[0]) if inside else JobSpec
     own = list(model.model_fields) if model else []
-    elsewhere = [(section, closest(key, other.model_fields)) for section, other in _SECTIONS.items()
-                 if [section] != inside]
+    elsewhere = [
+        (section, closest(key, other.model_fields)) for section, other in _SECTIONS.items() if [section] != inside
+    ]
     for section, near in elsewhere:
         if near is not None and (near == key or closest(key, own) is None):
             return f"did you mean {section}.{near}?"
     return suggestion(key, own)
 
 
-def _explain(kind: str, context: Mapping[str, Any], value: Any) -> Tuple[str, Optional[str]]:
+def _explain(kind: str, context: Mapping[str, Any], value: Any) -> tuple[str, Optional[str]]:
     if kind == "literal_error":
         choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "")
         word = str(value).upper().replace("SIG", "") if choices.isupper() else str(value).lower()
@@ -218,17 +256,31 @@ def _told(value: Any) -> str:
 
 
 _WANTS = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "string_type": "a text", "bool_type": "true or false", "tuple_type": "a list", "dict_type": "a mapping",
-    "mapping_type": "a mapping", "model_type": "a mapping", "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "finite_number": "a finite number",
 }
 _SLIPS = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "910b": "npu", "none": "cpu"}
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _OTHERS = {"too_short": "must not be empty", "string_too_short": "must not be empty", "too_long": "has too many items"}
 _HINTS = {
-    "name": "name: my-job", "command": "command: [python, train.py]", "args": "args: {lr: 1e-4}",
-    "env": "env: {NAME: value}", "env_from": "env_from: [{file: secrets.env}]", "stage": "stage: {dir: .}",
-    "devices": "devices: {family: npu, per_node: 8}", "nodes": "nodes: 2", "timeouts": "timeouts: {max_s: 3600}",
-    "checkpoint": "checkpoint: {dir: /data/ckpt, grace_s: 300}", "stage.exclude": "exclude: [data/, .git/]",
+    "name": "name: my-job",
+    "command": "command: [python, train.py]",
+    "args": "args: {lr: 1e-4}",
+    "env": "env: {NAME: value}",
+    "env_from": "env_from: [{file: secrets.env}]",
+    "stage": "stage: {dir: .}",
+    "devices": "devices: {family: npu, per_node: 8}",
+    "nodes": "nodes: 2",
+    "timeouts": "timeouts: {max_s: 3600}",
+    "checkpoint": "checkpoint: {dir: /data/ckpt, grace_s: 300}",
+    "stage.exclude": "exclude: [data/, .git/]",
     "devices.ids": "ids: [0, 1, 2, 3]",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from typing import Iterable, List, Optional, Sequence
+from collections.abc import Iterable, Sequence
 
 from ascendrun.core.errors import Problem
 
@@ -26,7 +26,7 @@ def shown(text: str, *, limit: int = 60) -> str:
     return f"'{safe}'" + ("…" if len(text) > limit else "")
 
 
-def closest(word: str, choices: Iterable[str]) -> Optional[str]:
+def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that `word` is probably a slip of; None when none is near."""
     if len(word) > 80:
         return None
@@ -35,7 +35,7 @@ def closest(word: str, choices: Iterable[str]) -> Optional[str]:
     return by_lower[found[0]] if found else None
 
 
-def suggestion(word: str, choices: Sequence[str]) -> Optional[str]:
+def suggestion(word: str, choices: Sequence[str]) -> str | None:
     """The hint for an unknown word: the nearest choice, else all of them when they are few; None without choices."""
     near = closest(word, choices)
     if near is not None:
@@ -47,7 +47,7 @@ def suggestion(word: str, choices: Sequence[str]) -> Optional[str]:
     return None
 
 
-def in_order(problems: Sequence[Problem]) -> List[Problem]:
+def in_order(problems: Sequence[Problem]) -> list[Problem]:
     """Sorted by place, each once, at most MAX_PROBLEMS; problems without a line come last, in the order given."""
     unique = list(dict.fromkeys(problems))
     unique.sort(key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0))

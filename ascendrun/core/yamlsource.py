@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Union
 
 import yaml
 
@@ -32,19 +33,34 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_TRAPS: Tuple[Tuple["re.Pattern[str]", str, str], ...] = (
+_TRAPS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"(?i:yes|on)"), "is true for YAML 1.1 and text for YAML 1.2", 'write true, or "{0}" for the text'),
     (re.compile(r"(?i:no|off)"), "is false for YAML 1.1 and text for YAML 1.2", 'write false, or "{0}" for the text'),
-    (re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"),
-     "is a number to base 60 for YAML 1.1", 'write plain seconds, or "{0}" for the text'),
-    (re.compile(r"[-+]?0[0-9_]+"), "is an octal number for YAML 1.1 and a decimal one for YAML 1.2",
-     'write it without the leading 0, or "{0}" for the text'),
-    (re.compile(r"[-+]?0(?:x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)"), "is a number only for some YAML readers",
-     'write it in decimal, or "{0}" for the text'),
-    (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?"),
-     "is a number for YAML 1.1 and text for YAML 1.2", 'write it without _, or "{0}" for the text'),
-    (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), "is no number that can be used",
-     'write a finite one, or "{0}" for the text'),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"),
+        "is a number to base 60 for YAML 1.1",
+        'write plain seconds, or "{0}" for the text',
+    ),
+    (
+        re.compile(r"[-+]?0[0-9_]+"),
+        "is an octal number for YAML 1.1 and a decimal one for YAML 1.2",
+        'write it without the leading 0, or "{0}" for the text',
+    ),
+    (
+        re.compile(r"[-+]?0(?:x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)"),
+        "is a number only for some YAML readers",
+        'write it in decimal, or "{0}" for the text',
+    ),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?"),
+        "is a number for YAML 1.1 and text for YAML 1.2",
+        'write it without _, or "{0}" for the text',
+    ),
+    (
+        re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
+        "is no number that can be used",
+        'write a finite one, or "{0}" for the text',
+    ),
 )
 
 
@@ -53,10 +69,10 @@ class Place:
     """Where a piece stands; `line` and `column` count from 1, None: not in a file (a `--set`)."""
 
     file: str
-    line: Optional[int] = None
-    column: Optional[int] = None
+    line: int | None = None
+    column: int | None = None
 
-    def problem(self, message: str, hint: Optional[str] = None) -> Problem:
+    def problem(self, message: str, hint: str | None = None) -> Problem:
         return Problem(self.file, self.line, self.column, message, hint)
 
 
@@ -72,7 +88,7 @@ class ScalarNode:
 @dataclass
 class ListNode:
     place: Place
-    items: List["Node"] = field(default_factory=list)
+    items: list[Node] = field(default_factory=list)
 
 
 @dataclass
@@ -80,8 +96,8 @@ class MappingNode:
     """`keys` holds the place of each key."""
 
     place: Place
-    entries: Dict[str, "Node"] = field(default_factory=dict)
-    keys: Dict[str, Place] = field(default_factory=dict)
+    entries: dict[str, Node] = field(default_factory=dict)
+    keys: dict[str, Place] = field(default_factory=dict)
 
 
 Node = Union[ScalarNode, ListNode, MappingNode]
@@ -93,20 +109,20 @@ class Source:
     """A file read: its tree (None: it is empty), what is wrong with it, and which nodes are spoilt: a problem of them
     was told, so that they need no second one. `is_whole`: reading reached the end of the file."""
 
-    root: Optional[Node]
-    problems: List[Problem]
-    spoilt: Dict[int, Node]
+    root: Node | None
+    problems: list[Problem]
+    spoilt: dict[int, Node]
     is_whole: bool
 
     def spoil(self, node: Node, problem: Problem) -> None:
         self.problems.append(problem)
         self.spoilt[id(node)] = node
 
-    def is_spoilt(self, node: Optional[Node]) -> bool:
+    def is_spoilt(self, node: Node | None) -> bool:
         return node is not None and id(node) in self.spoilt
 
 
-def read_yaml(data: Union[str, bytes], file: str) -> Source:
+def read_yaml(data: str | bytes, file: str) -> Source:
     """Reads one document; never raises for what stands in it."""
     lines, problems = decode_text(data, file, max_bytes=MAX_BYTES)
     source = Source(None, problems, {}, is_whole=False)
@@ -156,7 +172,7 @@ def scalar_value(node: ScalarNode) -> Value:
     return text
 
 
-def walk(node: Optional[Node]) -> Iterator[Node]:
+def walk(node: Node | None) -> Iterator[Node]:
     """The node and all below it."""
     stack = [node] if node is not None else []
     while stack:
@@ -168,7 +184,7 @@ def walk(node: Optional[Node]) -> Iterator[Node]:
             stack.extend(each.items)
 
 
-def find(node: Optional[Node], path: Tuple[Union[str, int], ...]) -> Optional[Node]:
+def find(node: Node | None, path: tuple[str | int, ...]) -> Node | None:
     """The node at `path`; None when there is none."""
     for step in path:
         if isinstance(node, MappingNode) and isinstance(step, str):
@@ -186,8 +202,8 @@ class _Builder:
     def __init__(self, file: str, source: Source) -> None:
         self.file = file
         self.source = source
-        self.open: List[Union[ListNode, MappingNode]] = []
-        self.key: List[Optional[ScalarNode]] = []
+        self.open: list[ListNode | MappingNode] = []
+        self.key: list[ScalarNode | None] = []
         self.nodes = 0
 
     def build(self, text: str) -> None:
@@ -220,7 +236,7 @@ class _Builder:
     def _place(self, event: Any) -> Place:
         return Place(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
 
-    def _tell(self, event: Any, message: str, hint: Optional[str] = None) -> None:
+    def _tell(self, event: Any, message: str, hint: str | None = None) -> None:
         self.source.problems.append(self._place(event).problem(message, hint))
 
     def _alias(self, event: Any) -> ScalarNode:
@@ -232,8 +248,9 @@ class _Builder:
         if event.anchor is not None:
             self._tell(event, f"anchor &{event.anchor}: anchors are not read", "write it out where it is used")
         if event.tag is not None:
-            self.source.spoil(node, node.place.problem(f"tag {shown(event.tag)}: tags are not read",
-                                                       "delete it; quotes make a text"))
+            self.source.spoil(
+                node, node.place.problem(f"tag {shown(event.tag)}: tags are not read", "delete it; quotes make a text")
+            )
 
     def _scalar(self, event: Any) -> None:
         node = ScalarNode(self._place(event), event.value, plain=not event.style)
@@ -284,8 +301,9 @@ class _Builder:
             self.source.problems.append(key.place.problem("merge key <<: merging is not read", "write it out"))
         elif key.text in parent.entries:
             first = parent.keys[key.text]
-            self.source.problems.append(key.place.problem(
-                f"{shown(key.text)} stands twice: first on line {first.line}", "leave one"))
+            self.source.problems.append(
+                key.place.problem(f"{shown(key.text)} stands twice: first on line {first.line}", "leave one")
+            )
         else:
             parent.entries[key.text] = node
             parent.keys[key.text] = key.place
@@ -308,39 +326,50 @@ def _check_plain(node: ScalarNode, source: Source) -> None:
             return
     value = scalar_value(node)
     is_huge = isinstance(value, float) and not math.isfinite(value)
-    if is_huge or (type(value) is int and not -2**63 <= value < 2**63):
-        source.spoil(node, node.place.problem(f"{shown(node.text)} is too large a number",
-                                              "put it in quotes if it is text"))
+    if is_huge or (type(value) is int and not -(2**63) <= value < 2**63):
+        source.spoil(
+            node, node.place.problem(f"{shown(node.text)} is too large a number", "put it in quotes if it is text")
+        )
 
 
-def _bad_characters(lines: List[str], file: str) -> Iterator[Problem]:
+def _bad_characters(lines: list[str], file: str) -> Iterator[Problem]:
     """Characters that YAML forbids, and those that make a line look other than it is; at most one a line each."""
     for number, line in enumerate(lines, start=1):
         bad = _UNPRINTABLE.search(line)
         if bad:
-            yield Problem(file, number, bad.start() + 1, f"character U+{ord(bad.group()):04X} cannot stand here",
-                          'inside "quotes" write it as an escape')
+            yield Problem(
+                file,
+                number,
+                bad.start() + 1,
+                f"character U+{ord(bad.group()):04X} cannot stand here",
+                'inside "quotes" write it as an escape',
+            )
         turned = _BIDI.search(line)
         if turned:
-            yield Problem(file, number, turned.start() + 1,
-                          f"U+{ord(turned.group()):04X} turns the direction of writing: the line is not what it shows",
-                          f'delete it; meant as data, write "\\u{ord(turned.group()):04x}"')
+            yield Problem(
+                file,
+                number,
+                turned.start() + 1,
+                f"U+{ord(turned.group()):04X} turns the direction of writing: the line is not what it shows",
+                f'delete it; meant as data, write "\\u{ord(turned.group()):04x}"',
+            )
         if "\r" in line:
-            yield Problem(file, number, line.index("\r") + 1, "carriage return inside a line",
-                          "save the file with Unix line ends")
+            yield Problem(
+                file, number, line.index("\r") + 1, "carriage return inside a line", "save the file with Unix line ends"
+            )
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, file: str, lines: List[str]) -> Problem:
+def _syntax_problem(error: yaml.MarkedYAMLError, file: str, lines: list[str]) -> Problem:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
     text = lines[line - 1] if line <= len(lines) else ""
-    if text[column - 1:column] == "\t" or (text[:column].strip(" ") == "\t" and not text[:column].strip()):
+    if text[column - 1 : column] == "\t" or (text[:column].strip(" ") == "\t" and not text[:column].strip()):
         return Problem(file, line, column, "a tab is no indentation in YAML", "use spaces")
     message = f"is not YAML: {error.problem or error.context}"
     return Problem(file, line, column, message, _syntax_hint(error))
 
 
-def _syntax_hint(error: yaml.MarkedYAMLError) -> Optional[str]:
+def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
     context, problem = error.context or "", error.problem or ""
     start = f" of line {error.context_mark.line + 1}" if error.context_mark is not None else ""
     if "flow" in context:

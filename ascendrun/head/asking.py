@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, List, Sequence, Set
+from collections.abc import Sequence
+from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host
@@ -24,12 +25,19 @@ class Asking:
     Use from the controller's thread; tell it of links that come up or go down.
     """
 
-    def __init__(self, hosts: Sequence[Host], links: Links, post: Callable[[Callable[[], None]], None], *,
-                 reported: Callable[[NodeReport], None], refused: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        *,
+        reported: Callable[[NodeReport], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
         self._hosts, self._links, self._post = tuple(hosts), links, post
         self._reported, self._refused = reported, refused
-        self._probed: Set[str] = set()
-        self._answered: Set[str] = set()
+        self._probed: set[str] = set()
+        self._answered: set[str] = set()
 
     def start(self) -> None:
         for host in self._hosts:
@@ -73,6 +81,7 @@ class Asking:
         def done(reply: Reply) -> None:
             middle_ns = (sent_ns + time.time_ns()) // 2
             self._post(lambda: self._take(host, reply, middle_ns))
+
         return done
 
     def _take(self, host: Host, reply: Reply, middle_ns: int) -> None:
@@ -88,7 +97,7 @@ class Asking:
 
 def describe_error(error: AscendrunError) -> str:
     """One line: the fact and the way out."""
-    problems: List[str] = [str(problem.message) for problem in getattr(error, "problems", ())]
+    problems: list[str] = [str(problem.message) for problem in getattr(error, "problems", ())]
     text = "; ".join(problems) or error.message
     return f"{text} ({error.hint})" if error.hint else text
 
@@ -99,6 +108,6 @@ def describe_reply(reply: Reply) -> str:
     return f"{error.get('message')} ({error['hint']})" if error.get("hint") else str(error.get("message"))
 
 
-def _names_of(link: Link) -> List[str]:
+def _names_of(link: Link) -> list[str]:
     names = ["127.0.0.1"] if link.host.is_local else [link.peer_address, link.host.addr, link.host.name]
     return list(dict.fromkeys(name for name in names if name))

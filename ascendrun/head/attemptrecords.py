@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.node.records import parse_events
 
@@ -19,8 +19,8 @@ class HostRecords:
     exits: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     lingers: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    stopped_at_s: Optional[float] = None
-    stopped_by: Optional[str] = None
+    stopped_at_s: float | None = None
+    stopped_by: str | None = None
     has_ended: bool = False
     lost: bool = False
     is_there: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError, CannotConnect, NotFit
 from ascendrun.node import loader, wire
@@ -23,7 +23,7 @@ class AgentImage:
     login_command: str
 
     @classmethod
-    def make(cls) -> "AgentImage":
+    def make(cls) -> AgentImage:
         pyz, sha256 = agent_pyz()
         return cls(pyz, sha256, loader.login_command(sha256[:16]))
 
@@ -37,12 +37,12 @@ class Booting:
         self._frames = wire.FrameReader()
         self._lock = threading.Lock()
         self._wants_agent = False
-        self._failure: Optional[AscendrunError] = None
+        self._failure: AscendrunError | None = None
         self._errors = b""
         self._began_mono = time.monotonic()
-        self._spoke_mono: Optional[float] = None
+        self._spoke_mono: float | None = None
 
-    def login(self) -> Dict[str, Any]:
+    def login(self) -> dict[str, Any]:
         """What the login cost and said: {"wait_s": until the first word of ours, "noise": text of its startup files}.
 
         Startup files that write into the connection do so at every login, also into those of scp and git.
@@ -53,7 +53,7 @@ class Booting:
         wait_s = None if spoke is None else round(spoke - self._began_mono, 3)
         return {"wait_s": wait_s, "noise": noise[:NOISE_BYTES].decode("utf-8", "replace")}
 
-    def feed(self, data: bytes) -> List[Tuple[Dict[str, Any], bytes]]:
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Frames completed by what came on standard output; none before the agent talks. Raises wire.FrameError."""
         if not self._boot.is_over:
             for step in self._boot.feed(data):
@@ -69,11 +69,15 @@ class Booting:
             if step.kind == loader.NEED_AGENT:
                 self._wants_agent = True
             elif step.kind == loader.NO_PYTHON:
-                self._failure = NotFit(f"{self._host}: {step.detail}", hint="install python3 there, or put it on the "
-                                       "PATH that a non-interactive login gets")
+                self._failure = NotFit(
+                    f"{self._host}: {step.detail}",
+                    hint="install python3 there, or put it on the PATH that a non-interactive login gets",
+                )
             elif step.kind == loader.FAILED:
-                self._failure = CannotConnect(f"{self._host}: the agent cannot be put there: {step.detail}",
-                                              hint="check space and permissions of ~/.ascendrun on that node")
+                self._failure = CannotConnect(
+                    f"{self._host}: the agent cannot be put there: {step.detail}",
+                    hint="check space and permissions of ~/.ascendrun on that node",
+                )
 
     def feed_error(self, data: bytes) -> None:
         """What came on standard error: kept for the message, should no agent come up."""
@@ -89,7 +93,7 @@ class Booting:
     def upload(self) -> bytes:
         return loader.upload(self._image.pyz, self._image.sha256)
 
-    def why_closed(self, reason: str, status: Optional[int]) -> AscendrunError:
+    def why_closed(self, reason: str, status: int | None) -> AscendrunError:
         """The error for a stream that has ended: the dialogue's own reason, or what the login said last."""
         with self._lock:
             if self._failure is not None:
@@ -100,5 +104,7 @@ class Booting:
             return CannotConnect(f"{self._host}: the connection ended: {reason}{tail}")
         tail = f"; its login said: {said[-1]}" if said else ""
         code = "" if status is None else f" with exit code {status}"
-        return CannotConnect(f"{self._host}: the login ended{code} before an agent came up{tail}",
-                             hint="try `ssh` to it by hand: the account must give a shell")
+        return CannotConnect(
+            f"{self._host}: the login ended{code} before an agent came up{tail}",
+            hint="try `ssh` to it by hand: the account must give a shell",
+        )

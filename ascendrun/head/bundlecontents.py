@@ -9,9 +9,10 @@ import re
 import sqlite3
 import stat
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
@@ -29,7 +30,7 @@ SHORTEST_ENV_SECRET = 8
 """Values of this process's own variables are looked for only when they are long enough to mean something."""
 _GENERATION = re.compile(r"^(.+)\.(\d+)$")
 
-LeftOut = List[Tuple[str, str]]
+LeftOut = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Subject:
     """The job of an archive, as the store has it."""
 
     stored: StoredJob
-    events: Tuple[StoredEvent, ...]
+    events: tuple[StoredEvent, ...]
     state_dir: Path
 
     @property
-    def attempts(self) -> Iterator[Tuple[int, Path]]:
+    def attempts(self) -> Iterator[tuple[int, Path]]:
         """Every attempt that left something here."""
         for attempt in range(1, self.stored.job.attempt + 1):
             folder = spool_dir(self.state_dir, self.stored.job.id, attempt)
@@ -52,6 +53,7 @@ class Subject:
 def find_subject(state_dir: Path, ref: str) -> Subject:
     """Raises NotFound, Conflict, StoreUnusable."""
     from ascendrun.core.errors import NotFound
+
     store = Store.open_for_reading(state_dir)
     if store is None:
         raise NotFound(f"no job {ref!r}: nothing was ever submitted with {state_dir}")
@@ -62,11 +64,12 @@ def find_subject(state_dir: Path, ref: str) -> Subject:
         store.close()
 
 
-def make_redactor(subject: Subject, environ: Mapping[str, str], notices: Optional[NoticeSettings], left_out: LeftOut
-                  ) -> Redactor:
+def make_redactor(
+    subject: Subject, environ: Mapping[str, str], notices: NoticeSettings | None, left_out: LeftOut
+) -> Redactor:
     """One that knows the secrets of the job's env_from files as they are now, of its env, of this process's own
     variables, and of the settings for notices."""
-    known: Dict[str, str] = {}
+    known: dict[str, str] = {}
     for name, value in environ.items():
         if SECRET_NAME.search(name) and len(value) >= SHORTEST_ENV_SECRET:
             known[value] = "environment"
@@ -87,21 +90,27 @@ def make_redactor(subject: Subject, environ: Mapping[str, str], notices: Optiona
     return Redactor(known)
 
 
-def _values_of(path: str, left_out: LeftOut) -> List[str]:
+def _values_of(path: str, left_out: LeftOut) -> list[str]:
     """The values of NAME=value lines. When the file is gone, what it held is found by name and form only."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read(1 << 20).splitlines()
     except OSError as error:
-        left_out.append(("values of env_from", f"{path} cannot be read ({error.strerror}): its secrets are found by "
-                                               "their names and forms only; look through the archive"))
+        left_out.append(
+            (
+                "values of env_from",
+                f"{path} cannot be read ({error.strerror}): its secrets are found by "
+                "their names and forms only; look through the archive",
+            )
+        )
         return []
     values = [line.partition("=")[2] for line in lines if "=" in line and not line.lstrip().startswith("#")]
     return [form for value in values for form in {value, value.strip(), value.strip().strip("'\"")} if form]
 
 
-def collect(subject: Subject, *, extras: Mapping[str, str], with_logs: bool, left_out: LeftOut, redactor: Redactor
-            ) -> List[Piece]:
+def collect(
+    subject: Subject, *, extras: Mapping[str, str], with_logs: bool, left_out: LeftOut, redactor: Redactor
+) -> list[Piece]:
     """The pieces of our own layout. `extras`: more texts by their names in the archive."""
     job = subject.stored.job
     pieces = [
@@ -109,8 +118,9 @@ def collect(subject: Subject, *, extras: Mapping[str, str], with_logs: bool, lef
         json_piece("spec.json", redact_tree(subject.stored.spec, redactor)),
         json_piece("hosts.json", redact_tree(list(subject.stored.hosts), redactor)),
         json_piece("trees.json", redact_tree(list(subject.stored.trees), redactor)),
-        text_piece("events.jsonl", "".join(json.dumps(asdict(event), ensure_ascii=False) + "\n"
-                                           for event in subject.events)),
+        text_piece(
+            "events.jsonl", "".join(json.dumps(asdict(event), ensure_ascii=False) + "\n" for event in subject.events)
+        ),
         json_piece("versions.json", versions()),
         *(text_piece(name, text) for name, text in extras.items()),
     ]
@@ -122,19 +132,25 @@ def collect(subject: Subject, *, extras: Mapping[str, str], with_logs: bool, lef
 
 def versions() -> Mapping[str, Any]:
     from importlib import metadata
-    packages: Dict[str, Optional[str]] = {}
+
+    packages: dict[str, str | None] = {}
     for name in ("click", "paramiko", "pydantic", "PyYAML", "ClusterShell", "psutil", "rich", "textual"):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             packages[name] = None
-    return {"ascendrun": __version__, "python": sys.version.split()[0], "platform": platform.platform(),
-            "sqlite": sqlite3.sqlite_version, "packages": packages}
+    return {
+        "ascendrun": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "sqlite": sqlite3.sqlite_version,
+        "packages": packages,
+    }
 
 
 def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftOut) -> Iterator[Piece]:
     """Every file of the attempt's spool; the generations of one file as one."""
-    groups: Dict[str, List[Tuple[int, Path]]] = {}
+    groups: dict[str, list[tuple[int, Path]]] = {}
     arrival_times = logs = 0
     for path in _files_below(folder):
         relative = path.relative_to(folder).as_posix()
@@ -168,7 +184,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def sample_pieces(subject: Subject, left_out: LeftOut) -> List[Piece]:
+def sample_pieces(subject: Subject, left_out: LeftOut) -> list[Piece]:
     """What was measured on the job's hosts while it was there, a JSON line a sample."""
     series = read_samples(subject, left_out)
     pieces = []
@@ -182,6 +198,7 @@ def sample_pieces(subject: Subject, left_out: LeftOut) -> List[Piece]:
 def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[Any]]:
     """devices, hosts and ranks; {} when nothing was measured."""
     from ascendrun.head.samplestore import SampleStore
+
     job = subject.stored.job
     if job.started_at_s is None:
         return {}
@@ -195,9 +212,11 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
             hosts = set(job.hosts)
             devices = store.device_series(since_s=since_s, until_s=until_s)
             of_hosts = store.host_series(since_s=since_s, until_s=until_s)
-            return {"devices": [one for one in devices if one.host in hosts],
-                    "hosts": [one for one in of_hosts if one.host in hosts],
-                    "ranks": store.rank_series(since_s=since_s, until_s=until_s, job=job.id)}
+            return {
+                "devices": [one for one in devices if one.host in hosts],
+                "hosts": [one for one in of_hosts if one.host in hosts],
+                "ranks": store.rank_series(since_s=since_s, until_s=until_s, job=job.id),
+            }
         finally:
             store.close()
     except AscendrunError as error:
@@ -208,7 +227,7 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
 def _thinned(samples: Sequence[Any]) -> Sequence[Any]:
     """Every n-th, so that about SAMPLE_ROWS stay, the last ones among them."""
     step = -(-len(samples) // SAMPLE_ROWS)
-    return samples[(len(samples) - 1) % step::step] if step > 1 else samples
+    return samples[(len(samples) - 1) % step :: step] if step > 1 else samples
 
 
 def _head_pieces(state_dir: Path) -> Iterable[Piece]:

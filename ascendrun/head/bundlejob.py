@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import IO, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.bundlecontents import LeftOut, Subject, collect, find_subject, make_redactor
@@ -25,7 +26,7 @@ class CannotWrite(AscendrunError):
 class Wish:
     """What kind of archive. `path` None: <layout>-<job>.tar.gz in this folder. `layout`: ascendrun or ascend-fd."""
 
-    path: Optional[Path]
+    path: Path | None
     layout: str
     with_logs: bool
     max_bytes: int
@@ -38,15 +39,16 @@ class Bundle:
     () when that tool is not here; its results lie in `parsed_dir`."""
 
     contents: Contents
-    path: Optional[Path] = None
+    path: Path | None = None
     archive_bytes: int = 0
-    sha256: Optional[str] = None
-    parsed: Tuple[Parsed, ...] = ()
-    parsed_dir: Optional[Path] = None
+    sha256: str | None = None
+    parsed: tuple[Parsed, ...] = ()
+    parsed_dir: Path | None = None
 
 
-def bundle_job(state_dir: Path, ref: str, wish: Wish, *, notices: Optional[NoticeSettings],
-               environ: Mapping[str, str]) -> Bundle:
+def bundle_job(
+    state_dir: Path, ref: str, wish: Wish, *, notices: NoticeSettings | None, environ: Mapping[str, str]
+) -> Bundle:
     """Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
     subject = find_subject(state_dir, ref)
     job = subject.stored.job
@@ -55,13 +57,23 @@ def bundle_job(state_dir: Path, ref: str, wish: Wish, *, notices: Optional[Notic
     if wish.layout == "ascend-fd":
         pieces = collect_for_faultdiag(subject, left_out)
     else:
-        pieces = collect(subject, extras=_views(subject, left_out), with_logs=wish.with_logs, left_out=left_out,
-                         redactor=redactor)
+        pieces = collect(
+            subject, extras=_views(subject, left_out), with_logs=wish.with_logs, left_out=left_out, redactor=redactor
+        )
     facts = {"job": job.id, "name": job.name, "state": job.state.value, "attempt": job.attempt, "layout": wish.layout}
 
-    def write(out: Optional[IO[bytes]]) -> Contents:
-        return make_archive(pieces, redactor, root=f"ascendrun-{job.id}", facts=facts, max_bytes=wish.max_bytes,
-                            left_out=left_out, out=out, mtime_s=int(job.created_at_s))
+    def write(out: IO[bytes] | None) -> Contents:
+        return make_archive(
+            pieces,
+            redactor,
+            root=f"ascendrun-{job.id}",
+            facts=facts,
+            max_bytes=wish.max_bytes,
+            left_out=left_out,
+            out=out,
+            mtime_s=int(job.created_at_s),
+        )
+
     if wish.is_dry:
         return Bundle(write(None))
     path = wish.path or Path(f"{wish.layout}-{job.id}.tar.gz")
@@ -70,11 +82,13 @@ def bundle_job(state_dir: Path, ref: str, wish: Wish, *, notices: Optional[Notic
         done = Bundle(contents, path, path.stat().st_size, sha256)
         return _parse(done, job.hosts) if wish.layout == "ascend-fd" else done
     except OSError as error:
-        raise CannotWrite(f"{error.filename or path} cannot be written: {error.strerror or error}",
-                          hint="-o FILE.tar.gz names another place") from error
+        raise CannotWrite(
+            f"{error.filename or path} cannot be written: {error.strerror or error}",
+            hint="-o FILE.tar.gz names another place",
+        ) from error
 
 
-def _parse(done: Bundle, nodes: Tuple[str, ...]) -> Bundle:
+def _parse(done: Bundle, nodes: tuple[str, ...]) -> Bundle:
     tool = find_tool()
     if tool is None or done.path is None:
         return done
@@ -86,13 +100,14 @@ def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
     """What `explain` and `report` say of the job as of its last event, so that they say the same tomorrow."""
     from ascendrun.head.explaining import explain_job
     from ascendrun.head.reportreader import find_report
+
     job_id, state_dir = subject.stored.job.id, subject.state_dir
     now_s = subject.events[-1].at_s if subject.events else subject.stored.job.created_at_s
-    makers: List[Tuple[str, Callable[[], Any]]] = [
+    makers: list[tuple[str, Callable[[], Any]]] = [
         ("explain.json", lambda: explain_job(state_dir, job_id, now_s=now_s)),
         ("report.json", lambda: find_report(state_dir, job_id, now_s=now_s)),
     ]
-    texts: Dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, make in makers:
         try:
             texts[name] = json.dumps(_plain(asdict(make())), indent=1, default=str, ensure_ascii=False) + "\n"

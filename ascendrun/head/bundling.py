@@ -9,9 +9,10 @@ import json
 import os
 import stat
 import tarfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import IO, Any, Callable
 
 from ascendrun.core.redaction import Redactor
 
@@ -59,14 +60,14 @@ class Packed:
 class Contents:
     """What an archive holds, or would hold. `left_out`: (what, why)."""
 
-    packed: Tuple[Packed, ...]
-    left_out: Tuple[Tuple[str, str], ...]
+    packed: tuple[Packed, ...]
+    left_out: tuple[tuple[str, str], ...]
     secrets: int
 
 
-def text_piece(name: str, text: "str | bytes") -> Piece:
+def text_piece(name: str, text: str | bytes) -> Piece:
     data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-    return Piece(name, len(data), lambda offset, count: data[offset:offset + count])
+    return Piece(name, len(data), lambda offset, count: data[offset : offset + count])
 
 
 def json_piece(name: str, value: object) -> Piece:
@@ -90,6 +91,7 @@ def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Pie
                 count -= len(pieces[-1])
             offset = max(0, offset - size)
         return b"".join(pieces)
+
     return Piece(name, sum(sizes), read, is_log)
 
 
@@ -109,9 +111,17 @@ def water_level(sizes: Iterable[int], budget: int) -> int:
     return max(LEAST_BYTES, min(level, MOST_BYTES))
 
 
-def make_archive(pieces: Sequence[Piece], redactor: Redactor, *, root: str, facts: Mapping[str, object], max_bytes: int,
-                 left_out: Sequence[Tuple[str, str]] = (), out: Optional[IO[bytes]] = None, mtime_s: int = 0
-                 ) -> Contents:
+def make_archive(
+    pieces: Sequence[Piece],
+    redactor: Redactor,
+    *,
+    root: str,
+    facts: Mapping[str, object],
+    max_bytes: int,
+    left_out: Sequence[tuple[str, str]] = (),
+    out: IO[bytes] | None = None,
+    mtime_s: int = 0,
+) -> Contents:
     """Writes the archive to `out` (None: nowhere, to see what it would hold).
 
     All is read twice: secrets that show in one file are then taken out of all. Raises OSError.
@@ -121,20 +131,28 @@ def make_archive(pieces: Sequence[Piece], redactor: Redactor, *, root: str, fact
     for piece in pieces:
         for window in _windows(piece, level):
             redactor.scan(window)
-    packed: List[Packed] = []
+    packed: list[Packed] = []
     with _open_tar(out) as tar:
         for piece in pieces:
             name, before = redactor.redact_text(piece.name), redactor.count
             data = _pack(piece, level, redactor)
-            packed.append(Packed(name, len(data), piece.size, piece.size > level, redactor.count - before,
-                                 hashlib.sha256(data).hexdigest()))
+            packed.append(
+                Packed(
+                    name,
+                    len(data),
+                    piece.size,
+                    piece.size > level,
+                    redactor.count - before,
+                    hashlib.sha256(data).hexdigest(),
+                )
+            )
             _add(tar, f"{root}/{name}", data, mtime_s)
         contents = Contents(tuple(packed), tuple(left_out), redactor.secrets)
         _add(tar, f"{root}/{MANIFEST}", _manifest(contents, facts, redactor), mtime_s)
     return contents
 
 
-def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> Tuple[Contents, str]:
+def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> tuple[Contents, str]:
     """A private file, whole or not at all, and its SHA-256. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -157,7 +175,7 @@ def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> Tuple[C
 # ---------------------------------------------------------------- one piece
 
 
-def _windows(piece: Piece, level: int) -> List[bytes]:
+def _windows(piece: Piece, level: int) -> list[bytes]:
     """What is read of a piece: all of it, or its beginning and its end, each with a margin."""
     if piece.size <= level:
         return [piece.read(0, piece.size)]
@@ -171,14 +189,14 @@ def _pack(piece: Piece, level: int, redactor: Redactor) -> bytes:
     if len(windows) == 1:
         return windows[0]
     head, tail = _shares(level)
-    first = _to_newline(windows[0][:max(0, min(head, len(windows[0]) - GUARD_BYTES))])
-    last = windows[1][max(GUARD_BYTES, len(windows[1]) - tail):]
+    first = _to_newline(windows[0][: max(0, min(head, len(windows[0]) - GUARD_BYTES))])
+    last = windows[1][max(GUARD_BYTES, len(windows[1]) - tail) :]
     newline = last.find(b"\n", 0, GUARD_BYTES)
-    last = last[newline + 1:]
+    last = last[newline + 1 :]
     return first + _CUT_MARK % max(0, piece.size - len(first) - len(last)) + last
 
 
-def _shares(level: int) -> Tuple[int, int]:
+def _shares(level: int) -> tuple[int, int]:
     head = int(level * HEAD_SHARE)
     return head, level - head
 
@@ -202,10 +220,9 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Tar:
-    def __init__(self, out: Optional[IO[bytes]]) -> None:
+    def __init__(self, out: IO[bytes] | None) -> None:
         # Neither name nor time of the archive itself: the same input gives the same bytes.
-        self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0,
-                                  compresslevel=6)
+        self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0, compresslevel=6)
         self._tar = tarfile.open(fileobj=self._zip, mode="w", format=tarfile.PAX_FORMAT)
 
     def __enter__(self) -> tarfile.TarFile:
@@ -216,7 +233,7 @@ class _Tar:
         self._zip.close()
 
 
-def _open_tar(out: Optional[IO[bytes]]) -> _Tar:
+def _open_tar(out: IO[bytes] | None) -> _Tar:
     return _Tar(out)
 
 
@@ -227,8 +244,9 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mtime_s: int) -> None:
 
 
 def _manifest(contents: Contents, facts: Mapping[str, object], redactor: Redactor) -> bytes:
-    values: Dict[str, object] = {
-        "schema_version": SCHEMA_VERSION, **facts,
+    values: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
         "files": [asdict(one) for one in contents.packed],
         "left_out": [{"what": what, "why": why} for what, why in contents.left_out],
         "secrets": contents.secrets,

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Callable
 
 from ascendrun.core.errors import DeadlineExceeded
 from ascendrun.head.transport import Data, Receiver, StreamClosed
@@ -29,28 +30,41 @@ class ChildStream:
     `say_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None, cwd: Optional[str] = None,
-                 say_end: Optional[Callable[[int], Tuple[str, Optional[int]]]] = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        say_end: Callable[[int], tuple[str, int | None]] | None = None,
+    ) -> None:
         self._say_end = say_end or say_plain_end
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
-        self._process = subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.PIPE, env=dict(env) if env is not None else None, cwd=cwd,
-                                         start_new_session=True, bufsize=0)
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env) if env is not None else None,
+            cwd=cwd,
+            start_new_session=True,
+            bufsize=0,
+        )
         assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._input_fd: Optional[int] = self._process.stdin.fileno()
+        self._input_fd: int | None = self._process.stdin.fileno()
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stderr.fileno(), False)
         self._wake_lock = threading.Lock()
-        self._wakes: Optional[Tuple[int, int]] = os.pipe()
+        self._wakes: tuple[int, int] | None = os.pipe()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def exit_code(self) -> Optional[int]:
+    def exit_code(self) -> int | None:
         """None while it runs."""
         return self._process.poll()
 
@@ -62,8 +76,9 @@ class ChildStream:
 
     def start(self, receiver: Receiver, *, error_backlog: bytes = b"") -> None:
         """Feeds `receiver` from a thread of its own; `error_backlog`: what was read from `error_fd` before."""
-        threading.Thread(target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}",
-                         daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}", daemon=True
+        ).start()
 
     def send(self, data: Data, *, deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
@@ -76,8 +91,10 @@ class ChildStream:
                 view = view[sent:]
                 left_s = until - time.monotonic()
                 if not sent and left_s <= 0:
-                    raise DeadlineExceeded(f"the command took no more input within {deadline_s:g} s",
-                                           hint="it does not read its standard input")
+                    raise DeadlineExceeded(
+                        f"the command took no more input within {deadline_s:g} s",
+                        hint="it does not read its standard input",
+                    )
                 if not sent and self._input_fd is not None:
                     _wait_writable(self._input_fd, min(left_s, _POLL_S))
         finally:
@@ -125,7 +142,7 @@ class ChildStream:
 
     def _pump(self, receiver: Receiver) -> None:
         assert self._process.stdout and self._process.stderr and self._wakes
-        sinks: Dict[int, Callable[[bytes], None]] = {
+        sinks: dict[int, Callable[[bytes], None]] = {
             self._process.stdout.fileno(): receiver.on_data,
             self._process.stderr.fileno(): receiver.on_error_data,
         }
@@ -168,7 +185,7 @@ class ChildStream:
                 pipe.close()
 
 
-def say_plain_end(code: int) -> Tuple[str, Optional[int]]:
+def say_plain_end(code: int) -> tuple[str, int | None]:
     """A shell's way to tell a death by signal: 128 + signal, as sshd's users know it."""
     return "the command ended", code if code >= 0 else 128 - code
 
@@ -190,8 +207,8 @@ def _wait_writable(fd: int, timeout_s: float) -> None:
     poller.poll(timeout_s * 1000)
 
 
-def _open_pidfd(pid: int) -> Optional[int]:
-    opener: Optional[Callable[[int], int]] = getattr(os, "pidfd_open", None)
+def _open_pidfd(pid: int) -> int | None:
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     if opener is None:
         return None
     try:

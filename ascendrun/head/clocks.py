@@ -43,8 +43,9 @@ class Reading:
 
 def make_reading(sent_s: float, heard_s: float, node_s: float) -> Reading:
     """From one round trip: the head's clock when it asked and when it heard, the host's when it answered."""
-    return Reading(at_s=(sent_s + heard_s) / 2, offset_s=node_s - (sent_s + heard_s) / 2,
-                   error_s=max(0.0, heard_s - sent_s) / 2)
+    return Reading(
+        at_s=(sent_s + heard_s) / 2, offset_s=node_s - (sent_s + heard_s) / 2, error_s=max(0.0, heard_s - sent_s) / 2
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _Span:
         share = (node_s - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
         return offsets[right - 1] + share * (offsets[right] - offsets[right - 1])
 
-    def all_to_head_s(self, nodes_s: Sequence[float]) -> Optional[list[float]]:
+    def all_to_head_s(self, nodes_s: Sequence[float]) -> list[float] | None:
         """None when they do not all lie between the same two knots."""
         nodes, offsets = self.nodes, self.offsets
         right = bisect_left(nodes, min(nodes_s))
@@ -88,7 +89,7 @@ class HostClock:
         self._spans = tuple(_make_span(part) for part in _split_where_set(self.readings))
 
     @property
-    def error_s(self) -> Optional[float]:
+    def error_s(self) -> float | None:
         """How well the clock is known: the error of the best reading. None: it was never measured."""
         return min((reading.error_s for reading in self.readings), default=None)
 
@@ -185,8 +186,16 @@ def _read_readings(path: Path) -> list[Reading]:
 def keep_reading(folder: Path, reading: Reading) -> None:
     """Appends to the host's folder of the spool. Raises OSError."""
     make_spool_dir(folder)
-    line = json.dumps({"at_s": round(reading.at_s, 6), "offset_s": round(reading.offset_s, 6),
-                       "error_s": round(reading.error_s, 6)}) + "\n"
+    line = (
+        json.dumps(
+            {
+                "at_s": round(reading.at_s, 6),
+                "offset_s": round(reading.offset_s, 6),
+                "error_s": round(reading.error_s, 6),
+            }
+        )
+        + "\n"
+    )
     fd = os.open(folder / CLOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, line.encode("ascii"))
@@ -202,8 +211,11 @@ REPEAT_S = 3600.0
 def says_more(reading: Reading, kept: Reading) -> bool:
     """Whether a reading is worth a line after the one that has it: the clock has moved, is known much better now, or
     an hour has gone. A line for every minute of a month would cost a thousand hosts' readers minutes."""
-    return (abs(reading.offset_s - kept.offset_s) > reading.error_s + kept.error_s + MOVED_S
-            or reading.error_s < kept.error_s / 2 or reading.at_s - kept.at_s >= REPEAT_S)
+    return (
+        abs(reading.offset_s - kept.offset_s) > reading.error_s + kept.error_s + MOVED_S
+        or reading.error_s < kept.error_s / 2
+        or reading.at_s - kept.at_s >= REPEAT_S
+    )
 
 
 class ClockFiles:
@@ -271,7 +283,7 @@ class _Round:
     def __init__(self, ping: Ping, host: str) -> None:
         self._ping, self._host = ping, host
         self._left = ROUND_TRIPS
-        self.best: Optional[Reading] = None
+        self.best: Reading | None = None
         self.is_over = False
         self._ask()
 
@@ -280,7 +292,7 @@ class _Round:
         sent_s, sent_mono = time.time(), time.monotonic()
         self._ping(self._host, lambda at_ns: self._hear(at_ns, sent_s, sent_mono))
 
-    def _hear(self, at_ns: Optional[int], sent_s: float, sent_mono: float) -> None:
+    def _hear(self, at_ns: int | None, sent_s: float, sent_mono: float) -> None:
         if at_ns is not None:
             reading = make_reading(sent_s, sent_s + time.monotonic() - sent_mono, at_ns / 1e9)
             if self.best is None or reading.error_s < self.best.error_s:
@@ -291,7 +303,7 @@ class _Round:
         self.is_over = True
 
 
-def node_time_of(reply: Mapping[str, Any]) -> Optional[int]:
+def node_time_of(reply: Mapping[str, Any]) -> int | None:
     """`at_ns` of an agent's answer; None when there is none."""
     at_ns = reply.get("at_ns")
     return at_ns if isinstance(at_ns, int) else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any
 
 from ascendrun.head.settings import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
@@ -25,12 +26,12 @@ class NodeSpool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._events_read = 0
-        self._synced: Dict[Tuple[str, str], int] = {}
+        self._synced: dict[tuple[str, str], int] = {}
         self._writing = threading.Lock()  # a connection that is given up may still speak while the next one does
 
-    def offsets(self) -> Dict[str, Dict[str, int]]:
+    def offsets(self) -> dict[str, dict[str, int]]:
         """{file: {generation: bytes that are here}}, as the agent's `follow` wants it."""
-        offsets: Dict[str, Dict[str, int]] = {}
+        offsets: dict[str, dict[str, int]] = {}
         if self.folder.is_dir():
             for entry in os.scandir(self.folder):
                 match = PULLED_FILE.match(entry.name)
@@ -58,9 +59,9 @@ class NodeSpool:
             size = os.fstat(fd).st_size
             if offset > size:
                 raise SpoolGap(f"{name}: have {size} bytes, got {offset}")
-            rest = memoryview(data)[size - offset:]
+            rest = memoryview(data)[size - offset :]
             while rest:
-                rest = rest[os.write(fd, rest):]
+                rest = rest[os.write(fd, rest) :]
         finally:
             os.close(fd)
 
@@ -83,14 +84,14 @@ class NodeSpool:
         """Whether one of the ranks' logs is here in more than one generation."""
         return any(LOG_FILE.match(file) and len(generations) > 1 for file, generations in self.offsets().items())
 
-    def safe_logs(self) -> Dict[str, Dict[str, int]]:
+    def safe_logs(self) -> dict[str, dict[str, int]]:
         """{file: {generation: bytes}} of the ranks' logs and their times, as far as they are on our disk for good.
 
         The newest generation that is here of a file may still grow and is left out. Raises OSError.
         """
-        safe: Dict[str, Dict[str, int]] = {}
+        safe: dict[str, dict[str, int]] = {}
         for file, generations in self.offsets().items():
-            if not LOG_FILE.match(file[:-len(".times")] if file.endswith(".times") else file):
+            if not LOG_FILE.match(file[: -len(".times")] if file.endswith(".times") else file):
                 continue
             newest = max(int(generation) for generation in generations)
             for generation, size in generations.items():
@@ -101,12 +102,15 @@ class NodeSpool:
                     safe.setdefault(file, {})[generation] = size
         return safe
 
-    def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> Tuple[str, ...]:
+    def differs_from(self, sizes: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
         """The files of the node that are not whole here, given the sizes that they have there."""
         have = self.offsets()
-        return tuple(f"{file}.{generation}" for file, generations in sizes.items()
-                     for generation, size in generations.items()
-                     if size and have.get(file, {}).get(generation, 0) < size)
+        return tuple(
+            f"{file}.{generation}"
+            for file, generations in sizes.items()
+            for generation, size in generations.items()
+            if size and have.get(file, {}).get(generation, 0) < size
+        )
 
 
 def sync_file(path: Path) -> None:

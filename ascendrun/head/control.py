@@ -7,9 +7,10 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 from ascendrun.core.errors import (
     AscendrunError,
@@ -95,7 +96,7 @@ class _Outgoing:
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
         self._lock = threading.Lock()
-        self._waiting: Deque[bytes] = deque()
+        self._waiting: deque[bytes] = deque()
 
     def send(self, frame: bytes) -> None:
         with self._lock:
@@ -110,7 +111,7 @@ class _Outgoing:
     def _send_now(self, frame: bytes) -> bytes:
         """What the socket does not take at once; b"" also when the client has left: it wants no answer."""
         try:
-            return frame[self._peer.send(frame, socket.MSG_DONTWAIT):]
+            return frame[self._peer.send(frame, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             return frame
         except OSError:
@@ -133,6 +134,7 @@ class _Outgoing:
 def _answerer(outgoing: _Outgoing, request_id: Any) -> Answer:
     def answer(header: Mapping[str, Any], body: bytes, is_last: bool) -> None:
         outgoing.send(wire.pack({"re": request_id, "last": is_last, **header}, body))
+
     return answer
 
 
@@ -144,8 +146,10 @@ def _peer_uid(peer: socket.socket) -> int:
 def error_answer(error: AscendrunError) -> Mapping[str, Any]:
     """An error as the header of an answer."""
     problems = [vars(problem) for problem in error.problems] if isinstance(error, InvalidInput) else None
-    return {"ok": False, "error": {"code": error.code, "message": error.message, "hint": error.hint,
-                                   "problems": problems}}
+    return {
+        "ok": False,
+        "error": {"code": error.code, "message": error.message, "hint": error.hint, "problems": problems},
+    }
 
 
 def raise_error(error: Mapping[str, Any]) -> None:
@@ -167,12 +171,14 @@ class ControlClient:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise CannotConnect(f"no controller runs for {state_dir}: {error.strerror}",
-                                hint="`ascendrun controller run` in the foreground shows why it ends") from error
+            raise CannotConnect(
+                f"no controller runs for {state_dir}: {error.strerror}",
+                hint="`ascendrun controller run` in the foreground shows why it ends",
+            ) from error
         self._next_id = 0
         self._reader = wire.FrameReader()
 
-    def __enter__(self) -> "ControlClient":
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -181,8 +187,9 @@ class ControlClient:
     def close(self) -> None:
         self._socket.close()
 
-    def call(self, op: str, fields: Optional[Mapping[str, Any]] = None, body: bytes = b"", *,
-             timeout_s: float = 30.0) -> Dict[str, Any]:
+    def call(
+        self, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
+    ) -> dict[str, Any]:
         """One request, one answer. Raises what the controller answers, CannotConnect when it dies, DeadlineExceeded."""
         for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
             return header
@@ -194,11 +201,14 @@ class ControlClient:
         try:
             self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **fields}, b""))
         except OSError as error:
-            raise CannotConnect(f"the controller ended while it was asked to {op!r}",
-                                hint="repeat the command: it starts a new controller") from error
+            raise CannotConnect(
+                f"the controller ended while it was asked to {op!r}",
+                hint="repeat the command: it starts a new controller",
+            ) from error
 
-    def stream(self, op: str, fields: Optional[Mapping[str, Any]] = None, body: bytes = b"", *,
-               timeout_s: float) -> Iterator[Tuple[Dict[str, Any], bytes]]:
+    def stream(
+        self, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout_s: float
+    ) -> Iterator[tuple[dict[str, Any], bytes]]:
         """One request, its answers as they come; `timeout_s` bounds the wait for each."""
         self._next_id += 1
         self._socket.settimeout(timeout_s)
@@ -207,8 +217,10 @@ class ControlClient:
             while True:
                 data = self._socket.recv(262144)
                 if not data:
-                    raise CannotConnect(f"the controller ended while it was asked to {op!r}",
-                                        hint="repeat the command: it starts a new controller")
+                    raise CannotConnect(
+                        f"the controller ended while it was asked to {op!r}",
+                        hint="repeat the command: it starts a new controller",
+                    )
                 for header, answer_body in self._reader.feed(data):
                     if not header.get("ok", True):
                         raise_error(header["error"])
@@ -219,5 +231,7 @@ class ControlClient:
         except socket.timeout as error:
             raise DeadlineExceeded(f"the controller did not answer {op!r} within {timeout_s:g} s") from error
         except ConnectionError as error:
-            raise CannotConnect(f"the controller ended while it was asked to {op!r}",
-                                hint="repeat the command: it starts a new controller") from error
+            raise CannotConnect(
+                f"the controller ended while it was asked to {op!r}",
+                hint="repeat the command: it starts a new controller",
+            ) from error

@@ -6,9 +6,10 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, Conflict
 from ascendrun.head.boot import AgentImage
@@ -47,12 +48,13 @@ IDLE_S = 600.0
 class Controller:
     """One per state folder; the caller holds its lock. Everything but the marked methods runs in `run`'s thread."""
 
-    def __init__(self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
-                 ) -> None:
+    def __init__(
+        self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
+    ) -> None:
         """Opens the store and takes its lease. Raises StoreUnusable."""
         self._state_dir = state_dir
         self._idle_s = idle_s
-        self._inbox: "queue.SimpleQueue[Callable[[], None]]" = queue.SimpleQueue()  # signal handlers may put into it
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may put into it
         self._guard = Guard()
         self._is_over = False
         self._ticked = (time.monotonic(), time.time())
@@ -61,16 +63,25 @@ class Controller:
         self._notifier = notifier(self._store)
         self._store.outbox = self._notifier.outbox
         image = AgentImage.make()
-        listener = LinkListener(on_up=lambda link: self.post(lambda: self._on_up(link)),
-                                on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
-                                on_event=self._on_link_event)
+        listener = LinkListener(
+            on_up=lambda link: self.post(lambda: self._on_up(link)),
+            on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
+            on_event=self._on_link_event,
+        )
         self._links = Links(backend, image, listener)
         self._errands = Errands(self._links, self.post)
-        self._gatherer: Optional["Gatherer"] = None
-        self._straggling: Optional["Straggling"] = None
-        self._samples: Optional["SampleKeeper"] = None
-        self._jobs = LiveJobs(state_dir, self._store, self._links, post=self.post, guard=self._guard,
-                              gathering=self._gathering, samples=self._keep_samples)
+        self._gatherer: Gatherer | None = None
+        self._straggling: Straggling | None = None
+        self._samples: SampleKeeper | None = None
+        self._jobs = LiveJobs(
+            state_dir,
+            self._store,
+            self._links,
+            post=self.post,
+            guard=self._guard,
+            gathering=self._gathering,
+            samples=self._keep_samples,
+        )
         self._listening = Listening(story=self._jobs.story, tell=self._jobs.tell)
         self._server = ControlServer(state_dir, self._on_request)
 
@@ -122,9 +133,9 @@ class Controller:
             if self._samples is not None:
                 self._samples.close()
 
-    def _next_calls(self, timeout_s: float) -> List[Callable[[], None]]:
+    def _next_calls(self, timeout_s: float) -> list[Callable[[], None]]:
         """What was posted, once there is something; [] after `timeout_s`. What comes together is stored together."""
-        calls: List[Callable[[], None]] = []
+        calls: list[Callable[[], None]] = []
         try:
             calls.append(self._inbox.get(timeout=timeout_s))
             while len(calls) < TOGETHER:
@@ -154,6 +165,7 @@ class Controller:
 
     def _watch_pace(self) -> None:
         from ascendrun.head.straggling import Straggling
+
         if self._straggling is None:
             self._straggling = Straggling(self._state_dir, post=self.post, tell=self._jobs.tell, story=self._jobs.story)
         self._straggling.tick(runner.job for runner in self._jobs)
@@ -167,16 +179,19 @@ class Controller:
         """Something is under way."""
         return self._errands.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
 
-    def _gathering(self) -> "Gatherer":
+    def _gathering(self) -> Gatherer:
         if self._gatherer is None:
             from ascendrun.head.gathering import Gatherer
             from ascendrun.head.submission import load_subject
-            self._gatherer = Gatherer(self._state_dir, self._links, self.post,
-                                      lambda job_id: load_subject(self._store.find(job_id)))
+
+            self._gatherer = Gatherer(
+                self._state_dir, self._links, self.post, lambda job_id: load_subject(self._store.find(job_id))
+            )
         return self._gatherer
 
-    def _keep_samples(self) -> "SampleKeeper":
+    def _keep_samples(self) -> SampleKeeper:
         from ascendrun.head.samplekeeper import SampleKeeper
+
         if self._samples is None:
             self._samples = SampleKeeper(self._state_dir)
             self._samples.start()
@@ -196,14 +211,29 @@ class Controller:
 
     def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
         self._busy_mono = time.monotonic()
-        serve_wish({"submit": self._submit, "stop": self._stop, "plan": self._errands.plan,
-                    "exec": self._errands.execute, "nodes": self._errands.ask_nodes, "survey": self._errands.survey,
-                    "sample": self._sample, "grep": self._grep, "status": self._status, "shutdown": self._shutdown,
-                    "gather": lambda header, answer: self._gathering().serve(header, answer)},
-                   op, header, answer, log=self._state_dir / "controller.log")
+        serve_wish(
+            {
+                "submit": self._submit,
+                "stop": self._stop,
+                "plan": self._errands.plan,
+                "exec": self._errands.execute,
+                "nodes": self._errands.ask_nodes,
+                "survey": self._errands.survey,
+                "sample": self._sample,
+                "grep": self._grep,
+                "status": self._status,
+                "shutdown": self._shutdown,
+                "gather": lambda header, answer: self._gathering().serve(header, answer),
+            },
+            op,
+            header,
+            answer,
+            log=self._state_dir / "controller.log",
+        )
 
     def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
         from ascendrun.head.submission import add_jobs
+
         failpoint("submit.before_txn")
         added = add_jobs(self._store, header, now_s=time.time())
         failpoint("submit.after_commit_before_ack")
@@ -215,6 +245,7 @@ class Controller:
 
     def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
         from ascendrun.core.job import StopRequested
+
         stored = self._store.find(str(header["job"]))
         if stored.job.is_over:
             raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
@@ -226,6 +257,7 @@ class Controller:
     def _grep(self, header: Mapping[str, Any], answer: Answer) -> None:
         from ascendrun.head.grepping import relay
         from ascendrun.head.submission import load_subject
+
         relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
 
     def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
@@ -233,11 +265,13 @@ class Controller:
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_over]
-        hosts = {runner.job.id: {host: runner.link(host).liveness() for host in runner.job.hosts}
-                 for runner in self._jobs if runner.job.state.value != "QUEUED"}
+        hosts = {
+            runner.job.id: {host: runner.link(host).liveness() for host in runner.job.hosts}
+            for runner in self._jobs
+            if runner.job.state.value != "QUEUED"
+        }
         answer({"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts}, b"", True)
 
     def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
         answer({"ok": True}, b"", True)
         self._is_over = True
-

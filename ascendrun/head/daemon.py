@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 from ascendrun.head.settings import STATE_VARIABLE
@@ -79,10 +80,11 @@ def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def run_controller(state_dir: Path, backend: Backend, *, notifier: "Optional[NotifierMaker]" = None) -> bool:
+def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker | None = None) -> bool:
     """Is the controller until it ends; False at once when another process already is."""
     from ascendrun.head.controller import IDLE_S, Controller
     from ascendrun.head.notifier import Notifier
+
     make_state_dir(state_dir)
     with _locked(state_dir) as is_ours:
         if is_ours:
@@ -97,15 +99,22 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     Two starts at once are harmless: one gets the lock, the other ends. Raises CannotConnect with the end of its log.
     """
     from ascendrun.head.control import ControlClient
+
     make_state_dir(state_dir)
     log_path = state_dir / LOG_NAME
     with open(log_path, "ab") as log:
         os.chmod(log_path, 0o600)
-        child = subprocess.Popen([sys.executable, "-m", "ascendrun", "controller", "run"], stdin=subprocess.DEVNULL,
-                                 stdout=log, stderr=log, start_new_session=True, cwd="/",
-                                 env=_environment(state_dir))
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ascendrun", "controller", "run"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=_environment(state_dir),
+        )
     deadline = time.monotonic() + deadline_s
-    error: Optional[CannotConnect] = None
+    error: CannotConnect | None = None
     while time.monotonic() < deadline:
         try:
             ControlClient(state_dir).close()
@@ -116,12 +125,15 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
             break
         time.sleep(_POLL_S)
     tail = log_path.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
-    raise CannotConnect(f"the controller did not come up: {tail[0] if tail else error}",
-                        hint=f"`ascendrun controller run` shows why; its log is {log_path}") from error
+    raise CannotConnect(
+        f"the controller did not come up: {tail[0] if tail else error}",
+        hint=f"`ascendrun controller run` shows why; its log is {log_path}",
+    ) from error
 
 
-def _environment(state_dir: Path) -> "dict[str, str]":
+def _environment(state_dir: Path) -> dict[str, str]:
     import ascendrun
+
     package_parent = str(Path(ascendrun.__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, STATE_VARIABLE: str(state_dir), "PYTHONPATH": path}

@@ -7,9 +7,10 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Protocol
 
 from ascendrun.core.findings import Finding
 from ascendrun.core.hosts import Host
@@ -51,7 +52,7 @@ class DeepOptions:
 
     burn_s: float = 10.0
     matmul_size: int = 0
-    sizes: Tuple[int, ...] = (1 << 20, 16 << 20, 128 << 20)
+    sizes: tuple[int, ...] = (1 << 20, 16 << 20, 128 << 20)
     repeats: int = 20
     budget_s: float = 3.0
     partners: int = PARTNERS
@@ -72,7 +73,7 @@ class Outcome:
     """One small job that is over. `why`: the reason when it did not succeed, None: it did. `lines` by host."""
 
     job: str
-    why: Optional[str]
+    why: str | None
     lines: Mapping[str, Lines]
 
 
@@ -81,7 +82,7 @@ class DeepLook:
     """A report, what it means (the comparison with the last one included), and the file that keeps it."""
 
     report: DeepReport
-    findings: Tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     file: Path
 
 
@@ -91,31 +92,47 @@ class Jobs(Protocol):
     def submit_made(self, submission: Submission) -> str:
         """Stores the job and returns its id."""
 
-    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
         """Returns when all have ended, or in time; those that have not."""
 
-    def outcome(self, job: str) -> Tuple[Optional[str], int]:
+    def outcome(self, job: str) -> tuple[str | None, int]:
         """Why the job did not succeed (None: it did), or the reason why it has not ended; and its attempt."""
 
     def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
         """Stops those that still live, at once, and waits for their end."""
 
 
-def look_deep(jobs: Jobs, base: JobSpec, hosts: Sequence[Host], options: DeepOptions, *, state_dir: Path,
-              busy: Mapping[str, str], unfit: Sequence[str] = (), say: Callable[[str], None]) -> DeepReport:
+def look_deep(
+    jobs: Jobs,
+    base: JobSpec,
+    hosts: Sequence[Host],
+    options: DeepOptions,
+    *,
+    state_dir: Path,
+    busy: Mapping[str, str],
+    unfit: Sequence[str] = (),
+    say: Callable[[str], None],
+) -> DeepReport:
     """Measures every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
 
     `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only when
     nothing can be measured at all; what fails on a host is in the report.
     """
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
-    report = DeepReport(at_s=time.time(), family=base.devices.family, sizes=options.sizes,
-                        busy={host.name: busy[host.name] for host in hosts if host.name in busy}, unfit=tuple(unfit))
+    report = DeepReport(
+        at_s=time.time(),
+        family=base.devices.family,
+        sizes=options.sizes,
+        busy={host.name: busy[host.name] for host in hosts if host.name in busy},
+        unfit=tuple(unfit),
+    )
     names = [host.name for host in hosts if host.name not in busy and host.name not in unfit]
     if not names:
         return report
-    say(f"{len(names)} host{'s' if len(names) > 1 else ''} alone: "
-        f"matrix products{' and collectives' if bench.has_inner_links else ''}")
+    say(
+        f"{len(names)} host{'s' if len(names) > 1 else ''} alone: "
+        f"matrix products{' and collectives' if bench.has_inner_links else ''}"
+    )
     report = replace(report, hosts=bench.measure_hosts(names))
     doubtful = sorted({host for finding in slow_alone(report) for host in finding.hosts})
     if doubtful:
@@ -132,8 +149,9 @@ def look_deep(jobs: Jobs, base: JobSpec, hosts: Sequence[Host], options: DeepOpt
         report = replace(report, rounds=(*report.rounds, bench.measure_pairs(pairs)))
 
 
-def make_base(spec: Optional[JobSpec], *, family: str = "cpu", python: Optional[str] = None,
-              setup: Optional[str] = None) -> JobSpec:
+def make_base(
+    spec: JobSpec | None, *, family: str = "cpu", python: str | None = None, setup: str | None = None
+) -> JobSpec:
     """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
     if spec is None:
         # CPU ranks of one host would only measure each other.
@@ -141,63 +159,92 @@ def make_base(spec: Optional[JobSpec], *, family: str = "cpu", python: Optional[
         spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
     env = {**spec.env, **(HCCL_LIMITS if spec.devices.family == "npu" else {})}
     env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
-    return spec.model_copy(update={
-        "program": "meshtest", "command": None, "launcher": "spawn", "nodes": None, "spares": 0, "hostfile": None,
-        "stages": (), "env": env, "checks": Checks(skip=spec.checks.skip), "restart": Restart(),
-        "checkpoint": Checkpoint(grace_s=5.0)})
+    return spec.model_copy(
+        update={
+            "program": "meshtest",
+            "command": None,
+            "launcher": "spawn",
+            "nodes": None,
+            "spares": 0,
+            "hostfile": None,
+            "stages": (),
+            "env": env,
+            "checks": Checks(skip=spec.checks.skip),
+            "restart": Restart(),
+            "checkpoint": Checkpoint(grace_s=5.0),
+        }
+    )
 
 
 class _Bench:
     """Starts small jobs, several at once on different hosts, and reads what they wrote."""
 
-    def __init__(self, jobs: Jobs, base: JobSpec, hosts: Mapping[str, Host], options: DeepOptions, state_dir: Path,
-                 say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        base: JobSpec,
+        hosts: Mapping[str, Host],
+        options: DeepOptions,
+        state_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:
         self._jobs, self._hosts, self._options, self._state_dir, self._say = jobs, hosts, options, state_dir, say
         self._key = secrets.token_hex(8)
         self._count = 0
         limits = Timeouts(start_s=options.start_s, max_s=options.job_s + options.burn_s)
         self._base = base.model_copy(update={"timeouts": limits})
         make_state_dir(state_dir)
-        self._trees: Tuple[Tree, ...] = pack_trees(self._base, state_dir)
+        self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
 
     @property
     def has_inner_links(self) -> bool:
         devices = self._base.devices
         return (devices.per_node or len(devices.ids or ()) or 2) > 1
 
-    def measure_hosts(self, names: Sequence[str]) -> Dict[str, HostResult]:
+    def measure_hosts(self, names: Sequence[str]) -> dict[str, HostResult]:
         outcomes = self._run([(name,) for name in names], burn_s=self._options.burn_s)
         return {name: _host_result(outcome, outcome.lines[name]) for name, outcome in zip(names, outcomes)}
 
-    def measure_pairs(self, pairs: Sequence[Tuple[str, str]]) -> Tuple[Exchange, ...]:
+    def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Exchange, ...]:
         outcomes = self._run(pairs, burn_s=0.0)
         return tuple(_exchange(pair, outcome) for pair, outcome in zip(pairs, outcomes))
 
-    def _run(self, groups: Sequence[Tuple[str, ...]], *, burn_s: float) -> List[Outcome]:
+    def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
         """One job a group, all together; an outcome for each, also when the job never started."""
-        began: List[str] = []
+        began: list[str] = []
         try:
             for group in groups:
                 began.append(self._jobs.submit_made(self._submission(group, burn_s)))
             limit_s = self._options.start_s + self._options.job_s + self._options.burn_s + SLACK_S
             late = self._jobs.await_ended(began, timeout_s=limit_s)
-            return [self._outcome(job, group, is_late=job in late, limit_s=limit_s)
-                    for job, group in zip(began, groups)]
+            return [
+                self._outcome(job, group, is_late=job in late, limit_s=limit_s) for job, group in zip(began, groups)
+            ]
         finally:
             self._jobs.end(began, timeout_s=SLACK_S)
 
-    def _submission(self, group: Tuple[str, ...], burn_s: float) -> Submission:
+    def _submission(self, group: tuple[str, ...], burn_s: float) -> Submission:
         self._count += 1
         options = self._options
-        args: Dict[str, Any] = {"sizes": tuple(str(size) for size in options.sizes), "repeats": options.repeats,
-                                "budget_s": options.budget_s, "timeout_s": options.meet_s, "matmul_s": burn_s,
-                                "matmul_size": options.matmul_size}
+        args: dict[str, Any] = {
+            "sizes": tuple(str(size) for size in options.sizes),
+            "repeats": options.repeats,
+            "budget_s": options.budget_s,
+            "timeout_s": options.meet_s,
+            "matmul_s": burn_s,
+            "matmul_size": options.matmul_size,
+        }
         name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
         spec = self._base.model_copy(update={"name": name, "args": args})
-        return Submission(key=f"deep-{self._key}-{self._count}", spec=spec, trees=self._trees, file=None,
-                          hosts=tuple(self._hosts[name] for name in group))
+        return Submission(
+            key=f"deep-{self._key}-{self._count}",
+            spec=spec,
+            trees=self._trees,
+            file=None,
+            hosts=tuple(self._hosts[name] for name in group),
+        )
 
-    def _outcome(self, job: str, group: Tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
+    def _outcome(self, job: str, group: tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
         why, attempt = self._jobs.outcome(job)
         if is_late:
             why = f"no result within {limit_s:g} s: {why}"
@@ -211,7 +258,7 @@ class _Bench:
 
 def read_lines(folder: Path) -> Lines:
     """The complete lines of all metrics files of a host's spool; what is no object is passed over."""
-    lines: List[Mapping[str, Any]] = []
+    lines: list[Mapping[str, Any]] = []
     for path in sorted(folder.glob("rank-*.metrics.0")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             try:
@@ -223,7 +270,7 @@ def read_lines(folder: Path) -> Lines:
     return lines
 
 
-def last_words(folder: Path) -> Optional[str]:
+def last_words(folder: Path) -> str | None:
     """The last line on standard error of the first rank of a host that said something there; None: none did."""
     for path in sorted(folder.glob("rank-*.err.0")):
         with open(path, "rb") as file:
@@ -272,7 +319,7 @@ def _host_result(outcome: Outcome, lines: Lines) -> HostResult:
     return result if outcome.why is None else replace(result, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
 
 
-def _exchange(pair: Tuple[str, str], outcome: Outcome) -> Exchange:
+def _exchange(pair: tuple[str, str], outcome: Outcome) -> Exchange:
     if outcome.why is not None:
         return Exchange(*pair, rates=None, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
     return read_exchange(*pair, [line for lines in outcome.lines.values() for line in lines])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.core.job import TERMINAL, State
@@ -30,7 +31,7 @@ class StoreJobs:
         """Stores the job and returns its id."""
         return str(self._ask("submit", {"submissions": [submission.to_json()]})["job"])
 
-    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
         """Returns when all have ended, or in time; those that have not."""
         until = time.monotonic() + timeout_s
         look_at = 0.0
@@ -47,7 +48,7 @@ class StoreJobs:
                         self._ensure_controller()
                 time.sleep(POLL_S)
 
-    def outcome(self, job: str) -> Tuple[Optional[str], int]:
+    def outcome(self, job: str) -> tuple[str | None, int]:
         """Why the job did not succeed (None: it did), or the reason why it has not ended; and its attempt."""
         with self._reading() as store:
             record = store.find(job).job

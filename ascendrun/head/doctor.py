@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
@@ -40,15 +41,15 @@ class Question:
     `every_pair`: of NPU ports is to be tried, not a sample.
     """
 
-    spec: Optional["JobSpec"] = None
-    family: Optional[str] = None
-    paths: Tuple[str, ...] = ()
-    names: Optional[Tuple[str, ...]] = None
+    spec: JobSpec | None = None
+    family: str | None = None
+    paths: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
     is_full: bool = True
     every_pair: bool = False
 
     @property
-    def own_family(self) -> Optional[str]:
+    def own_family(self) -> str | None:
         return self.spec.devices.family if self.spec is not None else self.family
 
 
@@ -62,27 +63,39 @@ class Examination:
     Use from the controller's thread; `done` is called there, once.
     """
 
-    def __init__(self, hosts: Sequence[Host], reports: Mapping[str, NodeReport], question: Question,
-                 plan: Optional["LaunchPlan"], *, links: Links, post: Callable[[Callable[[], None]], None],
-                 done: Callable[[Answers], None]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        reports: Mapping[str, NodeReport],
+        question: Question,
+        plan: LaunchPlan | None,
+        *,
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        done: Callable[[Answers], None],
+    ) -> None:
         self._hosts = tuple(host for host in hosts if host.name in reports)
         self._reports, self._plan = reports, plan
         self._question = replace(question, paths=tuple(dict.fromkeys((*question.paths, *input_paths(question.spec)))))
         self._links, self._post, self._done = links, post, done
-        self._results: Dict[str, Dict[str, Any]] = {}
-        self._refused: Dict[str, Mapping[str, Any]] = {}
+        self._results: dict[str, dict[str, Any]] = {}
+        self._refused: dict[str, Mapping[str, Any]] = {}
         self._waiting: set[str] = set()
         self._secrets: Mapping[str, str] = {}
 
     def start(self) -> None:
         from ascendrun.health.probes import survey_items
+
         timeout_s = FULL_S if self._question.is_full else LIGHT_S
         self._waiting = {host.name for host in self._hosts}
         self._secrets = read_secrets(self._question.spec)
         for host in self._hosts:
             wish = make_wish(host, self._reports[host.name], self._question, self._plan)
-            fields = {"items": survey_items(wish), "timeout_s": timeout_s,
-                      "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets}}
+            fields = {
+                "items": survey_items(wish),
+                "timeout_s": timeout_s,
+                "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets},
+            }
             self._ask(host, fields, timeout_s, self._take_survey)
         if not self._hosts:
             self._finish()
@@ -98,8 +111,9 @@ class Examination:
 
     def _touch(self) -> None:
         plan, pings = self._touch_plan(), self._ping_items()
-        hosts = [host for host in self._hosts
-                 if host.name in self._results and (plan is not None or host.name in pings)]
+        hosts = [
+            host for host in self._hosts if host.name in self._results and (plan is not None or host.name in pings)
+        ]
         if not hosts:
             self._finish()
             return
@@ -112,20 +126,26 @@ class Examination:
             timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
             self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
 
-    def _touch_plan(self) -> Optional["TouchPlan"]:
+    def _touch_plan(self) -> TouchPlan | None:
         from ascendrun.health.probes import read_answers
         from ascendrun.health.touching import choose_ports, plan_touches
+
         if self._question.names is not None:
             return None
         taken = [read_answers({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
         ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
         return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
 
-    def _ping_items(self) -> Mapping[str, Dict[str, Any]]:
+    def _ping_items(self) -> Mapping[str, dict[str, Any]]:
         """What each host's NPU ports try to reach, by host; it takes long, so never in the light round."""
         from ascendrun.health.pings import ping_items
-        if not self._question.is_full or self._question.names is not None or len(self._results) < 2 \
-                or self._question.own_family not in (None, "npu"):
+
+        if (
+            not self._question.is_full
+            or self._question.names is not None
+            or len(self._results) < 2
+            or self._question.own_family not in (None, "npu")
+        ):
             return {}
         return ping_items(self._results, every_pair=self._question.every_pair)
 
@@ -136,48 +156,57 @@ class Examination:
             self._finish()
 
     def _finish(self) -> None:
-        answers: Dict[str, Mapping[str, Any]] = {host: {"results": results} for host, results in self._results.items()}
+        answers: dict[str, Mapping[str, Any]] = {host: {"results": results} for host, results in self._results.items()}
         answers.update({host: {"refused": error} for host, error in self._refused.items()})
         self._done(answers)
 
-    def _ask(self, host: Host, fields: Mapping[str, Any], timeout_s: float,
-             then: Callable[[str, Reply], None]) -> None:
+    def _ask(self, host: Host, fields: Mapping[str, Any], timeout_s: float, then: Callable[[str, Reply], None]) -> None:
         def heard(reply: Reply) -> None:
             if host.name in self._waiting:
                 self._waiting.discard(host.name)
                 then(host.name, reply)
-        self._links.get(host).call("survey", fields, deadline_s=timeout_s + SPARE_S,
-                                   done=lambda reply: self._post(lambda: heard(reply)))
+
+        self._links.get(host).call(
+            "survey", fields, deadline_s=timeout_s + SPARE_S, done=lambda reply: self._post(lambda: heard(reply))
+        )
 
 
-def make_wish(host: Host, report: NodeReport, question: Question, plan: Optional["LaunchPlan"]) -> "Wish":
+def make_wish(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> Wish:
     """What to ask of one host for this question."""
     from ascendrun.health.wish import Wish
+
     spec = question.spec
     family = question.own_family
     ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
     return Wish(
-        host=host.name, family=family, root=report.root, python=choose_python(spec, host, report),
-        has_job=spec is not None, ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
+        host=host.name,
+        family=family,
+        root=report.root,
+        python=choose_python(spec, host, report),
+        has_job=spec is not None,
+        ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
         folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
-        paths=question.paths, env=rank_env(host.name, plan),
+        paths=question.paths,
+        env=rank_env(host.name, plan),
         container=spec.container.runtime if spec is not None and spec.container is not None else None,
-        is_full=question.is_full, names=question.names,
+        is_full=question.is_full,
+        names=question.names,
     )
 
 
-def make_shell(host: str, spec: Optional["JobSpec"], plan: Optional["LaunchPlan"]) -> Mapping[str, Any]:
+def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapping[str, Any]:
     """The job's shell on one host: set-up, variables and folder, as its first rank there gets them."""
     cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
     env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
     return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
 
 
-def read_secrets(spec: Optional["JobSpec"]) -> Mapping[str, str]:
+def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
     """The variables of env_from: a set-up may want them. {} when a file cannot be read: the start itself says so."""
     if spec is None or not spec.env_from:
         return {}
     from ascendrun.head.staging import read_secret_env
+
     try:
         return read_secret_env(spec)
     except AscendrunError:
@@ -198,17 +227,17 @@ def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
     return [scrub(one, secret_env) for one in value] if isinstance(value, list) else value
 
 
-def rank_env(host: str, plan: Optional["LaunchPlan"]) -> Dict[str, str]:
+def rank_env(host: str, plan: LaunchPlan | None) -> dict[str, str]:
     """The planned variables of the host's first rank; {} without a plan."""
     ranks = next((node.ranks for node in plan.nodes if node.host == host), ()) if plan is not None else ()
     return dict(ranks[0].env) if ranks else {}
 
 
-def master_candidates(plan: Optional["LaunchPlan"]) -> Tuple[int, ...]:
+def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
     return plan.master_ports if plan is not None else candidate_ports("doctor", None)
 
 
-def choose_python(spec: Optional["JobSpec"], host: Host, report: NodeReport) -> Optional[str]:
+def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str | None:
     """The word that the job starts its interpreter by; None: its command is no Python program, as far as one sees."""
     if spec is None:
         return report.python if host.is_local else "python3"
@@ -220,32 +249,45 @@ def choose_python(spec: Optional["JobSpec"], host: Host, report: NodeReport) -> 
     return first if first.rpartition("/")[2].startswith("python") else None
 
 
-def input_paths(spec: Optional["JobSpec"]) -> Tuple[str, ...]:
+def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
     """The paths that the job's program will read on every node."""
     if spec is None or spec.program is None:
         return ()
     from ascendrun.head.programs import load_programs
+
     program = load_programs().get(spec.program)
     if program is None:
         return ()
-    return tuple(str(spec.args[name]) for name, option in program.options.items()
-                 if option.type == "path" and name not in PATHS_WRITTEN and spec.args.get(name)
-                 and str(spec.args[name]).startswith("/"))
+    return tuple(
+        str(spec.args[name])
+        for name, option in program.options.items()
+        if option.type == "path"
+        and name not in PATHS_WRITTEN
+        and spec.args.get(name)
+        and str(spec.args[name]).startswith("/")
+    )
 
 
-def touch_items(host: str, plan: "TouchPlan", nonce: str, timeout_s: float) -> List[Dict[str, Any]]:
+def touch_items(host: str, plan: TouchPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
     """One host's part in a round of touching."""
     common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
-    items: List[Dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     if plan.expected.get(host):
-        items.append({**common, "kind": "listen", "name": "listen", "ports": list(plan.ports),
-                      "expect": list(plan.expected[host])})
+        items.append(
+            {
+                **common,
+                "kind": "listen",
+                "name": "listen",
+                "ports": list(plan.ports),
+                "expect": list(plan.expected[host]),
+            }
+        )
     if plan.targets.get(host):
         targets = [vars(target) for target in plan.targets[host]]
         items.append({**common, "kind": "tcp", "name": "touch", "targets": targets})
     return items
 
 
-def _is_first(host: Host, plan: Optional["LaunchPlan"]) -> bool:
+def _is_first(host: Host, plan: LaunchPlan | None) -> bool:
     """Whether MASTER_PORT will be opened there; without a plan any host may be the one."""
     return plan is None or plan.nodes[0].host == host.name

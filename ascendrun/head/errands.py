@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown, NotFit
 from ascendrun.core.hosts import Host, load_hosts
@@ -28,10 +29,10 @@ class Errands:
 
     def __init__(self, links: Links, post: Callable[[Callable[[], None]], None]) -> None:
         self._links, self._post = links, post
-        self._askings: List["Asking"] = []
-        self._execs: List[_Exec] = []
-        self._surveys: List["SurveyErrand"] = []
-        self._samples: List["SampleErrand"] = []
+        self._askings: list[Asking] = []
+        self._execs: list[_Exec] = []
+        self._surveys: list[SurveyErrand] = []
+        self._samples: list[SampleErrand] = []
 
     @property
     def is_busy(self) -> bool:
@@ -68,6 +69,7 @@ class Errands:
         """A report or a refusal of every host, as it comes."""
         from ascendrun.head.asking import Asking
         from ascendrun.head.translate import report_values
+
         hosts = load_hosts(header["hosts"])
         waiting = {host.name for host in hosts}
 
@@ -77,26 +79,32 @@ class Errands:
             self._post(self._sweep)
 
         for host in hosts:
-            asking = Asking([host], self._links, self._post,
-                            reported=lambda report: say(report.host, {"report": report_values(report)}),
-                            refused=lambda name, text: say(name, {"refused": text}))
+            asking = Asking(
+                [host],
+                self._links,
+                self._post,
+                reported=lambda report: say(report.host, {"report": report_values(report)}),
+                refused=lambda name, text: say(name, {"refused": text}),
+            )
             self._askings.append(asking)
             asking.start()
 
     def survey(self, header: Mapping[str, Any], answer: Answer) -> None:
         """What every host says of itself, raw, for health to judge; one answer a host, the last one with `last`."""
         from ascendrun.head.surveying import SurveyErrand
+
         errand = SurveyErrand(header, self._links, self._post, answer, ended=lambda: self._post(self._sweep))
         self._surveys.append(errand)
         self._askings.append(errand.asking)
         errand.start()
 
-    def sample(self, header: Mapping[str, Any], answer: Answer, keeper: "SampleKeeper") -> None:
+    def sample(self, header: Mapping[str, Any], answer: Answer, keeper: SampleKeeper) -> None:
         """How each host is now: {host, devices, hosts} or {host, refused}; one answer a host as it comes.
 
         With `unless_asked`, hosts of which an answer is awaited already are left out.
         """
         from ascendrun.head.sampleerrand import SampleErrand
+
         if header.get("unless_asked"):
             awaited = {name for errand in self._samples for name in errand.waiting}
             header = {**header, "hosts": [host for host in header["hosts"] if host["name"] not in awaited]}
@@ -113,10 +121,11 @@ class Errands:
         from ascendrun.head.asking import Asking
         from ascendrun.head.planning import build_plan
         from ascendrun.head.submission import Submission, make_job
+
         submission = Submission.from_json(header["submission"])
         job = make_job(submission, "j-new", "dry-run", time.time())
-        reports: Dict[str, "NodeReport"] = {}
-        refusals: List[str] = []
+        reports: dict[str, NodeReport] = {}
+        refusals: list[str] = []
 
         def say() -> None:
             if len(reports) + len(refusals) < len(submission.hosts):
@@ -131,7 +140,7 @@ class Errands:
                 return
             answer({"ok": True, "plan": render_plan(plan)}, b"", True)
 
-        def reported(report: "NodeReport") -> None:
+        def reported(report: NodeReport) -> None:
             reports[report.host] = report
             say()
 
@@ -147,12 +156,13 @@ class Errands:
 class _Exec:
     """One command on several hosts; `waiting` are the hosts without an answer yet."""
 
-    def __init__(self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Links, answer: Answer
-                 ) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], argv: Sequence[str], timeout_s: float, links: Links, answer: Answer
+    ) -> None:
         self._hosts, self._argv, self._timeout_s = hosts, list(argv), timeout_s
         self._links, self._answer = links, answer
         self._started_mono = time.monotonic()
-        self.waiting: Set[str] = {host.name for host in hosts}
+        self.waiting: set[str] = {host.name for host in hosts}
 
     def start(self, post: Callable[[Callable[[], None]], None], sweep: Callable[[], None]) -> None:
         fields = {"argv": self._argv, "timeout_s": self._timeout_s, "max_bytes": EXEC_BYTES}
@@ -180,7 +190,18 @@ class _Exec:
         if host.name not in self.waiting:
             return
         self.waiting.discard(host.name)
-        values = {name: reply.header.get(name) for name in ("code", "signal", "timed_out", "out_bytes", "err_bytes",
-                                                            "truncated")}
-        self._answer({"ok": True, "host": host.name, "failed": reply.error, **values,
-                      "wall_s": time.monotonic() - self._started_mono}, reply.body, not self.waiting)
+        values = {
+            name: reply.header.get(name)
+            for name in ("code", "signal", "timed_out", "out_bytes", "err_bytes", "truncated")
+        }
+        self._answer(
+            {
+                "ok": True,
+                "host": host.name,
+                "failed": reply.error,
+                **values,
+                "wall_s": time.monotonic() - self._started_mono,
+            },
+            reply.body,
+            not self.waiting,
+        )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.job import Cause, Phase, State
 from ascendrun.head.attemptrecords import HostRecords, read_records
@@ -55,15 +55,28 @@ _PLOG_RANK = re.compile(r"(?:\brank\[|rankId\[|userRank\[)(\d+)\]")
 _PLOG_PID = re.compile(r"plog-(\d+)_")
 _KERNEL_TIME = re.compile(r"^\[\s*(\d+\.\d+)\]")
 _ATTEMPT_BEGINS = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
-_CAUSES = (("stop was asked for", Cause.USER), ("nothing was started", Cause.REFUSED),
-           ("was rebooted", Cause.NODE_LOST), ("supervisor was killed", Cause.NODE_LOST),
-           ("(timeouts.start_s)", Cause.START_TIMEOUT),
-           ("controller was restarted", Cause.HEAD_RESTARTED), ("timeouts.max_s", Cause.LIMIT),
-           ("not started: ", Cause.NEED))
+_CAUSES = (
+    ("stop was asked for", Cause.USER),
+    ("nothing was started", Cause.REFUSED),
+    ("was rebooted", Cause.NODE_LOST),
+    ("supervisor was killed", Cause.NODE_LOST),
+    ("(timeouts.start_s)", Cause.START_TIMEOUT),
+    ("controller was restarted", Cause.HEAD_RESTARTED),
+    ("timeouts.max_s", Cause.LIMIT),
+    ("not started: ", Cause.NEED),
+)
 
 
-def read_evidence(state_dir: Path, stored: StoredJob, events: Sequence[StoredEvent], *, attempt: Optional[int] = None,
-                  liveness: Optional[Mapping[str, str]] = None, now_s: float, slow: Sequence[str] = ()) -> Evidence:
+def read_evidence(
+    state_dir: Path,
+    stored: StoredJob,
+    events: Sequence[StoredEvent],
+    *,
+    attempt: int | None = None,
+    liveness: Mapping[str, str] | None = None,
+    now_s: float,
+    slow: Sequence[str] = (),
+) -> Evidence:
     """`attempt` None: the newest one. `liveness`: of the job's hosts as the controller sees them, None: nobody looks.
     `slow`: sentences about ranks that are slower than others. Missing files are no error."""
     job = stored.job
@@ -78,17 +91,25 @@ def read_evidence(state_dir: Path, stored: StoredJob, events: Sequence[StoredEve
     left = read_left(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
     env = stored.spec.get("env") or {}
     return Evidence(
-        job=job.id, name=job.name, state=job.state.value if is_newest else State.FAILED.value, attempt=number,
-        reason=job.reason if is_newest else _reason(story), cause=_cause(job, story, is_newest=is_newest),
+        job=job.id,
+        name=job.name,
+        state=job.state.value if is_newest else State.FAILED.value,
+        attempt=number,
+        reason=job.reason if is_newest else _reason(story),
+        cause=_cause(job, story, is_newest=is_newest),
         family=str((stored.spec.get("devices") or {}).get("family") or "cpu"),
         launcher=str(stored.spec.get("launcher") or "spawn"),
-        world_size=job.world_size if is_newest and job.world_size else len(ranks), now_s=now_s,
+        world_size=job.world_size if is_newest and job.world_size else len(ranks),
+        now_s=now_s,
         connect_timeout_s=reading.timeout("HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
         exec_timeout_s=reading.timeout("HCCL_EXEC_TIMEOUT", env, DEFAULT_EXEC_S),
-        started_at_s=job.started_at_s if is_newest else None, ended_at_s=job.ended_at_s if is_newest else None,
+        started_at_s=job.started_at_s if is_newest else None,
+        ended_at_s=job.ended_at_s if is_newest else None,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         hosts=tuple(_with_left(host, left.get(name)) for name, host in hosts.items()),
-        story=story, slow=tuple(slow), missing=reading.missing(folder),
+        story=story,
+        slow=tuple(slow),
+        missing=reading.missing(folder),
     )
 
 
@@ -122,8 +143,9 @@ def story_of(events: Sequence[StoredEvent], attempt: int) -> tuple[StoryEvent, .
 class _Reading:
     """Reads one attempt; what it reads twice it keeps."""
 
-    def __init__(self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
-                 ) -> None:
+    def __init__(
+        self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
+    ) -> None:
         self._stored, self._folder, self._attempt = stored, folder, attempt
         self._liveness = liveness
         self._clocks = read_clocks(folder)
@@ -145,16 +167,30 @@ class _Reading:
         node = self._nodes.get(host)
         unconfirmed = host in self._stored.job.unconfirmed
         liveness = self._liveness.get(host)
-        reachable = False if liveness == "UNREACHABLE" or (unconfirmed and not records.has_ended) else \
-            True if liveness == "ALIVE" else None
+        reachable = (
+            False
+            if liveness == "UNREACHABLE" or (unconfirmed and not records.has_ended)
+            else True
+            if liveness == "ALIVE"
+            else None
+        )
         rebooted = (node is not None and node.phase is Phase.LOST) or any(
-            f"{host} was rebooted" in event.text for event in story)
+            f"{host} was rebooted" in event.text for event in story
+        )
         plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
         return HostEvidence(
-            host=host, clock=self._clock(host), addresses=self._addresses(host),
-            device_addresses=device_addresses(plog_texts), dmesg=self._dmesg(gathered),
-            devices=self._devices(gathered), stopped_at_s=records.stopped_at_s, stopped_by=records.stopped_by,
-            rebooted=rebooted, supervisor_lost=records.lost, reachable=reachable, has_ended=records.has_ended,
+            host=host,
+            clock=self._clock(host),
+            addresses=self._addresses(host),
+            device_addresses=device_addresses(plog_texts),
+            dmesg=self._dmesg(gathered),
+            devices=self._devices(gathered),
+            stopped_at_s=records.stopped_at_s,
+            stopped_by=records.stopped_by,
+            rebooted=rebooted,
+            supervisor_lost=records.lost,
+            reachable=reachable,
+            has_ended=records.has_ended,
             missing=tuple(f"{name}: {why}" for name, why in gathered.problems),
         )
 
@@ -174,7 +210,7 @@ class _Reading:
         known = self._clocks.get(host)
         if known is not None and known.error_s is not None:
             return known
-        node: Optional[NodeProgress] = self._nodes.get(host)
+        node: NodeProgress | None = self._nodes.get(host)
         if node is not None and node.clock_offset_s is not None:
             return FixedClock(node.clock_offset_s, ROUGH_CLOCK_S)
         return FixedClock()
@@ -183,21 +219,26 @@ class _Reading:
         address = self._rows.get(host, {}).get("addr")
         return (str(address), host) if address else (host,)
 
-    def _dmesg(self, gathered: Gathered) -> Optional[tuple[Line, ...]]:
+    def _dmesg(self, gathered: Gathered) -> tuple[Line, ...] | None:
         files = gathered.of("dmesg")
         if not files:
             return None
-        lines = (line for file in files for line in
-                 read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES))
+        lines = (
+            line
+            for file in files
+            for line in read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES)
+        )
         return tuple(_with_kernel_time(line, gathered.boot_s) for line in lines)
 
     def _devices(self, gathered: Gathered) -> tuple[DeviceFact, ...]:
         found: list[DeviceFact] = []
         for file in (*gathered.of("npu-smi"), *gathered.of("hccn")):
-            text = "\n".join(line.text for line in
-                             read_text_lines(file.path, self._folder, "tool", limit_bytes=GATHERED_BYTES))
+            text = "\n".join(
+                line.text for line in read_text_lines(file.path, self._folder, "tool", limit_bytes=GATHERED_BYTES)
+            )
             read = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}.get(
-                file.file)
+                file.file
+            )
             if read is not None:
                 found.extend(read(text, str(file.path.relative_to(self._folder))))
         return one_per_device(found)
@@ -217,17 +258,26 @@ class _Reading:
         streams = self._streams.get((host, rank), [])
         heard = [at for at in map(last_arrival_s, streams) if at is not None]
         return RankEvidence(
-            rank=rank, host=host, pid=records.pids.get(rank), device=self._device(host, records.local.get(rank)),
-            code=end.get("code"), signal=end.get("signal"),
-            exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None, stopped=bool(end.get("stopped")),
-            lingers=records.lingers.get(rank), note=end.get("note"), start_failed=records.failed.get(rank),
+            rank=rank,
+            host=host,
+            pid=records.pids.get(rank),
+            device=self._device(host, records.local.get(rank)),
+            code=end.get("code"),
+            signal=end.get("signal"),
+            exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
+            stopped=bool(end.get("stopped")),
+            lingers=records.lingers.get(rank),
+            note=end.get("note"),
+            start_failed=records.failed.get(rank),
             lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
-            error=self._error(host, rank), plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
-            last_output_s=max(heard, default=None), last_step=self._step(host, rank),
+            error=self._error(host, rank),
+            plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
+            last_output_s=max(heard, default=None),
+            last_step=self._step(host, rank),
             max_rss_bytes=end.get("max_rss_bytes"),
         )
 
-    def _device(self, host: str, local_rank: Optional[int]) -> Optional[int]:
+    def _device(self, host: str, local_rank: int | None) -> int | None:
         devices = self._stored.spec.get("devices") or {}
         if local_rank is None or devices.get("family") not in ("npu", "cuda"):
             return None
@@ -241,7 +291,7 @@ class _Reading:
         lines = read_text_lines(self._folder / name, self._folder, "error", limit_bytes=ERROR_FILE_BYTES)
         return error_lines("\n".join(line.text for line in lines), name) if lines else ()
 
-    def _step(self, host: str, rank: int) -> Optional[int]:
+    def _step(self, host: str, rank: int) -> int | None:
         if len(self._streams) > 2 * STEP_RANKS_LIMIT:
             return None
         values = newest_values(self._folder, rank, host=host) or {}
@@ -288,17 +338,18 @@ class _Reading:
     def missing(self, folder: Path) -> tuple[str, ...]:
         if not folder.is_dir():
             return (f"nothing of attempt {self._attempt} is here",)
-        return tuple(f"{host}: nothing of it is here" for host in self._stored.job.hosts
-                     if not (folder / host).is_dir())
+        return tuple(
+            f"{host}: nothing of it is here" for host in self._stored.job.hosts if not (folder / host).is_dir()
+        )
 
 
-def _with_kernel_time(line: Line, boot_s: Optional[float]) -> Line:
+def _with_kernel_time(line: Line, boot_s: float | None) -> Line:
     """The kernel counts seconds since it began."""
     match = _KERNEL_TIME.match(line.text)
     return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))
 
 
-def _rank_named(lines: Sequence[Line]) -> Optional[int]:
+def _rank_named(lines: Sequence[Line]) -> int | None:
     for line in lines[:2000]:
         match = _PLOG_RANK.search(line.text)
         if match is not None:
@@ -314,7 +365,7 @@ def _seconds(value: Any, default_s: float) -> float:
     return seconds if seconds > 0 else float("inf")  # 0: HCCL waits for ever
 
 
-def _cause(job: Job, story: Sequence[StoryEvent], *, is_newest: bool) -> Optional[str]:
+def _cause(job: Job, story: Sequence[StoryEvent], *, is_newest: bool) -> str | None:
     if is_newest:
         return None if job.cause is None else job.cause.value
     reason = _reason(story)
@@ -332,8 +383,12 @@ def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:
     return min(ends, default=job.ended_at_s or now_s)
 
 
-def _with_left(host: HostEvidence, left: Optional[Left]) -> HostEvidence:
+def _with_left(host: HostEvidence, left: Left | None) -> HostEvidence:
     if left is None:
         return host
-    return replace(host, memory_free_bytes=left.free_bytes, memory_total_bytes=left.total_bytes,
-                   disk_free_bytes=left.disk_free_bytes)
+    return replace(
+        host,
+        memory_free_bytes=left.free_bytes,
+        memory_total_bytes=left.total_bytes,
+        disk_free_bytes=left.disk_free_bytes,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import NotFound
 
@@ -30,8 +30,15 @@ class Explanation:
     diagnosis: Diagnosis
 
 
-def explain_job(state_dir: Path, ref: str, *, attempt: Optional[int] = None, lang: str = "en", now_s: float,
-                liveness: Optional[Mapping[str, Mapping[str, str]]] = None) -> Explanation:
+def explain_job(
+    state_dir: Path,
+    ref: str,
+    *,
+    attempt: int | None = None,
+    lang: str = "en",
+    now_s: float,
+    liveness: Mapping[str, Mapping[str, str]] | None = None,
+) -> Explanation:
     """`ref`: a job's id, name or the start of an id. `attempt` None: the newest of which there is something to say.
     `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFound, Conflict, StoreUnusable."""
     from ascendrun.head.evidence import attempt_to_explain, read_evidence
@@ -40,8 +47,10 @@ def explain_job(state_dir: Path, ref: str, *, attempt: Optional[int] = None, lan
 
     store = Store.open_for_reading(state_dir)
     if store is None:
-        raise NotFound(f"no job {ref!r}: nothing was ever submitted with {state_dir}",
-                       hint="`ascendrun submit jobs/quickstart.yaml` submits the first one")
+        raise NotFound(
+            f"no job {ref!r}: nothing was ever submitted with {state_dir}",
+            hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
+        )
     try:
         stored = store.find(ref)
         events = store.events(stored.job.id)
@@ -50,11 +59,11 @@ def explain_job(state_dir: Path, ref: str, *, attempt: Optional[int] = None, lan
     job = stored.job
     number = attempt or attempt_to_explain(job)
     if number > job.attempt:
-        raise NotFound(f"{job.id} has no attempt {number}",
-                       hint=f"it has had {job.attempt}: ascendrun show {job.id}")
+        raise NotFound(f"{job.id} has no attempt {number}", hint=f"it has had {job.attempt}: ascendrun show {job.id}")
     slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
-    evidence = read_evidence(state_dir, stored, events, attempt=number, now_s=now_s, slow=slow,
-                             liveness=(liveness or {}).get(job.id))
+    evidence = read_evidence(
+        state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)
+    )
     return Explanation(job.id, job.name, job.state.value, number, job.attempt, tell(diagnose(evidence), lang))
 
 
@@ -69,7 +78,7 @@ def slow_now(events: Sequence[StoredEvent]) -> tuple[str, ...]:
     return tuple(found[-SLOW_SHOWN:])
 
 
-def verdict_line(state_dir: Path, ref: str, *, lang: str = "en", now_s: float) -> Optional[str]:
+def verdict_line(state_dir: Path, ref: str, *, lang: str = "en", now_s: float) -> str | None:
     """One sentence about a job that failed, with how sure it is; None: there is nothing to say beyond its reason."""
     from ascendrun.health.diagnosis import Confidence
     from ascendrun.health.diagnosis.telling import label

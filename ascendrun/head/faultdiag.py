@@ -23,10 +23,11 @@ import os
 import re
 import shutil
 import tarfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.core.loglines import merge
 from ascendrun.head.bundlecontents import LeftOut, Subject, read_samples
@@ -47,25 +48,27 @@ class Parsed:
     """How `ascend-fd parse` fared with one node's folder. `code` None: it did not end in time."""
 
     node: str
-    code: Optional[int]
+    code: int | None
     says: str
 
 
-def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> List[Piece]:
+def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> list[Piece]:
     """The pieces of the newest attempt that left something here."""
     attempts = list(subject.attempts)
     if not attempts:
         left_out.append(("everything", "no attempt of the job has left anything here"))
         return []
     attempt, folder = attempts[-1]
-    pieces: List[Piece] = []
+    pieces: list[Piece] = []
     for node in subject.stored.job.hosts:
         pieces += _console_logs(folder, attempt, node)
         pieces += _gathered(folder, node, left_out)
     pieces += _device_tables(subject, left_out)
-    for what, why in (("device_log", "needs msnpureport as root on the node"),
-                      ("dl_log, mindie, amct_log", "logs of components that do not run here"),
-                      ("npu_info_before.txt", "nothing is asked in that form before a start")):
+    for what, why in (
+        ("device_log", "needs msnpureport as root on the node"),
+        ("dl_log, mindie, amct_log", "logs of components that do not run here"),
+        ("npu_info_before.txt", "nothing is asked in that form before a start"),
+    ):
         left_out.append((what, why))
     return pieces
 
@@ -74,6 +77,7 @@ def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
     """Both outputs of a rank in the order in which their lines came."""
     from ascendrun.head.logreader import read_all
     from ascendrun.head.spoolfiles import find_streams
+
     streams = sorted(find_streams(folder, attempt, hosts=[node]), key=lambda files: files.rank)
     for rank, files in groupby(streams, key=lambda files: files.rank):
         lines = merge(read_all(one, tail=TAIL_LINES) for one in files)
@@ -82,11 +86,16 @@ def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
 
 def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
     from ascendrun.head.gathered import read_gathered
+
     gathered = read_gathered(folder, node)
     if gathered.at_s is None:
-        left_out.append((f"{node}: process_log, dmesg, environment_check",
-                         "nothing was gathered there; `ascendrun explain --gather JOB` asks the node"))
-    checks: List[str] = []
+        left_out.append(
+            (
+                f"{node}: process_log, dmesg, environment_check",
+                "nothing was gathered there; `ascendrun explain --gather JOB` asks the node",
+            )
+        )
+    checks: list[str] = []
     for file in gathered.files:
         try:
             if file.name in ("plog", "device-log"):
@@ -119,15 +128,27 @@ def as_commands(text: str, *, is_port: bool) -> str:
 
 
 def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
-    by_device: Dict[Tuple[str, int], List[Any]] = {}
+    by_device: dict[tuple[str, int], list[Any]] = {}
     for sample in read_samples(subject, left_out).get("devices", ()):
         if sample.family == "npu":
             by_device.setdefault((sample.host, sample.device), []).append(sample)
     for (host, device), samples in sorted(by_device.items()):
         rows = ["time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power"]
-        rows += [",".join([str(int(one.at_s)), str(device), _share(one), _number(one.utilisation), "",
-                           _number(one.frequency_mhz), _number(one.temperature_c), _number(one.power_w)])
-                 for one in samples]
+        rows += [
+            ",".join(
+                [
+                    str(int(one.at_s)),
+                    str(device),
+                    _share(one),
+                    _number(one.utilisation),
+                    "",
+                    _number(one.frequency_mhz),
+                    _number(one.temperature_c),
+                    _number(one.power_w),
+                ]
+            )
+            for one in samples
+        ]
         yield text_piece(f"{host}/environment_check/npu_smi_{device}_details.csv", "\n".join(rows) + "\n")
 
 
@@ -137,18 +158,18 @@ def _share(sample: Any) -> str:
     return f"{100 * sample.memory_used_bytes / sample.memory_total_bytes:.0f}"
 
 
-def _number(value: Optional[float]) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
 # ---------------------------------------------------------------- the tool
 
 
-def find_tool() -> Optional[str]:
+def find_tool() -> str | None:
     return shutil.which(TOOL)
 
 
-def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], timeout_s: float = TOOL_S) -> List[Parsed]:
+def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], timeout_s: float = TOOL_S) -> list[Parsed]:
     """Unpacks the archive under `out` and has the tool parse every node's folder into `out`/parsed/<node>.
 
     Raises OSError.
@@ -182,8 +203,9 @@ def _unpack(archive: Path, out: Path) -> str:
 
 def _run(tool: str, node: str, folder: Path, parsed: Path, timeout_s: float) -> Parsed:
     try:
-        end = run_hook([tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ,
-                       timeout_s=timeout_s)
+        end = run_hook(
+            [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=timeout_s
+        )
     except OSError as error:
         return Parsed(node, None, f"cannot be run: {error}")
     return Parsed(node, end.code, end.output.decode("utf-8", "replace").strip()[-OUTPUT_SHOWN:])

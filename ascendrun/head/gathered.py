@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.ascend.hccl_env import HcclSetting, parse_hccl_env
 
@@ -35,10 +35,10 @@ class GatheredFile:
     path: Path
     source: str
     bytes: int
-    of_bytes: Optional[int] = None
-    cut_at: Optional[int] = None
-    mtime_s: Optional[float] = None
-    is_ours: Optional[bool] = None
+    of_bytes: int | None = None
+    cut_at: int | None = None
+    mtime_s: float | None = None
+    is_ours: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Gathered:
     """
 
     host: str
-    at_s: Optional[float] = None
-    start_s: Optional[float] = None
-    boot_s: Optional[float] = None
+    at_s: float | None = None
+    start_s: float | None = None
+    boot_s: float | None = None
     files: tuple[GatheredFile, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
 
@@ -110,7 +110,7 @@ def wishes_dir(state_dir: Path) -> Path:
     return state_dir / "gathering"
 
 
-def read_wish(path: Path) -> Optional[tuple[str, int, str, float]]:
+def read_wish(path: Path) -> tuple[str, int, str, float] | None:
     """(job, attempt, host, when it was wished); None when the file is torn or gone."""
     try:
         values = json.loads(path.read_bytes())
@@ -122,15 +122,30 @@ def read_wish(path: Path) -> Optional[tuple[str, int, str, float]]:
 def _load(values: Mapping[str, Any], folder: Path, host: str) -> Gathered:
     files = tuple(_load_file(one, folder) for one in values["files"])
     problems = tuple((str(one["name"]), str(one["text"])) for one in values["problems"])
-    return Gathered(host, at_s=_seconds(values.get("at_ns")), start_s=_seconds(values.get("start_ns")),
-                    boot_s=_seconds(values.get("boot_ns")), files=files, problems=problems)
+    return Gathered(
+        host,
+        at_s=_seconds(values.get("at_ns")),
+        start_s=_seconds(values.get("start_ns")),
+        boot_s=_seconds(values.get("boot_ns")),
+        files=files,
+        problems=problems,
+    )
 
 
 def _load_file(one: Mapping[str, Any], folder: Path) -> GatheredFile:
     name, file = str(one["name"]), str(one["file"])
-    return GatheredFile(name, file, folder / name / file, str(one.get("source", "")), int(one["bytes"]),
-                        one.get("of_bytes"), one.get("cut_at"), _seconds(one.get("mtime_ns")), one.get("is_ours"))
+    return GatheredFile(
+        name,
+        file,
+        folder / name / file,
+        str(one.get("source", "")),
+        int(one["bytes"]),
+        one.get("of_bytes"),
+        one.get("cut_at"),
+        _seconds(one.get("mtime_ns")),
+        one.get("is_ours"),
+    )
 
 
-def _seconds(nanoseconds: Any) -> Optional[float]:
+def _seconds(nanoseconds: Any) -> float | None:
     return nanoseconds / 1e9 if isinstance(nanoseconds, int) and nanoseconds else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.core.errors import NotFound
 from ascendrun.core.hosts import Host
@@ -45,54 +45,106 @@ PLOG_BASES = ["$ASCEND_PROCESS_LOG_PATH", "$ASCEND_WORK_PATH/log", "~/ascend/log
 PORT_ITEMS = ("link", "net_health", "link_stat", "stat", "optical")
 CARD_VIEWS = ("health", "ecc")
 KERNEL_WORDS = [
-    r"out of memory|oom[-_]|killed process", r"hardware error|machine check|\bmce\b|edac|\becc\b|uncorrect",
-    r"davinci|devdrv|devmm|hisi|hns3|\bhdc|ascend|\bnpu|tsdrv|\bsvm", r"nvrm|\bxid\b|nvlink",
+    r"out of memory|oom[-_]|killed process",
+    r"hardware error|machine check|\bmce\b|edac|\becc\b|uncorrect",
+    r"davinci|devdrv|devmm|hisi|hns3|\bhdc|ascend|\bnpu|tsdrv|\bsvm",
+    r"nvrm|\bxid\b|nvlink",
     r"link is (?:not ready|down|up)|link (?:down|up)|carrier|mlx5|\broce|\bbond\d|tx timeout|transmit queue",
     r"i/o error|ext4-fs|xfs|\bnfs|no space|read-only|readonly|nvme|blk_update",
     r"segfault|general protection|traps:|hung_task|blocked for more than|lockup|stall|call trace|kernel bug|\bbug:",
-    r"thermal|throttl|temperature", r"pcie|\baer\b|bus error|dpc:",
+    r"thermal|throttl|temperature",
+    r"pcie|\baer\b|bus error|dpc:",
 ]
 
 
 def items_for(family: str) -> list[dict[str, Any]]:
     """What to ask a node for, as node/gather.py wants it."""
     items: list[dict[str, Any]] = [
-        {"name": "dmesg", "kind": "argv", "file": "excerpt.txt", "keep": KERNEL_WORDS, "around": 2,
-         "kernel_time": True, "timeout_s": 15,
-         "commands": [["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"]]},
-        {"name": "supervisor", "kind": "glob", "bases": ["$ASCENDRUN_ATTEMPT_DIR"], "patterns": ["supervisor.log"],
-         "max_bytes": 1 << 20},
-        {"name": "disk", "kind": "argv", "file": "df.txt", "timeout_s": 10,
-         "commands": [["sh", "-c", "df -Pk; echo; df -Pi"]]},
+        {
+            "name": "dmesg",
+            "kind": "argv",
+            "file": "excerpt.txt",
+            "keep": KERNEL_WORDS,
+            "around": 2,
+            "kernel_time": True,
+            "timeout_s": 15,
+            "commands": [["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"]],
+        },
+        {
+            "name": "supervisor",
+            "kind": "glob",
+            "bases": ["$ASCENDRUN_ATTEMPT_DIR"],
+            "patterns": ["supervisor.log"],
+            "max_bytes": 1 << 20,
+        },
+        {
+            "name": "disk",
+            "kind": "argv",
+            "file": "df.txt",
+            "timeout_s": 10,
+            "commands": [["sh", "-c", "df -Pk; echo; df -Pi"]],
+        },
     ]
     if family in ("npu", "auto"):
         items += _npu_items()
     if family in ("cuda", "auto"):
-        items.append({"name": "nvidia-smi", "kind": "argv", "file": "query.txt", "commands": [["nvidia-smi", "-q"]],
-                      "timeout_s": 20, "max_bytes": 1 << 20})
+        items.append(
+            {
+                "name": "nvidia-smi",
+                "kind": "argv",
+                "file": "query.txt",
+                "commands": [["nvidia-smi", "-q"]],
+                "timeout_s": 20,
+                "max_bytes": 1 << 20,
+            }
+        )
     return items
 
 
 def _npu_items() -> list[dict[str, Any]]:
     def script(name: str, file: str, text: str, *words: str, timeout_s: float) -> dict[str, Any]:
-        return {"name": name, "kind": "argv", "file": file, "timeout_s": timeout_s, "max_bytes": 1 << 20,
-                "commands": [["sh", "-c", text, "ascendrun", *words]]}
+        return {
+            "name": name,
+            "kind": "argv",
+            "file": file,
+            "timeout_s": timeout_s,
+            "max_bytes": 1 << 20,
+            "commands": [["sh", "-c", text, "ascendrun", *words]],
+        }
 
     plog = {"bases": PLOG_BASES, "since_start": True, "pid_regex": r"(?:plog|device)-(\d+)_"}
     return [
-        {"name": "plog", "kind": "glob", **plog, "max_bytes": 32 << 20, "max_files": 128,
-         "patterns": ["debug/plog/plog-*", "run/plog/plog-*"]},
-        {"name": "device-log", "kind": "glob", **plog, "max_bytes": 8 << 20, "max_files": 64,
-         "patterns": ["debug/device-*/device-*", "run/device-*/device-*"]},
-        {"name": "device-log", "kind": "list", "file": "system.txt", "bases": ["/var/log/npu/slog"],
-         "patterns": ["*", "*/*", "*/*/*"], "since_start": True},
+        {
+            "name": "plog",
+            "kind": "glob",
+            **plog,
+            "max_bytes": 32 << 20,
+            "max_files": 128,
+            "patterns": ["debug/plog/plog-*", "run/plog/plog-*"],
+        },
+        {
+            "name": "device-log",
+            "kind": "glob",
+            **plog,
+            "max_bytes": 8 << 20,
+            "max_files": 64,
+            "patterns": ["debug/device-*/device-*", "run/device-*/device-*"],
+        },
+        {
+            "name": "device-log",
+            "kind": "list",
+            "file": "system.txt",
+            "bases": ["/var/log/npu/slog"],
+            "patterns": ["*", "*/*", "*/*/*"],
+            "since_start": True,
+        },
         script("npu-smi", "table.txt", npu_scripts.TABLE, timeout_s=20),
         script("npu-smi", "cards.txt", npu_scripts.CARDS, *CARD_VIEWS, timeout_s=45),
         script("hccn", "ports.txt", npu_scripts.PORTS, *PORT_ITEMS, timeout_s=45),
     ]
 
 
-def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> Optional[int]:
+def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> int | None:
     """The attempt that a step has ended with a failure after its ranks were told to start; None: none was.
 
     What somebody stopped has not failed.
@@ -105,7 +157,7 @@ def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> Optional[i
     return None
 
 
-def left_unasked(job: Job, *, now_s: float) -> Optional[int]:
+def left_unasked(job: Job, *, now_s: float) -> int | None:
     """The attempt with which a job has failed a while ago: a head that was killed just then has not asked its hosts.
     None: it did not fail, or too long ago."""
     if job.state is not State.FAILED or job.told_at_s is None or job.cause is Cause.USER:
@@ -131,7 +183,7 @@ class _Wish:
     host: Host
     is_asked: bool = False
     tries: int = 0
-    told: list[Callable[[Optional[str]], None]] = field(default_factory=list)
+    told: list[Callable[[str | None], None]] = field(default_factory=list)
 
     @property
     def tag(self) -> str:
@@ -141,8 +193,9 @@ class _Wish:
 class Gatherer:
     """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFound."""
 
-    def __init__(self, state_dir: Path, links: Links, post: Callable[[Callable[[], None]], None],
-                 find: Callable[[str], Subject]) -> None:
+    def __init__(
+        self, state_dir: Path, links: Links, post: Callable[[Callable[[], None]], None], find: Callable[[str], Subject]
+    ) -> None:
         self._state_dir, self._links, self._post, self._find = state_dir, links, post, find
         self._wishes: dict[tuple[str, int, str], _Wish] = {}
         self._receiving: dict[tuple[str, Host], _Receiving] = {}
@@ -183,7 +236,7 @@ class Gatherer:
         attempt = int(header.get("attempt") or subject.attempt)
         waiting = {host.name for host in subject.hosts}
 
-        def say(host: str, problem: Optional[str]) -> None:
+        def say(host: str, problem: str | None) -> None:
             if host in waiting:
                 waiting.discard(host)
                 answer({"ok": True, "host": host, "problem": problem}, b"", not waiting)
@@ -213,16 +266,19 @@ class Gatherer:
         if receiving is not None:
             receiving.write(str(header["name"]), str(header["file"]), int(header["offset"]), body)
 
-    def _want(self, subject: Subject, attempt: int, host: Host,
-              told: Optional[Callable[[Optional[str]], None]] = None) -> None:
+    def _want(
+        self, subject: Subject, attempt: int, host: Host, told: Callable[[str | None], None] | None = None
+    ) -> None:
         key = (subject.job_id, attempt, host.name)
         wish = self._wishes.get(key)
         if wish is None:
             wish = self._wishes[key] = _Wish(subject, attempt, host)
             folder = wishes_dir(self._state_dir)
             folder.mkdir(mode=0o700, exist_ok=True)
-            write_json(str(self._wish_file(wish)), {"job": subject.job_id, "attempt": attempt, "host": host.name,
-                                                    "at_s": time.time()})
+            write_json(
+                str(self._wish_file(wish)),
+                {"job": subject.job_id, "attempt": attempt, "host": host.name, "at_s": time.time()},
+            )
         if told is not None:
             wish.told.append(told)
         if not wish.is_asked and self._links.get(host).is_up:
@@ -234,8 +290,9 @@ class Gatherer:
         attempt_dir = spool_dir(self._state_dir, wish.subject.job_id, wish.attempt)
         self._receiving[(wish.tag, dialled(wish.host))] = _Receiving(attempt_dir / wish.host.name)
         fields = {"tag": wish.tag, "items": items_for(wish.subject.family), "timeout_s": GATHER_S}
-        self._links.get(wish.host).call("gather", fields, deadline_s=GATHER_S + 30.0,
-                                        done=lambda reply: self._post(lambda: self._hear(wish, reply)))
+        self._links.get(wish.host).call(
+            "gather", fields, deadline_s=GATHER_S + 30.0, done=lambda reply: self._post(lambda: self._hear(wish, reply))
+        )
 
     def _hear(self, wish: _Wish, reply: Reply) -> None:
         receiving = self._receiving.pop((wish.tag, dialled(wish.host)))
@@ -251,7 +308,7 @@ class Gatherer:
             return
         self._end(wish, str(error.get("message")))
 
-    def _end(self, wish: _Wish, problem: Optional[str]) -> None:
+    def _end(self, wish: _Wish, problem: str | None) -> None:
         del self._wishes[(wish.subject.job_id, wish.attempt, wish.host.name)]
         self._wish_file(wish).unlink(missing_ok=True)  # somebody may have cleared the folder
         for told in wish.told:
@@ -269,7 +326,7 @@ class _Receiving:
         self._host_dir = host_dir
         self._part = host_dir / f"{FOLDER}.part-{os.getpid()}-{time.monotonic_ns()}"
         self._names: dict[tuple[str, str], str] = {}
-        self._problem: Optional[str] = None
+        self._problem: str | None = None
         self._room = HOST_BYTES
 
     def write(self, name: str, file: str, offset: int, data: bytes) -> None:
@@ -298,7 +355,7 @@ class _Receiving:
             self._names[(name, file)] = safe
         return self._names[(name, file)]
 
-    def finish(self, reply: Mapping[str, Any]) -> Optional[str]:
+    def finish(self, reply: Mapping[str, Any]) -> str | None:
         """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
         for one in reply.get("files", ()):
             if one.get("bytes") == 0:  # an empty file came without a frame
@@ -306,10 +363,16 @@ class _Receiving:
         if self._problem is not None:
             self.drop()
             return self._problem
-        files = [{**one, "file": self._safe(str(one["name"]), str(one["file"]))} for one in reply.get("files", ())
-                 if _NAME.match(str(one["name"]))]
-        index = {**{key: reply.get(key) for key in ("start_ns", "boot_ns", "at_ns")}, "files": files,
-                 "problems": list(reply.get("problems", ()))}
+        files = [
+            {**one, "file": self._safe(str(one["name"]), str(one["file"]))}
+            for one in reply.get("files", ())
+            if _NAME.match(str(one["name"]))
+        ]
+        index = {
+            **{key: reply.get(key) for key in ("start_ns", "boot_ns", "at_ns")},
+            "files": files,
+            "problems": list(reply.get("problems", ())),
+        }
         place, old = self._host_dir / FOLDER, self._host_dir / f"{self._part.name}.old"
         try:
             make_spool_dir(self._host_dir)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.loglines import LogLine
@@ -34,8 +34,8 @@ class Wanted:
     patterns: tuple[str, ...]
     ignore_case: bool = False
     invert: bool = False
-    since_s: Optional[float] = None
-    until_s: Optional[float] = None
+    since_s: float | None = None
+    until_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HostHits:
 
     host: str
     lines: Mapping[tuple[int, str], Sequence[LogLine]]
-    problem: Optional[str] = None
+    problem: str | None = None
 
 
 def copied_until(files: StreamFiles) -> Position:
@@ -58,26 +58,33 @@ def copied_until(files: StreamFiles) -> Position:
 
 def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clock: HostClock) -> dict[str, Any]:
     """What a host is asked, in its own clock. `starts`: by (rank, stream)."""
-    def to_ns(at_s: Optional[float]) -> Optional[int]:
+
+    def to_ns(at_s: float | None) -> int | None:
         return None if at_s is None else round(clock.to_node_s(at_s) * 1e9)
 
-    return {"files": {f"rank-{rank}.{stream}": list(start) for (rank, stream), start in starts.items()},
-            "patterns": list(wanted.patterns), "ignore_case": wanted.ignore_case, "invert": wanted.invert,
-            "since_ns": to_ns(wanted.since_s), "until_ns": to_ns(wanted.until_s), "timeout_s": GREP_S}
+    return {
+        "files": {f"rank-{rank}.{stream}": list(start) for (rank, stream), start in starts.items()},
+        "patterns": list(wanted.patterns),
+        "ignore_case": wanted.ignore_case,
+        "invert": wanted.invert,
+        "since_ns": to_ns(wanted.since_s),
+        "until_ns": to_ns(wanted.until_s),
+        "timeout_s": GREP_S,
+    }
 
 
 def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_complete: bool) -> HostHits:
     """The hits in a node's answer; frames that were cut off are missing, and said to be. Only the last frame says that
     all was looked at: who searched may have been killed, by the kernel too."""
     lines: dict[tuple[int, str], list[LogLine]] = {}
-    problem: Optional[str] = "did not get to the end" + ("" if is_complete else " in time")
+    problem: str | None = "did not get to the end" + ("" if is_complete else " in time")
     try:
         for header, text in wire.FrameReader().feed(body):
             if header.get("end"):
                 problem = "found more than it may send" if header.get("truncated") else None
                 continue
             name, stream = str(header["file"]).rsplit(".", 1)
-            rank, at_ns = int(name[len("rank-"):]), header.get("at_ns")
+            rank, at_ns = int(name[len("rank-") :]), header.get("at_ns")
             at_s = clock.to_head_s(at_ns / 1e9) if isinstance(at_ns, int) else None
             line = LogLine(at_s, host, rank, stream, text.decode("utf-8", "backslashreplace"), attempt)
             lines.setdefault((rank, stream), []).append(line)
@@ -86,8 +93,13 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
     return HostHits(host, lines, problem)
 
 
-def relay(links: "Links", subject: "Subject", header: Mapping[str, Any], answer: Answer,
-          post: Callable[[Callable[[], None]], None]) -> None:
+def relay(
+    links: Links,
+    subject: Subject,
+    header: Mapping[str, Any],
+    answer: Answer,
+    post: Callable[[Callable[[], None]], None],
+) -> None:
     """The controller's side: hands each host of `hosts` its request and its answer back, one a host."""
     requests: Mapping[str, Mapping[str, Any]] = header["hosts"]
     tag = layout.make_tag(subject.run, int(header["attempt"]))
@@ -96,8 +108,11 @@ def relay(links: "Links", subject: "Subject", header: Mapping[str, Any], answer:
     def say(host: str, reply: Reply) -> None:
         waiting.discard(host)
         problem = None if reply.ok else str((reply.error or {}).get("message"))
-        answer({"ok": True, "host": host, "problem": problem, "complete": bool(reply.header.get("complete"))},
-               reply.body, not waiting)
+        answer(
+            {"ok": True, "host": host, "problem": problem, "complete": bool(reply.header.get("complete"))},
+            reply.body,
+            not waiting,
+        )
 
     def say_later(host: str) -> Callable[[Reply], None]:
         return lambda reply: post(partial(say, host, reply))
@@ -112,15 +127,24 @@ def relay(links: "Links", subject: "Subject", header: Mapping[str, Any], answer:
         link.call("grep", {**request, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
 
 
-def starts_of(attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]
-              ) -> dict[tuple[int, str], Position]:
+def starts_of(
+    attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]
+) -> dict[tuple[int, str], Position]:
     """From where on each stream of a host is missing in our copy, also of those of which nothing is here yet."""
-    return {(rank, stream): copied_until(StreamFiles(attempt_dir / host, host, rank, stream, attempt))
-            for rank in ranks for stream in streams}
+    return {
+        (rank, stream): copied_until(StreamFiles(attempt_dir / host, host, rank, stream, attempt))
+        for rank in ranks
+        for stream in streams
+    }
 
 
-def ask_hosts(state_dir: Path, job_id: str, attempt: int, requests: Mapping[str, Mapping[str, Any]],
-              clocks: Mapping[str, HostClock]) -> list[HostHits]:
+def ask_hosts(
+    state_dir: Path,
+    job_id: str,
+    attempt: int,
+    requests: Mapping[str, Mapping[str, Any]],
+    clocks: Mapping[str, HostClock],
+) -> list[HostHits]:
     """One answer for each host of `requests`, whatever happens; asks the controller that runs, starts none."""
     found: dict[str, HostHits] = {}
     problem = "gave no answer in time"
@@ -132,8 +156,13 @@ def ask_hosts(state_dir: Path, job_id: str, attempt: int, requests: Mapping[str,
                 if header.get("problem"):
                     found[host] = HostHits(host, {}, str(header["problem"]))
                 else:
-                    found[host] = read_hits(host, body, attempt=attempt, clock=clocks.get(host, HostClock()),
-                                            is_complete=bool(header.get("complete")))
+                    found[host] = read_hits(
+                        host,
+                        body,
+                        attempt=attempt,
+                        clock=clocks.get(host, HostClock()),
+                        is_complete=bool(header.get("complete")),
+                    )
     except AscendrunError as error:
         problem = error.message
     return [found.get(host, HostHits(host, {}, problem)) for host in requests]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Optional, Tuple
 
 from ascendrun.core.job import Cause, State
 from ascendrun.head.store import Store
@@ -17,18 +16,23 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
     if store is None:
         return History()
     try:
-        stories: List[JobStory] = []
+        stories: list[JobStory] = []
         for stored in store.all_jobs():
             job = stored.job
             moves = [_move(event.at_s, event.text) for event in store.events(job.id) if event.kind == "state"]
-            stories.append(JobStory(nodes=len(job.hosts), moves=tuple(move for move in moves if move is not None),
-                                    lost_a_node=job.cause is Cause.NODE_LOST and job.is_over))
+            stories.append(
+                JobStory(
+                    nodes=len(job.hosts),
+                    moves=tuple(move for move in moves if move is not None),
+                    lost_a_node=job.cause is Cause.NODE_LOST and job.is_over,
+                )
+            )
         return sum_up(stories, now_s=now_s)
     finally:
         store.close()
 
 
-def _move(at_s: float, text: str) -> Optional[Tuple[float, State]]:
+def _move(at_s: float, text: str) -> tuple[float, State] | None:
     """The controller writes "RUNNING: why"; a state of another release is passed over."""
     name = text.partition(":")[0]
     return (at_s, State(name)) if name in State.__members__ else None

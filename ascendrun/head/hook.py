@@ -8,10 +8,10 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Set
 
 OUTPUT_BYTES = 4096
 ASK_TO_END_S = 1.0
@@ -23,7 +23,7 @@ class HookEnd:
     """`code`: its exit code, negative for a signal, None: it was killed because its time was over.
     `output`: the beginning and the end of what it said, to both its outputs."""
 
-    code: Optional[int]
+    code: int | None
     output: bytes
 
     @property
@@ -31,14 +31,22 @@ class HookEnd:
         return self.code == 0
 
 
-def run_hook(argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float,
-             stop: Optional[threading.Event] = None) -> HookEnd:
+def run_hook(
+    argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout_s: float, stop: threading.Event | None = None
+) -> HookEnd:
     """Runs the command in a session of its own and ends the whole session with it. `stop`: its time is over at once.
 
     Raises OSError when there is no such command.
     """
-    process = subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=dict(env), cwd="/", start_new_session=True)
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(env),
+        cwd="/",
+        start_new_session=True,
+    )
     talk = _Talk(process, stdin)
     try:
         is_over = talk.go_on(time.monotonic() + timeout_s, stop)
@@ -57,7 +65,7 @@ def run_hook(argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeo
 class _Talk:
     """The two pipes of the child."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", stdin: bytes) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes) -> None:
         assert process.stdin and process.stdout
         self._process, self._in, self._out = process, process.stdin, process.stdout
         self._rest = memoryview(stdin)
@@ -67,7 +75,7 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, events)
 
-    def go_on(self, until_mono: float, stop: Optional[threading.Event]) -> bool:
+    def go_on(self, until_mono: float, stop: threading.Event | None) -> bool:
         """True when the child has ended by then."""
         while True:
             has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -103,8 +111,8 @@ class _Talk:
             return False
         self._seen += len(data)
         room = OUTPUT_BYTES // 2 - len(self._head)
-        self._head += data[:max(0, room)]
-        self._tail = (self._tail + data[max(0, room):])[-OUTPUT_BYTES // 2:]
+        self._head += data[: max(0, room)]
+        self._tail = (self._tail + data[max(0, room) :])[-OUTPUT_BYTES // 2 :]
         return True
 
     def _read_all(self) -> None:
@@ -123,7 +131,7 @@ class _Talk:
                 pipe.close()
 
 
-def _signal_session(session: int, number: int) -> List[int]:
+def _signal_session(session: int, number: int) -> list[int]:
     """Signals every living process of the session; returns their pids."""
     found = []
     for pid in _members(session):
@@ -133,7 +141,7 @@ def _signal_session(session: int, number: int) -> List[int]:
     return found
 
 
-def _members(session: int) -> Set[int]:
+def _members(session: int) -> set[int]:
     """Living processes (no zombies) of the session; of other users too, which cannot happen without their doing."""
     members = set()
     for folder in Path("/proc").iterdir():

@@ -10,9 +10,9 @@ import fnmatch
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import CannotConnect, HostKeyChanged, HostKeyUnknown
 
@@ -30,13 +30,13 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """"SHA256:…" as `ssh-keygen -lf` prints it."""
+        """ "SHA256:…" as `ssh-keygen -lf` prints it."""
         digest = hashlib.sha256(base64.b64decode(self.base64)).digest()
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
     @property
     def short_type(self) -> str:
-        """"ED25519", "RSA", "ECDSA": what people call it."""
+        """ "ED25519", "RSA", "ECDSA": what people call it."""
         return self.type.replace("ssh-", "").split("-")[0].upper()
 
     def __str__(self) -> str:
@@ -61,9 +61,9 @@ class Recorded:
     `in_own_file`: whether ascendrun's own file settled it.
     """
 
-    keys: Tuple[KnownKey, ...] = ()
-    revoked: Tuple[KnownKey, ...] = ()
-    authorities: Tuple[KnownKey, ...] = ()
+    keys: tuple[KnownKey, ...] = ()
+    revoked: tuple[KnownKey, ...] = ()
+    authorities: tuple[KnownKey, ...] = ()
     in_own_file: bool = False
 
 
@@ -72,13 +72,13 @@ def known_name(host: str, port: int) -> str:
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
-def parse_known_hosts(text: str, file: str) -> Tuple[KnownKey, ...]:
+def parse_known_hosts(text: str, file: str) -> tuple[KnownKey, ...]:
     """Every readable line; lines that no tool of today could use (comments, SSH-1 keys, broken base64) are skipped."""
     parsed = (_parse_line(line, file, number) for number, line in enumerate(text.splitlines(), 1))
     return tuple(entry for entry in parsed if entry is not None)
 
 
-def _parse_line(line: str, file: str, number: int) -> Optional[KnownKey]:
+def _parse_line(line: str, file: str, number: int) -> KnownKey | None:
     fields = line.split()
     marker = ""
     if fields and fields[0].startswith("@"):
@@ -99,12 +99,12 @@ class KnownHostsFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._stamp: Optional[Tuple[int, int, int]] = None
-        self._exact: Dict[str, List[KnownKey]] = {}
-        self._other: List[KnownKey] = []
-        self._found: Dict[str, Tuple[KnownKey, ...]] = {}
+        self._stamp: tuple[int, int, int] | None = None
+        self._exact: dict[str, list[KnownKey]] = {}
+        self._other: list[KnownKey] = []
+        self._found: dict[str, tuple[KnownKey, ...]] = {}
 
-    def find(self, name: str) -> Tuple[KnownKey, ...]:
+    def find(self, name: str) -> tuple[KnownKey, ...]:
         """The lines that speak of `name` (spelt by `known_name`); empty also when there is no such file."""
         self._refresh()
         if name not in self._found:
@@ -124,10 +124,12 @@ class KnownHostsFile:
         try:
             text = Path(self.path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise CannotConnect(f"{self.path}: cannot be read ({error.strerror}), so no host key can be judged",
-                                hint=f"mend its permissions: ls -l {self.path}") from error
-        exact: Dict[str, List[KnownKey]] = {}
-        other: List[KnownKey] = []
+            raise CannotConnect(
+                f"{self.path}: cannot be read ({error.strerror}), so no host key can be judged",
+                hint=f"mend its permissions: ls -l {self.path}",
+            ) from error
+        exact: dict[str, list[KnownKey]] = {}
+        other: list[KnownKey] = []
         for entry in parse_known_hosts(text, self.path):
             if entry.names.startswith("|") or any(sign in entry.names for sign in "*?!"):
                 other.append(entry)
@@ -177,7 +179,7 @@ def look_up(names: Sequence[str], *, own: KnownHostsFile, others: Sequence[Known
     )
 
 
-def _unique(entries: Iterable[KnownKey]) -> Tuple[KnownKey, ...]:
+def _unique(entries: Iterable[KnownKey]) -> tuple[KnownKey, ...]:
     return tuple(dict.fromkeys(entries))
 
 
@@ -188,22 +190,24 @@ def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
     """
     for entry in recorded.revoked:
         if entry.key == shown:
-            raise HostKeyChanged(f"{label}: its host key {shown} is revoked ({entry.file}:{entry.line}); "
-                                 "nothing was sent",
-                                 hint="this key is known to be stolen or retired: give the host new keys, "
-                                      "or reach the right host")
+            raise HostKeyChanged(
+                f"{label}: its host key {shown} is revoked ({entry.file}:{entry.line}); nothing was sent",
+                hint="this key is known to be stolen or retired: give the host new keys, or reach the right host",
+            )
     if any(entry.key == shown for entry in recorded.keys):
         return
     if recorded.keys:
         raise _changed(shown, recorded.keys, host=host, label=label)
     if recorded.authorities:
         entry = recorded.authorities[0]
-        raise HostKeyUnknown(f"{label}: hosts of that name are vouched for by a certificate authority "
-                             f"({entry.file}:{entry.line}), which this transport cannot check",
-                             hint="use the OpenSSH transport for this host, or record its key: "
-                                  f"ascendrun trust {host}")
-    raise HostKeyUnknown(f"{label}: its host key {shown} was never recorded; nothing was sent",
-                         hint=f"ascendrun trust {host}")
+        raise HostKeyUnknown(
+            f"{label}: hosts of that name are vouched for by a certificate authority "
+            f"({entry.file}:{entry.line}), which this transport cannot check",
+            hint=f"use the OpenSSH transport for this host, or record its key: ascendrun trust {host}",
+        )
+    raise HostKeyUnknown(
+        f"{label}: its host key {shown} was never recorded; nothing was sent", hint=f"ascendrun trust {host}"
+    )
 
 
 def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChanged:
@@ -212,12 +216,12 @@ def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str)
     return HostKeyChanged(
         f"{label}: shows the host key {shown}, but on record is {was}; nothing was sent",
         hint="somebody may be in between. If the host was reinstalled, compare with "
-             f"`ssh-keygen -lf /etc/ssh/ssh_host_{shown.short_type.lower()}_key.pub` on its console, "
-             f"then: ascendrun trust --replace {host}",
+        f"`ssh-keygen -lf /etc/ssh/ssh_host_{shown.short_type.lower()}_key.pub` on its console, "
+        f"then: ascendrun trust --replace {host}",
     )
 
 
-def record_host_keys(file: Path, entries: Sequence[Tuple[str, HostKey]], *, replace: bool = False) -> int:
+def record_host_keys(file: Path, entries: Sequence[tuple[str, HostKey]], *, replace: bool = False) -> int:
     """Adds (known name, key) pairs to our own known_hosts file; returns how many lines were new.
 
     With `replace`, other keys of the same names go. Writers take turns; readers see the old file or the new one.

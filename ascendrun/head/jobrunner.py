@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core import job as w
 from ascendrun.core.errors import AscendrunError
@@ -57,24 +58,25 @@ class Desk:
 class JobRunner:
     """One live job. Every method runs in the controller's thread, except `take_data`."""
 
-    def __init__(self, job: Job, *, spec: "JobSpec", hosts: Tuple[Host, ...], trees: Tuple[Tree, ...],
-                 desk: Desk) -> None:
+    def __init__(
+        self, job: Job, *, spec: JobSpec, hosts: tuple[Host, ...], trees: tuple[Tree, ...], desk: Desk
+    ) -> None:
         self.job = job
         self.spec, self.hosts, self.trees = spec, hosts, trees
         self._by_name = {host.name: host for host in hosts}
         self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
         self._desk = desk
-        self._reports: Dict[str, NodeReport] = {}
-        self._asking: Optional[Asking] = None
-        self._plan: Optional[LaunchPlan] = None
-        self._spools: Dict[str, NodeSpool] = {}
-        self._drained: Set[str] = set()
-        self._asked_sizes: Set[str] = set()
-        self._follow_due: Dict[str, float] = {}
-        self._stop_due: Dict[str, float] = {}
+        self._reports: dict[str, NodeReport] = {}
+        self._asking: Asking | None = None
+        self._plan: LaunchPlan | None = None
+        self._spools: dict[str, NodeSpool] = {}
+        self._drained: set[str] = set()
+        self._asked_sizes: set[str] = set()
+        self._follow_due: dict[str, float] = {}
+        self._stop_due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
         self._releaser = Releaser(partial(self._release, self.job.tag))
-        self._ahead_s: Dict[str, float] = {}
+        self._ahead_s: dict[str, float] = {}
 
     def link(self, host: str) -> Link:
         return self._desk.links.get(self._host(host))
@@ -82,7 +84,7 @@ class JobRunner:
     def _host(self, name: str) -> Host:
         return self._by_name[name]
 
-    def uses(self, link: Link) -> Optional[str]:
+    def uses(self, link: Link) -> str | None:
         """The job's name for the host behind `link`, None: it is none of the job's."""
         return self._names.get(dialled(link.host))
 
@@ -113,8 +115,13 @@ class JobRunner:
 
     def _ask(self) -> None:
         self._reports, self._plan = {}, None
-        self._asking = Asking(self.hosts, self._desk.links, self._post, reported=self._take_report,
-                              refused=lambda host, text: self._feed(w.Refused(host, text)))
+        self._asking = Asking(
+            self.hosts,
+            self._desk.links,
+            self._post,
+            reported=self._take_report,
+            refused=lambda host, text: self._feed(w.Refused(host, text)),
+        )
         self._asking.start()
 
     def _take_report(self, report: NodeReport) -> None:
@@ -131,8 +138,15 @@ class JobRunner:
         except AscendrunError as error:
             self._feed(w.Refused(None, describe_error(error)))
             return
-        Examination(self.hosts, self._reports, gate_question(self.spec), plan, links=self._desk.links,
-                    post=self._post, done=lambda answers: self._judge(plan, answers)).start()
+        Examination(
+            self.hosts,
+            self._reports,
+            gate_question(self.spec),
+            plan,
+            links=self._desk.links,
+            post=self._post,
+            done=lambda answers: self._judge(plan, answers),
+        ).start()
 
     def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
         """The gate: only what is fit is started."""
@@ -151,18 +165,30 @@ class JobRunner:
     # Staging, readiness, GO
 
     def _stage(self, host: str) -> None:
-        TreePush(self._desk.state_dir, self.trees, ask=lambda op, fields, body, then:
-                 self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
-                 refused=lambda reply: self._refuse(host, reply),
-                 finished=lambda: self._feed(w.NodeStaged(host))).go_on()
+        TreePush(
+            self._desk.state_dir,
+            self.trees,
+            ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
+            refused=lambda reply: self._refuse(host, reply),
+            finished=lambda: self._feed(w.NodeStaged(host)),
+        ).go_on()
 
     def _prepare(self, host: str) -> None:
         from ascendrun.core.plan import prepare_request
+
         assert self._plan is not None, "PrepareNodes before the plan"
         node = next(node for node in self._plan.nodes if node.host == host)
-        self._call(host, "prepare", prepare_request(node, self._plan), deadline_s=CHECK_S,
-                   then=lambda reply: self._feed(w.NodeReady(host, reply.header.get("master_port")))
-                   if reply.ok else self._refuse(host, reply))
+        self._call(
+            host,
+            "prepare",
+            prepare_request(node, self._plan),
+            deadline_s=CHECK_S,
+            then=lambda reply: (
+                self._feed(w.NodeReady(host, reply.header.get("master_port")))
+                if reply.ok
+                else self._refuse(host, reply)
+            ),
+        )
 
     def _go(self, host: str) -> None:
         try:
@@ -284,8 +310,9 @@ class JobRunner:
 
     def _take_samples(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
         ahead_s = self._ahead_s.get(host) or self.job.node(host).clock_offset_s or 0.0
-        if not self._desk.samples.take(self._source(host), int(header["generation"]), int(header["offset"]), body,
-                                       ahead_s=ahead_s):
+        if not self._desk.samples.take(
+            self._source(host), int(header["generation"]), int(header["offset"]), body, ahead_s=ahead_s
+        ):
             self._desk.post(lambda: self.follow_later(host))
 
     def _source(self, host: str) -> Source:
@@ -297,9 +324,10 @@ class JobRunner:
             if event is not None:
                 self._feed(event)
 
-    def _ping(self, host: str, heard: Callable[[Optional[int]], None]) -> None:
-        self.link(host).call("ping", {}, deadline_s=PING_DEADLINE_S,
-                             done=lambda reply: heard(node_time_of(reply.header)))
+    def _ping(self, host: str, heard: Callable[[int | None], None]) -> None:
+        self.link(host).call(
+            "ping", {}, deadline_s=PING_DEADLINE_S, done=lambda reply: heard(node_time_of(reply.header))
+        )
 
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
         """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
@@ -323,8 +351,7 @@ class JobRunner:
         for host in self.job.hosts:
             if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
                 self._asked_sizes.add(host)
-                self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S,
-                           then=partial(self._compare, host))
+                self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S, then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             self._clocks.tick(())
             folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
@@ -356,15 +383,28 @@ class JobRunner:
             call()
         except Exception as error:  # told to the job, and raised again for the log
             if self.job.told_at_s is None and not self.job.is_over:
-                self._feed(w.Refused(None, f"a fault of ascendrun itself: {type(error).__name__}: {error} "
-                                           f"(the trace is in {self._desk.state_dir / 'controller.log'})"))
+                self._feed(
+                    w.Refused(
+                        None,
+                        f"a fault of ascendrun itself: {type(error).__name__}: {error} "
+                        f"(the trace is in {self._desk.state_dir / 'controller.log'})",
+                    )
+                )
             raise
 
     def _feed(self, event: Event) -> None:
         self._desk.feed(self.job.id, event)
 
-    def _call(self, host: str, op: str, fields: Mapping[str, Any], body: bytes = b"", *, deadline_s: float,
-              then: Callable[[Reply], None]) -> None:
+    def _call(
+        self,
+        host: str,
+        op: str,
+        fields: Mapping[str, Any],
+        body: bytes = b"",
+        *,
+        deadline_s: float,
+        then: Callable[[Reply], None],
+    ) -> None:
         """Asks the host; `then` runs in the controller's thread, unless the job has moved on to another attempt."""
         attempt = self.job.attempt
 
@@ -387,4 +427,3 @@ class JobRunner:
 
 def _ignore(reply: Reply) -> None:
     """For answers that change nothing: the proof comes as an event, or the call is said again."""
-

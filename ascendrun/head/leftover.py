@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 AROUND_END_S = 120.0
 
@@ -16,7 +15,7 @@ class Left:
 
     free_bytes: int
     total_bytes: int
-    disk_free_bytes: Optional[int]
+    disk_free_bytes: int | None
 
 
 def read_left(state_dir: Path, hosts: Collection[str], *, end_s: float) -> dict[str, Left]:
@@ -37,7 +36,7 @@ def read_left(state_dir: Path, hosts: Collection[str], *, end_s: float) -> dict[
         store.close()
 
 
-def _least(known: Optional[Left], new: Left) -> Left:
+def _least(known: Left | None, new: Left) -> Left:
     if known is None:
         return new
     disks = [disk for disk in (known.disk_free_bytes, new.disk_free_bytes) if disk is not None]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Callable, Deque, Dict, Iterator, Mapping
+from typing import Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
@@ -28,9 +29,9 @@ class Links:
         self._backend, self._image, self._listener = backend, image, listener
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
-        self._links: Dict[Host, Link] = {}
+        self._links: dict[Host, Link] = {}
         self._making = threading.Lock()
-        self._kept: Deque[Callable[[], None]] = deque()
+        self._kept: deque[Callable[[], None]] = deque()
 
     def get(self, host: Host) -> Link:
         """The link to `host`; two hostfiles that dial it alike share it. It begins to connect at once."""
@@ -38,8 +39,9 @@ class Links:
         link.tick()
         return link
 
-    def run_once(self, host: Host, fields: Mapping[str, object], *, deadline_s: float, done: Callable[[Reply], None]
-                 ) -> bool:
+    def run_once(
+        self, host: Host, fields: Mapping[str, object], *, deadline_s: float, done: Callable[[Reply], None]
+    ) -> bool:
         """Runs a command on a host that is not connected yet, and keeps the connection until `start_agents`.
 
         False: the host's agent is there or on its way, ask that.
@@ -56,8 +58,9 @@ class Links:
         def keep(connection: Connection) -> None:
             self._kept.append(lambda: link.adopt(turn, connection))
 
-        once = Once(host, fields, backend=self._backend, done=done, keep=keep, failed=failed,
-                    lost=partial(link.fail, turn))
+        once = Once(
+            host, fields, backend=self._backend, done=done, keep=keep, failed=failed, lost=partial(link.fail, turn)
+        )
         self._connecting.submit(once.run)
         return True
 
@@ -74,8 +77,14 @@ class Links:
         with self._making:  # two links to one host would be two connections, and nobody would close the first
             link = self._links.get(key)
             if link is None:
-                link = Link(host, backend=self._backend, image=self._image, listener=self._listener,
-                            connecting=self._connecting, sending=self._sending)
+                link = Link(
+                    host,
+                    backend=self._backend,
+                    image=self._image,
+                    listener=self._listener,
+                    connecting=self._connecting,
+                    sending=self._sending,
+                )
                 self._links[key] = link
         return link
 
@@ -101,5 +110,3 @@ class Links:
 def dialled(host: Host) -> Host:
     """What is the same for two hosts that are reached alike."""
     return replace(host, slots=None, devices=None, groups=(), line=0)
-
-

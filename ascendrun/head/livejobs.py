@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, Conflict, NotFound
 from ascendrun.head.guard import Guard
@@ -41,17 +42,24 @@ class LiveJobs:
     """
 
     def __init__(
-        self, state_dir: Path, store: Store, links: Links, *, post: Callable[[Callable[[], None]], None], guard: Guard,
-        gathering: Callable[[], "Gatherer"], samples: Callable[[], "SampleKeeper"],
+        self,
+        state_dir: Path,
+        store: Store,
+        links: Links,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        guard: Guard,
+        gathering: Callable[[], Gatherer],
+        samples: Callable[[], SampleKeeper],
     ) -> None:
         self._state_dir, self._store, self._links = state_dir, store, links
         self._post, self._guard, self._gathering, self._samples = post, guard, gathering, samples
-        self._runners: Dict[str, "JobRunner"] = {}
-        self._claims: Dict[str, Tuple["Claim", ...]] = {}
-        self._events: Deque[Tuple[str, "Event"]] = deque()
-        self._unsaved: Dict[str, "Step"] = {}
+        self._runners: dict[str, JobRunner] = {}
+        self._claims: dict[str, tuple[Claim, ...]] = {}
+        self._events: deque[tuple[str, Event]] = deque()
+        self._unsaved: dict[str, Step] = {}
 
-    def __iter__(self) -> Iterator["JobRunner"]:
+    def __iter__(self) -> Iterator[JobRunner]:
         """As they are now: a runner may go while the others are looked at."""
         return iter(tuple(self._runners.values()))
 
@@ -85,10 +93,12 @@ class LiveJobs:
         """A job that an earlier controller left: what it may have done is looked at, and goes on."""
         from ascendrun.core.lifecycle import resume
         from ascendrun.head.submission import Submission
+
         runner = self.add(stored.job, Submission.from_stored(stored))
         self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
         if stored.job.is_over:
             from ascendrun.head.gathering import left_unasked
+
             attempt = left_unasked(stored.job, now_s=time.time())
             if attempt is not None:
                 self._guard(partial(self._gathering().gather_missing, stored.job.id, attempt))
@@ -97,14 +107,16 @@ class LiveJobs:
                 runner.take_events(host)
                 runner.link(host)
 
-    def add(self, job: "Job", submission: "Submission") -> "JobRunner":
+    def add(self, job: Job, submission: Submission) -> JobRunner:
         """Gives the job a runner; one that it has stays."""
         if job.id in self._runners:
             return self._runners[job.id]
         from ascendrun.head.jobrunner import Desk, JobRunner
         from ascendrun.head.submission import claims_of
-        desk = Desk(self._state_dir, self._links, post=self._post, feed=self.feed, drained=self._forget,
-                    samples=self._samples())
+
+        desk = Desk(
+            self._state_dir, self._links, post=self._post, feed=self.feed, drained=self._forget, samples=self._samples()
+        )
         runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=desk)
         self._runners[job.id] = runner
         self._claims[job.id] = claims_of(submission.spec, submission.hosts)
@@ -135,6 +147,7 @@ class LiveJobs:
         """`was_away`: this process stood still, so that what was not heard says nothing about the nodes."""
         from ascendrun.core.job import Tick
         from ascendrun.core.lifecycle import Step, look_again
+
         reachable = frozenset(link.host.name for link in self._links if link.is_up)
         for runner in self:
             self._guard(runner.tick)
@@ -150,11 +163,12 @@ class LiveJobs:
     def schedule(self) -> None:
         """Who may start is decided anew."""
         from ascendrun.core.schedule import judge_all
+
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
         for job_id, verdict in judge_all(jobs, self._job).items():
             self.feed(job_id, verdict)
 
-    def _job(self, job_id: str) -> "Optional[Job]":
+    def _job(self, job_id: str) -> Job | None:
         runner = self._runners.get(job_id)
         if runner is not None:
             return runner.job
@@ -166,17 +180,17 @@ class LiveJobs:
 
     # Stories
 
-    def story(self, job_id: str) -> List[Tuple[str, str]]:
+    def story(self, job_id: str) -> list[tuple[str, str]]:
         return [(event.kind, event.text) for event in self._store.events(job_id)]
 
-    def tell(self, job_id: str, lines: Sequence[Tuple[str, str]]) -> None:
+    def tell(self, job_id: str, lines: Sequence[tuple[str, str]]) -> None:
         """Lines for a job's story that change nothing else."""
         if job_id in self._runners:
             self._store.save(self._runners[job_id].job, lines, now_s=time.time())
 
     # Events, decisions, actions
 
-    def feed(self, job_id: str, event: "Event") -> None:
+    def feed(self, job_id: str, event: Event) -> None:
         """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
         self._events.append((job_id, event))
 
@@ -185,6 +199,7 @@ class LiveJobs:
         if not self._events:
             return
         from ascendrun.core.lifecycle import Step
+
         while self._events:
             steps, self._unsaved = self._unsaved, {}
             while self._events:
@@ -195,18 +210,19 @@ class LiveJobs:
             for job_id, step in steps.items():
                 self._guard(partial(self._settle, job_id, step))
 
-    def _advance(self, job: "Job", event: "Event") -> "Step":
+    def _advance(self, job: Job, event: Event) -> Step:
         from ascendrun.core.lifecycle import IllegalMove, Step, advance
 
-        def story() -> List[str]:
+        def story() -> list[str]:
             return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
+
         try:
             return advance(job, event, now_s=time.time(), story=story)
         except IllegalMove:
             self._guard.tell()  # the job stays as it was; the others must not suffer
             return Step(job)
 
-    def _settle(self, job_id: str, step: "Step") -> None:
+    def _settle(self, job_id: str, step: Step) -> None:
         """Takes the step, or keeps it for the next turn while the store takes nothing (a full disk, a long lock)."""
         if step.job == self._runners[job_id].job and not step.actions:
             return
@@ -216,7 +232,7 @@ class LiveJobs:
             self._unsaved[job_id] = step
             self._guard.tell()
 
-    def _take(self, runner: "JobRunner", step: "Step") -> None:
+    def _take(self, runner: JobRunner, step: Step) -> None:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
         before = runner.job
         if step.job != runner.job:
@@ -237,9 +253,10 @@ class LiveJobs:
         if step.moves and step.job.is_over:
             runner.drain()
 
-    def _gather_after(self, before: "Job", step: "Step") -> None:
+    def _gather_after(self, before: Job, step: Step) -> None:
         """What may explain a failure is asked for at once: logs rotate, and devices recover."""
         from ascendrun.head.gathering import failed_attempt
+
         attempt = failed_attempt(before, step.job, step.moves)
         if attempt is not None:
             self._guard(partial(self._gathering().gather, before.id, attempt))
@@ -250,5 +267,7 @@ def describe_trouble(host: str, header: Mapping[str, Any]) -> str:
     file = f"{host}: {header.get('file')}.{header.get('generation')}"
     if header.get("event") == "truncated":
         return f"{file} was cut there to {header.get('size')} bytes; what came before it was cut is kept here"
-    return (f"{file} cannot be opened there ({header.get('message')}); its bytes, and those of the files after it, "
-            "come when it can")
+    return (
+        f"{file} cannot be opened there ({header.get('message')}); its bytes, and those of the files after it, "
+        "come when it can"
+    )

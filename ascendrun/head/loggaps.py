@@ -39,16 +39,28 @@ def read_gaps(attempt_dir: Path, attempt: int) -> tuple[LogGap, ...]:
     return tuple(sorted(found, key=lambda gap: gap.at_s))
 
 
-def _gap(event: Mapping[str, Any], attempt_dir: Path, host: str, attempt: int, at_s: float) -> "LogGap | None":
+def _gap(event: Mapping[str, Any], attempt_dir: Path, host: str, attempt: int, at_s: float) -> LogGap | None:
     kind = event.get("event")
     if kind == "log_dropped":
-        return LogGap(at_s, host, int(event["rank"]), str(event["stream"]), int(event["bytes"]),
-                      f"not written: {event.get('reason') or 'the disk was full'}")
+        return LogGap(
+            at_s,
+            host,
+            int(event["rank"]),
+            str(event["stream"]),
+            int(event["bytes"]),
+            f"not written: {event.get('reason') or 'the disk was full'}",
+        )
     if kind == "log_cut":
         files = StreamFiles(attempt_dir / host, host, int(event["rank"]), str(event["stream"]), attempt)
         have = size_of(files.path(int(event["generation"])))
-        return LogGap(at_s, host, files.rank, files.stream, int(event["had"]) - have,
-                      "somebody cut or removed the file on the node before they were copied")
+        return LogGap(
+            at_s,
+            host,
+            files.rank,
+            files.stream,
+            int(event["had"]) - have,
+            "somebody cut or removed the file on the node before they were copied",
+        )
     return None
 
 

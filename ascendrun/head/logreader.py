@@ -7,7 +7,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Optional
 
 from ascendrun.core.loglines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line, make_lines
 from ascendrun.head.clocks import HostClock
@@ -36,9 +35,16 @@ HELD_LINES = 1 << 15
 class StreamReader:
     """Reads one stream forward, as far as it is there; call `read` again for what came since."""
 
-    def __init__(self, files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 since_s: Optional[float] = None, batch_lines: int = BATCH_LINES,
-                 end: Optional[tuple[int, int]] = None) -> None:
+    def __init__(
+        self,
+        files: StreamFiles,
+        *,
+        tail: int | None = None,
+        clock: HostClock | None = None,
+        since_s: float | None = None,
+        batch_lines: int = BATCH_LINES,
+        end: tuple[int, int] | None = None,
+    ) -> None:
         """`tail`: begin with the last so many lines instead of the first. `since_s`: lines that came before, by the
         head's clock, may be left out; the reader need not look at them. `clock`: the host's, None: not measured.
         `batch_lines`: what one `read` gives at most, about. `end`: (generation, offset) not to be passed."""
@@ -48,11 +54,11 @@ class StreamReader:
         self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_lines * USUAL_LINE_BYTES))
         self._end = end or (1 << 62, 0)
         self._splitter = LineSplitter()
-        self._generation: Optional[int] = None
+        self._generation: int | None = None
         self._offset = 0
         self._times_offset = 0
         self._times = _Times()
-        self._untimed_since_s: Optional[float] = None
+        self._untimed_since_s: float | None = None
         if tail is not None:
             self._generation, self._offset = tail_position(files, tail)
         elif since_s is not None and not (clock is not None and clock.was_set):
@@ -99,7 +105,7 @@ class StreamReader:
             return data
         batch_bytes = len(data) * self._batch_lines // newlines
         self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_bytes - batch_bytes // 16))
-        return cut_lines(data, self._batch_lines) if newlines > self._batch_lines else data[:data.rfind(b"\n") + 1]
+        return cut_lines(data, self._batch_lines) if newlines > self._batch_lines else data[: data.rfind(b"\n") + 1]
 
     def _settle(self) -> bool:
         if self._generation is None:
@@ -174,14 +180,16 @@ class StreamReader:
 
     def _texts(self, data: bytes, raws: Sequence[bytes]) -> list[str]:
         if max(map(len, raws)) > SHOWN_LINE_BYTES:
-            return [decode_line(raw[:-1]) if len(raw) <= SHOWN_LINE_BYTES + 1 else self._splitter.feed(raw)[0]
-                    for raw in raws]
+            return [
+                decode_line(raw[:-1]) if len(raw) <= SHOWN_LINE_BYTES + 1 else self._splitter.feed(raw)[0]
+                for raw in raws
+            ]
         try:
             return data[:-1].decode("utf-8").split("\n")
         except UnicodeDecodeError:
             return [decode_line(raw[:-1]) for raw in raws]
 
-    def _line(self, text: str, at_s: Optional[float]) -> LogLine:
+    def _line(self, text: str, at_s: float | None) -> LogLine:
         files = self.files
         return LogLine(at_s, files.host, files.rank, files.stream, text, files.attempt)
 
@@ -190,7 +198,7 @@ def cut_lines(data: bytes, most: int) -> bytes:
     """The first so many lines of `data`, all of it when it has no more."""
     if data.count(b"\n") <= most:
         return data
-    return data[:len(data) - len(data.split(b"\n", most)[-1])]
+    return data[: len(data) - len(data.split(b"\n", most)[-1])]
 
 
 class _Times:
@@ -202,16 +210,16 @@ class _Times:
         self.came_s: list[float] = []
 
     @property
-    def first_s(self) -> Optional[float]:
+    def first_s(self) -> float | None:
         """None: not known."""
         return self.came_s[0] if self.came_s else None
 
-    def add(self, raw: bytes, offset: int, clock: Optional[HostClock]) -> None:
+    def add(self, raw: bytes, offset: int, clock: HostClock | None) -> None:
         """Whole records as they lie in the file; those of bytes before `offset` are left out."""
         numbers = struct.unpack(f">{len(raw) // 8}Q", raw)
         known = bisect_right(numbers[::2], offset)
-        self.ends += numbers[2 * known::2]
-        came_s = [arrival_ns / 1e9 for arrival_ns in numbers[2 * known + 1::2]]
+        self.ends += numbers[2 * known :: 2]
+        came_s = [arrival_ns / 1e9 for arrival_ns in numbers[2 * known + 1 :: 2]]
         self.came_s += came_s if clock is None else clock.all_to_head_s(came_s)
 
     def forget_before(self, offset: int) -> None:
@@ -219,15 +227,15 @@ class _Times:
         count = bisect_left(self.ends, offset)
         del self.ends[:count], self.came_s[:count]
 
-    def at(self, ends: Sequence[int]) -> Sequence[Optional[float]]:
+    def at(self, ends: Sequence[int]) -> Sequence[float | None]:
         """When the byte before each of the ends came."""
-        if ends == self.ends[:len(ends)]:
-            return self.came_s[:len(ends)]
+        if ends == self.ends[: len(ends)]:
+            return self.came_s[: len(ends)]
         last = len(self.ends)
         places = [bisect_left(self.ends, end) for end in ends]
         return [self.came_s[place] if place < last else None for place in places]
 
-    def pieces(self, data: bytes, offset: int) -> Iterator[tuple[Optional[float], bytes]]:
+    def pieces(self, data: bytes, offset: int) -> Iterator[tuple[float | None, bytes]]:
         """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
         start = 0
         for end, at_s in zip(self.ends, self.came_s):
@@ -239,16 +247,21 @@ class _Times:
             yield None, data[start:]
 
 
-def read_all(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None
-             ) -> Iterator[LogLine]:
+def read_all(files: StreamFiles, *, tail: int | None = None, clock: HostClock | None = None) -> Iterator[LogLine]:
     """Every line of a stream that is there now, a chunk at a time; a last line without newline too."""
     for batch in read_batches(files, tail=tail, clock=clock):
         yield from batch
 
 
-def read_batches(files: StreamFiles, *, tail: Optional[int] = None, clock: Optional[HostClock] = None,
-                 since_s: Optional[float] = None, among: int = 1, end: Optional[tuple[int, int]] = None
-                 ) -> Iterator[list[LogLine]]:
+def read_batches(
+    files: StreamFiles,
+    *,
+    tail: int | None = None,
+    clock: HostClock | None = None,
+    since_s: float | None = None,
+    among: int = 1,
+    end: tuple[int, int] | None = None,
+) -> Iterator[list[LogLine]]:
     """As `read_all`, in batches; `among` so many streams that are read side by side, the rest as for StreamReader."""
     reader = StreamReader(files, tail=tail, clock=clock, since_s=since_s, batch_lines=batch_lines_for(among), end=end)
     while True:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from ascendrun.core.metrics import LINE_LIMIT_BYTES, MetricsLine, parse_line, parse_object
 
@@ -19,8 +19,8 @@ READ_BYTES = 64 * 1024 * 1024
 
 
 def read_metrics(
-    attempt_dir: Path, *, ranks: Optional[Collection[int]] = None, max_bytes: int = READ_BYTES
-) -> Mapping[int, Tuple[MetricsLine, ...]]:
+    attempt_dir: Path, *, ranks: Collection[int] | None = None, max_bytes: int = READ_BYTES
+) -> Mapping[int, tuple[MetricsLine, ...]]:
     """Every rank's lines in the order written; of very long files the newest part, `max_bytes` over all ranks.
 
     `ranks`: only these. A rank that wrote nothing yet is missing. Lines that cannot be read are passed over.
@@ -31,7 +31,7 @@ def read_metrics(
     return {rank: lines for rank, lines in found.items() if lines}
 
 
-def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Optional[Mapping[str, Any]]:
+def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Mapping[str, Any] | None:
     """The last complete line of a step that a rank wrote on `host`, all its keys as they stand; None: none yet.
 
     With `total_steps` from the line of the start, where only that one tells it.
@@ -46,19 +46,19 @@ def newest_values(attempt_dir: Path, rank: int, *, host: str) -> Optional[Mappin
     return None
 
 
-def _total_steps(path: Path) -> Dict[str, Any]:
+def _total_steps(path: Path) -> dict[str, Any]:
     values = parse_object(_read(path, 0, LINE_LIMIT_BYTES).split(b"\n")[0]) or {}
     known = values.get("event") == "start" and values.get("total_steps") is not None
     return {"total_steps": values["total_steps"]} if known else {}
 
 
-def find_metrics(attempt_dir: Path, *, ranks: Optional[Collection[int]] = None) -> Dict[int, Tuple[Path, ...]]:
+def find_metrics(attempt_dir: Path, *, ranks: Collection[int] | None = None) -> dict[int, tuple[Path, ...]]:
     """The metrics files of each rank, the oldest generation first. {}: nothing came yet."""
     return _find_in(_folders(attempt_dir), ranks)
 
 
-def _find_in(folders: Iterable[Path], ranks: Optional[Collection[int]]) -> Dict[int, Tuple[Path, ...]]:
-    found: Dict[int, List[Tuple[int, Path]]] = {}
+def _find_in(folders: Iterable[Path], ranks: Collection[int] | None) -> dict[int, tuple[Path, ...]]:
+    found: dict[int, list[tuple[int, Path]]] = {}
     for folder in folders:
         for entry in _entries(folder):
             match = METRICS_FILE.match(entry)
@@ -67,16 +67,14 @@ def _find_in(folders: Iterable[Path], ranks: Optional[Collection[int]]) -> Dict[
     return {rank: tuple(path for _, path in sorted(files)) for rank, files in sorted(found.items())}
 
 
-def iter_lines(
-    paths: Collection[Path], *, last_bytes: Optional[int] = None, every: int = 1
-) -> Iterator[MetricsLine]:
+def iter_lines(paths: Collection[Path], *, last_bytes: int | None = None, every: int = 1) -> Iterator[MetricsLine]:
     """The lines of one rank's files, in order. `last_bytes`: only what stands in the newest so many of them.
 
     `every`: of the lines of plain steps only each so-manieth is read; those with an event, an evaluation or a value
     that is no number are all read, since what they say cannot be guessed from their neighbours.
     """
     rest = last_bytes
-    taken: List[Tuple[Path, Optional[int]]] = []
+    taken: list[tuple[Path, int | None]] = []
     for path in reversed(list(paths)):
         if rest is not None and rest <= 0:
             break
@@ -100,24 +98,24 @@ _ALWAYS = (b'"event"', b'"eval_', b'"checkpoint"', b"NaN", b"Infinity", b'"nan',
 class MetricsTail:
     """What the ranks of one attempt wrote since one looked last. Keeps an offset for each rank, no open file."""
 
-    def __init__(self, attempt_dir: Path, *, ranks: Optional[Collection[int]] = None) -> None:
+    def __init__(self, attempt_dir: Path, *, ranks: Collection[int] | None = None) -> None:
         self._attempt_dir = attempt_dir
         self._ranks = ranks
-        self._read: Dict[Path, int] = {}
+        self._read: dict[Path, int] = {}
 
-    def new_lines(self) -> Mapping[int, Tuple[MetricsLine, ...]]:
+    def new_lines(self) -> Mapping[int, tuple[MetricsLine, ...]]:
         """The complete lines since the last call, by rank; ranks without are missing.
 
         Of a rank that wrote more than TAIL_BYTES meanwhile (or before the first call) only the newest are returned.
         """
-        found: Dict[int, Tuple[MetricsLine, ...]] = {}
+        found: dict[int, tuple[MetricsLine, ...]] = {}
         for rank, paths in find_metrics(self._attempt_dir, ranks=self._ranks).items():
             lines = [line for path in paths for line in self._new_of(path)]
             if lines:
                 found[rank] = tuple(lines)
         return found
 
-    def _new_of(self, path: Path) -> List[MetricsLine]:
+    def _new_of(self, path: Path) -> list[MetricsLine]:
         begin, size = self._read.get(path, 0), _size(path)
         if size <= begin:
             return []
@@ -132,7 +130,7 @@ class MetricsTail:
         return [line for line in parsed if line is not None]
 
 
-def _raw_lines(path: Path, *, last_bytes: Optional[int], whole: bool = False) -> Iterator[bytes]:
+def _raw_lines(path: Path, *, last_bytes: int | None, whole: bool = False) -> Iterator[bytes]:
     """The lines of a file; the first, when it is cut, is left out. `whole`: the last one only with its newline."""
     size = _size(path)
     offset = 0 if last_bytes is None else max(0, size - last_bytes)
@@ -143,7 +141,7 @@ def _raw_lines(path: Path, *, last_bytes: Optional[int], whole: bool = False) ->
             break
         offset += len(data)
         *lines, rest = (rest + data).split(b"\n")
-        rest = rest[:LINE_LIMIT_BYTES + 1]  # enough to know that it is too long
+        rest = rest[: LINE_LIMIT_BYTES + 1]  # enough to know that it is too long
         if is_cut and lines:
             lines, is_cut = lines[1:], False
         yield from lines
@@ -167,14 +165,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _folders(attempt_dir: Path) -> List[Path]:
+def _folders(attempt_dir: Path) -> list[Path]:
     try:
         return sorted(Path(entry.path) for entry in os.scandir(attempt_dir) if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
 
 
-def _entries(folder: Path) -> List[str]:
+def _entries(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence
 
 from ascendrun.head.statedir import StoreUnusable
 
@@ -31,8 +31,10 @@ def version_of(connection: sqlite3.Connection) -> int:
 def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
     """Raises StoreUnusable for a file of a later release. `way_out`: what else to do than to use that release."""
     if version_of(connection) > len(steps):
-        raise StoreUnusable(f"{path} was written by a newer ascendrun (schema {version_of(connection)}, "
-                            f"this one knows {len(steps)})", hint=f"use that version, or {way_out}")
+        raise StoreUnusable(
+            f"{path} was written by a newer ascendrun (schema {version_of(connection)}, this one knows {len(steps)})",
+            hint=f"use that version, or {way_out}",
+        )
 
 
 def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any
 
 from ascendrun.core.notices import QUEUE_LIMIT
 from ascendrun.head.store import Store, add_lines
@@ -22,7 +23,7 @@ class Waiting:
 
     number: int
     id: str
-    job: Optional[str]
+    job: str | None
     body: Mapping[str, Any]
     made_at_s: float
     due_at_s: float
@@ -42,8 +43,9 @@ class NoticeQueue:
         """For a new controller: what the last one was sending when it died is sent again, once."""
         lost = f"interrupted {MOST_CUTS + 1} times while it was sent; whether it arrived is not known"
         with self._store.writing() as db:
-            rows = db.execute("SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?",
-                              (MOST_CUTS,)).fetchall()
+            rows = db.execute(
+                "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_CUTS,)
+            ).fetchall()
             for number, job, target in rows:
                 db.execute("UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (lost, number))
                 if job is not None:
@@ -51,36 +53,46 @@ class NoticeQueue:
             db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
             _forget_old(db, now_s)
 
-    def targets(self) -> Tuple[str, ...]:
+    def targets(self) -> tuple[str, ...]:
         """Names of targets for which something waits."""
         with self._store.reading() as db:
             rows = db.execute("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')").fetchall()
         return tuple(row[0] for row in rows)
 
-    def next(self, target: str) -> Optional[Waiting]:
+    def next(self, target: str) -> Waiting | None:
         """What is due first."""
         with self._store.reading() as db:
-            row = db.execute("SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
-                             " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1", (target,)).fetchone()
+            row = db.execute(
+                "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
+                " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1",
+                (target,),
+            ).fetchone()
         return None if row is None else Waiting(row[0], row[1], row[2], json.loads(row[3]), *row[4:])
 
-    def sent_at_s(self, target: str, *, since_s: float) -> List[float]:
+    def sent_at_s(self, target: str, *, since_s: float) -> list[float]:
         """When something was sent to the target, as far as `since_s` back."""
         with self._store.reading() as db:
-            rows = db.execute("SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
-                              " ORDER BY tried_at_s DESC LIMIT 200", (target, since_s)).fetchall()
+            rows = db.execute(
+                "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
+                " ORDER BY tried_at_s DESC LIMIT 200",
+                (target, since_s),
+            ).fetchall()
         return [row[0] for row in rows]
 
     def begin(self, one: Waiting, *, now_s: float) -> None:
         """It will be sent now."""
         with self._store.writing() as db:
-            db.execute("UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
-                       (now_s, one.number))
+            db.execute(
+                "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
+                (now_s, one.number),
+            )
 
     def again(self, one: Waiting, *, due_at_s: float, answer: str) -> None:
         with self._store.writing() as db:
-            db.execute("UPDATE notices SET state = 'waiting', due_at_s = ?, answer = ? WHERE number = ?",
-                       (due_at_s, answer, one.number))
+            db.execute(
+                "UPDATE notices SET state = 'waiting', due_at_s = ?, answer = ? WHERE number = ?",
+                (due_at_s, answer, one.number),
+            )
 
     def finish(self, one: Waiting, target: str, *, state: str, answer: str, now_s: float) -> None:
         """`state`: delivered, or a failure, which stands in the job's story as well."""
@@ -93,8 +105,11 @@ class NoticeQueue:
     def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
         """Drops the oldest that wait beyond the limit; how many."""
         with self._store.reading() as db:
-            rows = db.execute("SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
-                              " ORDER BY number DESC LIMIT -1 OFFSET ?", (target, limit)).fetchall()
+            rows = db.execute(
+                "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
+                " ORDER BY number DESC LIMIT -1 OFFSET ?",
+                (target, limit),
+            ).fetchall()
         if rows:
             text = f"given up: more than {limit} notices wait for {target}"
             with self._store.writing() as db:

@@ -32,7 +32,7 @@ class NoticeSettings:
     switch. `origins`: for each block the file that it came from."""
 
     targets: tuple[Target, ...] = ()
-    deadman: Optional[Target] = None
+    deadman: Target | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -44,7 +44,7 @@ class Unreadable(ValueError):
     """A file that should hold a URL or a secret cannot be used; the message names the file, never its content."""
 
 
-def read_credentials(target: Target) -> tuple[str, Optional[str]]:
+def read_credentials(target: Target) -> tuple[str, str | None]:
     """(URL, secret) of the target as its files have them now. Raises Unreadable."""
     url = target.url if target.url_file is None else _read_line(target.url_file)
     secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
@@ -70,7 +70,7 @@ def _read_line(path: str) -> str:
     return lines[0]
 
 
-def _url_problem(url: str, kind: str) -> Optional[str]:
+def _url_problem(url: str, kind: str) -> str | None:
     """What is wrong with a URL, without the URL; None: nothing."""
     try:
         parts = urlsplit(url)
@@ -94,7 +94,7 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
     """Targets from the YAML nodes of the blocks; what is wrong goes to `problems`. Paths start at the file's folder."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: str, node: Any, hint: Optional[str] = None) -> None:
+    def refuse(message: str, node: Any, hint: str | None = None) -> None:
         problems.append(Problem(str(file), node.start_mark.line + 1, node.start_mark.column + 1, message, hint))
 
     before = len(problems)
@@ -111,8 +111,11 @@ def parse_blocks(nodes: Mapping[str, Any], file: Path, problems: list[Problem]) 
     deadman = _parse_deadman(nodes["deadman"], file.parent, refuse) if "deadman" in nodes else None
     if len(problems) > before:
         return NoticeSettings()
-    return NoticeSettings(with_name(targets) + ((hook,) if hook else ()), deadman,
-                          {block: str(file) for block in BLOCKS if block in nodes})
+    return NoticeSettings(
+        with_name(targets) + ((hook,) if hook else ()),
+        deadman,
+        {block: str(file) for block in BLOCKS if block in nodes},
+    )
 
 
 def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
@@ -125,7 +128,7 @@ def merge(weak: NoticeSettings, strong: NoticeSettings) -> NoticeSettings:
     return NoticeSettings(tuple(targets), deadman, {**weak.origins, **strong.origins})
 
 
-def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Optional[Target]:
+def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     fields = _fields(node, "notify", _TARGET_FIELDS, refuse)
     if fields is None:
         return None
@@ -135,30 +138,46 @@ def _parse_target(node: Any, folder: Path, refuse: Refuse) -> Optional[Target]:
         return None
     name = _text(fields, "name", refuse) or ""
     if name in ("hook", "deadman") or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)):
-        refuse(f"notify: {name!r} cannot be the name of a target", fields["name"],
-               "letters, digits, '.', '_', '-'; not hook or deadman, which are taken")
-    return Target(name=name, kind=kind, on=_words(fields, "on", ("ended",), refuse, ON), jobs=_jobs(fields, refuse),
-                  style=_choice(fields, "style", STYLES, refuse), lang=_choice(fields, "lang", LANGUAGES, refuse),
-                  **_credentials(fields, node, kind, folder, refuse))
+        refuse(
+            f"notify: {name!r} cannot be the name of a target",
+            fields["name"],
+            "letters, digits, '.', '_', '-'; not hook or deadman, which are taken",
+        )
+    return Target(
+        name=name,
+        kind=kind,
+        on=_words(fields, "on", ("ended",), refuse, ON),
+        jobs=_jobs(fields, refuse),
+        style=_choice(fields, "style", STYLES, refuse),
+        lang=_choice(fields, "lang", LANGUAGES, refuse),
+        **_credentials(fields, node, kind, folder, refuse),
+    )
 
 
-def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Optional[Target]:
+def _parse_hook(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     fields = _fields(node, "hook", _HOOK_FIELDS, refuse)
     if fields is None:
         return None
     command = _list_of_texts(fields["command"], refuse) if "command" in fields else ()
     if not command or "command" in fields and type(fields["command"]).__name__ == "ScalarNode":
-        refuse("hook: command is a list of arguments", fields.get("command", node),
-               "command: [/path/to/script, --flag]")
+        refuse(
+            "hook: command is a list of arguments", fields.get("command", node), "command: [/path/to/script, --flag]"
+        )
         return None
     program = os.path.expanduser(command[0])
     command = (str(folder / program) if "/" in program else program, *command[1:])
-    return Target(name="hook", kind="hook", on=_words(fields, "on", ("ended",), refuse, ON), jobs=_jobs(fields, refuse),
-                  lang=_choice(fields, "lang", LANGUAGES, refuse), command=command,
-                  timeout_s=_seconds(fields, "timeout_s", 30.0, (0.1, 3600.0), refuse))
+    return Target(
+        name="hook",
+        kind="hook",
+        on=_words(fields, "on", ("ended",), refuse, ON),
+        jobs=_jobs(fields, refuse),
+        lang=_choice(fields, "lang", LANGUAGES, refuse),
+        command=command,
+        timeout_s=_seconds(fields, "timeout_s", 30.0, (0.1, 3600.0), refuse),
+    )
 
 
-def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Optional[Target]:
+def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Target | None:
     fields = _fields(node, "deadman", _DEADMAN_FIELDS, refuse)
     if fields is None:
         return None
@@ -167,11 +186,15 @@ def _parse_deadman(node: Any, folder: Path, refuse: Refuse) -> Optional[Target]:
         if word in fields:
             suffix = _text(fields, word, refuse) or ""
             if suffix and not re.fullmatch(r"/[A-Za-z0-9._~/-]{1,100}", suffix):
-                refuse(f"deadman: {word} is what is appended to the URL's path: /fail, or \"\"", fields[word], None)
+                refuse(f'deadman: {word} is what is appended to the URL\'s path: /fail, or ""', fields[word], None)
             suffixes.update(dict.fromkeys(kinds, suffix))
-    target = Target(name="deadman", kind="deadman", jobs=_jobs(fields, refuse),
-                    every_s=_seconds(fields, "every_s", 60.0, (1.0, 86400.0), refuse),
-                    **_credentials(fields, node, "deadman", folder, refuse))
+    target = Target(
+        name="deadman",
+        kind="deadman",
+        jobs=_jobs(fields, refuse),
+        every_s=_seconds(fields, "every_s", 60.0, (1.0, 86400.0), refuse),
+        **_credentials(fields, node, "deadman", folder, refuse),
+    )
     return replace(target, suffixes=suffixes)
 
 
@@ -184,8 +207,9 @@ def _credentials(fields: Mapping[str, Any], node: Any, kind: str, folder: Path, 
             text = os.path.abspath(folder / os.path.expanduser(text))
         found[name] = text
     if (found["url"] is None) == (found["url_file"] is None):
-        refuse(f"{block}: give either url_file or url", node,
-               "url_file: a file that only you can read, with the URL in it")
+        refuse(
+            f"{block}: give either url_file or url", node, "url_file: a file that only you can read, with the URL in it"
+        )
     elif found["url"] is not None:
         problem = _url_problem(found["url"], kind)
         if problem:
@@ -197,7 +221,7 @@ def _credentials(fields: Mapping[str, Any], node: Any, kind: str, folder: Path, 
     return found
 
 
-def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> Optional[dict[str, Any]]:
+def _fields(node: Any, block: str, known: Sequence[str], refuse: Refuse) -> dict[str, Any] | None:
     """name -> value node of a mapping; None when it is none."""
     if type(node).__name__ != "MappingNode":
         refuse(f"{block}: not a mapping of names to values", node, None)
@@ -232,7 +256,7 @@ def _list_of_texts(node: Any, refuse: Refuse) -> tuple[str, ...]:
     return tuple(str(item.value) for item in items)
 
 
-def _text(fields: Mapping[str, Any], name: str, refuse: Refuse) -> Optional[str]:
+def _text(fields: Mapping[str, Any], name: str, refuse: Refuse) -> str | None:
     node = fields.get(name)
     if node is None:
         return None
@@ -242,8 +266,9 @@ def _text(fields: Mapping[str, Any], name: str, refuse: Refuse) -> Optional[str]
     return str(node.value)
 
 
-def _words(fields: Mapping[str, Any], name: str, default: tuple[str, ...], refuse: Refuse, known: Mapping[str, Any]
-           ) -> tuple[str, ...]:
+def _words(
+    fields: Mapping[str, Any], name: str, default: tuple[str, ...], refuse: Refuse, known: Mapping[str, Any]
+) -> tuple[str, ...]:
     if name not in fields:
         return default
     words = _list_of_texts(fields[name], refuse)
@@ -265,8 +290,9 @@ def _choice(fields: Mapping[str, Any], name: str, choices: Sequence[str], refuse
     return text if text is not None and text in choices else choices[0]
 
 
-def _seconds(fields: Mapping[str, Any], name: str, default: float, bounds: tuple[float, float], refuse: Refuse
-             ) -> float:
+def _seconds(
+    fields: Mapping[str, Any], name: str, default: float, bounds: tuple[float, float], refuse: Refuse
+) -> float:
     text = _text(fields, name, refuse)
     try:
         seconds = default if text is None else float(text)

@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Tuple
 from urllib.parse import urlsplit
 
 from ascendrun.core.errors import Conflict, NotFound
@@ -29,14 +28,14 @@ class NoticeTargetView:
     name: str
     kind: str
     where: str
-    on: Tuple[str, ...]
-    jobs: Tuple[str, ...]
+    on: tuple[str, ...]
+    jobs: tuple[str, ...]
     lang: str
     waiting: int
-    last_at_s: Optional[float]
-    last_state: Optional[str]
-    last_answer: Optional[str]
-    problem: Optional[str]
+    last_at_s: float | None
+    last_state: str | None
+    last_answer: str | None
+    problem: str | None
     origin: str
 
 
@@ -50,7 +49,7 @@ class NoticeTestResult:
     answer: str
 
 
-def view_targets(settings: NoticeSettings, state_dir: Path) -> Tuple[NoticeTargetView, ...]:
+def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTargetView, ...]:
     store = Store.open_for_reading(state_dir)
     try:
         rows = store.notices(limit=1000) if store is not None else ()
@@ -63,12 +62,22 @@ def view_targets(settings: NoticeSettings, state_dir: Path) -> Tuple[NoticeTarge
         tried = next((row for row in mine if row["tried_at_s"] is not None), None)
         block = target.kind if target.kind in ("hook", "deadman") else "notify"
         on = tuple(sorted(target.suffixes)) if target.kind == "deadman" else target.on
-        views.append(NoticeTargetView(
-            name=target.name, kind=target.kind, where=where_of(target), on=on, jobs=target.jobs, lang=target.lang,
-            waiting=sum(row["state"] in ("waiting", "sending") for row in mine),
-            last_at_s=tried["tried_at_s"] if tried else None, last_state=tried["state"] if tried else None,
-            last_answer=tried["answer"] if tried else None, problem=_problem(target),
-            origin=settings.origins.get(block, "")))
+        views.append(
+            NoticeTargetView(
+                name=target.name,
+                kind=target.kind,
+                where=where_of(target),
+                on=on,
+                jobs=target.jobs,
+                lang=target.lang,
+                waiting=sum(row["state"] in ("waiting", "sending") for row in mine),
+                last_at_s=tried["tried_at_s"] if tried else None,
+                last_state=tried["state"] if tried else None,
+                last_answer=tried["answer"] if tried else None,
+                problem=_problem(target),
+                origin=settings.origins.get(block, ""),
+            )
+        )
     return tuple(views)
 
 
@@ -84,7 +93,7 @@ def where_of(target: Target) -> str:
     return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
 
 
-def _problem(target: Target) -> Optional[str]:
+def _problem(target: Target) -> str | None:
     """An unreadable file, or one that others can read as well."""
     if target.kind == "hook":
         program = target.command[0]
@@ -100,7 +109,7 @@ def _problem(target: Target) -> Optional[str]:
     return None
 
 
-def send_tests(settings: NoticeSettings, *, name: Optional[str]) -> Tuple[NoticeTestResult, ...]:
+def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTestResult, ...]:
     """Sends a test notice to the target of that name, None: to all; at once, past the queue.
 
     Raises NotFound for an unknown name, Conflict when there is no target at all.

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.head.settingswatch import ReadSettings, SettingsWatch
 from ascendrun.head.statedir import StoreUnusable
@@ -49,19 +50,25 @@ class Notifier:
     runs.
     """
 
-    def __init__(self, store: Store, read_settings: ReadSettings = tell_nobody, *, files: Sequence[Path] = (),
-                 ask_s: float = ASK_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        read_settings: ReadSettings = tell_nobody,
+        *,
+        files: Sequence[Path] = (),
+        ask_s: float = ASK_S,
+    ) -> None:
         self._store, self._ask_s = store, ask_s
         self._watch = SettingsWatch(read_settings, files, log=_log)
         self._head, self._head_id = socket.gethostname(), store.head_id
         self._lock = threading.Lock()
         self._news = threading.Condition()
         self._stop = threading.Event()
-        self._threads: Dict[str, threading.Thread] = {}
-        self._cuts: Set["Cut"] = set()
+        self._threads: dict[str, threading.Thread] = {}
+        self._cuts: set[Cut] = set()
         self._beat_mono = time.monotonic()
-        self._live: Tuple[Tuple[str, str], ...] = ()
-        self._waiting: Dict[str, float] = {}
+        self._live: tuple[tuple[str, str], ...] = ()
+        self._waiting: dict[str, float] = {}
         self._fresh = False
         self._round = 0
         self._last_fault = ""
@@ -81,7 +88,7 @@ class Notifier:
         for name in names:
             self._employ(name)
 
-    def outbox(self, job: "Job", lines: Sequence[StoredEvent]) -> List[Tuple[str, str, str]]:
+    def outbox(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
         """The notices that new lines of a job's story make; called within the transaction that keeps the lines."""
         try:
             return self._decide(job, lines)
@@ -89,22 +96,24 @@ class Notifier:
             self._tell_fault()
             return []
 
-    def _decide(self, job: "Job", lines: Sequence[StoredEvent]) -> List[Tuple[str, str, str]]:
+    def _decide(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
         settings = self.settings()
         if settings is None:
             return []
         from ascendrun.core.notices import notice_of
+
         rows = []
         for line in lines:
-            notice = notice_of(job, line.kind, line.text, seq=line.seq, head_id=self._head_id, head=self._head,
-                               at_s=line.at_s)
+            notice = notice_of(
+                job, line.kind, line.text, seq=line.seq, head_id=self._head_id, head=self._head, at_s=line.at_s
+            )
             if notice is not None:
                 body = json.dumps(notice.to_json())
                 rows += [(notice.id, target.name, body) for target in settings.everyone if target.wants(notice)]
         self._fresh = self._fresh or bool(rows)
         return rows
 
-    def beat(self, live: Sequence[Tuple[str, str]]) -> None:
+    def beat(self, live: Sequence[tuple[str, str]]) -> None:
         """At every turn of the controller's loop. `live`: (name, id) of the jobs that are not over."""
         self._beat_mono = time.monotonic()
         self._live = tuple(live)
@@ -143,21 +152,22 @@ class Notifier:
 
     # Settings
 
-    def settings(self) -> "Optional[NoticeSettings]":
+    def settings(self) -> NoticeSettings | None:
         """As the files have them now; None: nobody is to be told of anything."""
         return self._watch.get()
 
-    def _target(self, name: str) -> "Optional[Target]":
+    def _target(self, name: str) -> Target | None:
         settings = self.settings()
         return next((one for one in settings.everyone if one.name == name), None) if settings is not None else None
 
     # The threads
 
-    def _queue(self) -> "NoticeQueue":
+    def _queue(self) -> NoticeQueue:
         from ascendrun.head.noticequeue import NoticeQueue
+
         return NoticeQueue(self._store.beside())
 
-    def _employ(self, name: str, work: Optional[Callable[[], None]] = None) -> None:
+    def _employ(self, name: str, work: Callable[[], None] | None = None) -> None:
         """A thread for the target, unless it has one; `work`: the pressing of a dead-man's switch, beside that."""
         key = f"{name} press" if work is not None else name
         with self._lock:
@@ -192,7 +202,7 @@ class Notifier:
             self._waiting.pop(name, None)
             queue.close()
 
-    def _open_queue(self) -> "Optional[NoticeQueue]":
+    def _open_queue(self) -> NoticeQueue | None:
         """Tried until the store can be opened (a full disk, a lock); None: the controller ends before that."""
         while not self._stop.is_set():
             try:
@@ -202,9 +212,10 @@ class Notifier:
                 self._stop.wait(REST_S)
         return None
 
-    def _step(self, queue: "NoticeQueue", name: str, blocked_mono: float) -> Tuple[float, float]:
+    def _step(self, queue: NoticeQueue, name: str, blocked_mono: float) -> tuple[float, float]:
         """Delivers what is due first. How long to rest, and how long to leave the target alone."""
         from ascendrun.core.notices import GIVE_UP_S, LIMITS, LONGEST_WAIT_S, free_at_s
+
         now_s = time.time()
         queue.give_up_beyond(name, now_s=now_s)
         one = queue.next(name)
@@ -227,9 +238,10 @@ class Notifier:
             return wait_s, 0.0
         return 0.0, self._send(queue, one, target)
 
-    def _send(self, queue: "NoticeQueue", one: "Waiting", target: "Target") -> float:
+    def _send(self, queue: NoticeQueue, one: Waiting, target: Target) -> float:
         """One try; how long the target is to be left alone."""
         from ascendrun.core.notices import Notice, retry_after_s
+
         queue.begin(one, now_s=time.time())
         failpoint("notices.before_send")
         verdict = self._deliver(Notice.from_json(one.body), target)
@@ -243,16 +255,18 @@ class Notifier:
         queue.again(one, due_at_s=now_s + wait_s, answer=verdict.says)
         return wait_s if verdict.wait_s is not None else min(wait_s, BLOCK_S)
 
-    def _deliver(self, notice: "Notice", target: "Target") -> "Verdict":
+    def _deliver(self, notice: Notice, target: Target) -> Verdict:
         from ascendrun.head.delivery import deliver
+
         cut = self._new_cut()
         try:
             return deliver(notice, target, ask_s=self._ask_s, cut=cut, stop=self._stop)
         finally:
             self._cuts.discard(cut)
 
-    def _new_cut(self) -> "Cut":
+    def _new_cut(self) -> Cut:
         from ascendrun.head.webdoor import Cut
+
         cut = Cut()
         with self._lock:
             self._cuts.add(cut)
@@ -261,6 +275,7 @@ class Notifier:
     def _press(self) -> None:
         """Presses the dead-man's switch while the controller's loop turns and a job that it watches is live."""
         from ascendrun.head.delivery import press
+
         due_mono = 0.0
         while not self._stop.wait(min(1.0, max(0.01, due_mono - time.monotonic()))):
             target, now_mono = self._target("deadman"), time.monotonic()
@@ -282,6 +297,7 @@ class Notifier:
 
     def _tell_fault(self) -> None:
         from ascendrun.core.redaction import redact_text
+
         self._tell_once(redact_text(traceback.format_exc()))
 
     def _tell_once(self, text: str) -> None:

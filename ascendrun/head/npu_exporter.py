@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence, Tuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ascendrun.core.samples import DeviceDetail
 
-Labelled = Sequence[Tuple[Tuple[str, ...], DeviceDetail]]
+Labelled = Sequence[tuple[tuple[str, ...], DeviceDetail]]
 
-NAMES: Mapping[str, Tuple[str, str]] = {
+NAMES: Mapping[str, tuple[str, str]] = {
     "npu_chip_info_used_memory": ("ddr_used_mb", "Memory beside HBM in use, MB"),
     "npu_chip_info_total_memory": ("ddr_total_mb", "Memory beside HBM altogether, MB"),
     "npu_chip_info_hbm_utilization": ("hbm_percent", "HBM in use, percent"),
@@ -19,9 +19,13 @@ NAMES: Mapping[str, Tuple[str, str]] = {
     "npu_chip_info_hbm_ecc_total_single_bit_error_cnt": ("hbm_single_bit_total", "HBM errors of one bit ever"),
     "npu_chip_info_hbm_ecc_total_double_bit_error_cnt": ("hbm_double_bit_total", "HBM errors of two bits ever"),
     "npu_chip_info_hbm_ecc_single_bit_isolated_pages_cnt": (
-        "hbm_single_bit_pages", "HBM pages out of use for errors of one bit"),
+        "hbm_single_bit_pages",
+        "HBM pages out of use for errors of one bit",
+    ),
     "npu_chip_info_hbm_ecc_double_bit_isolated_pages_cnt": (
-        "hbm_double_bit_pages", "HBM pages out of use for errors of two bits"),
+        "hbm_double_bit_pages",
+        "HBM pages out of use for errors of two bits",
+    ),
     "npu_chip_link_up_num": ("link_ups", "How often the NPU's network port came up"),
     "npu_chip_mac_rx_pause_num": ("mac_rx_mac_pause_num", "Pause frames received"),
     "npu_chip_mac_tx_pause_num": ("mac_tx_mac_pause_num", "Pause frames sent"),
@@ -57,8 +61,9 @@ def detail_families(labels: Sequence[str], details: Labelled) -> Iterator[Metric
             if key in detail.values:
                 family.add_metric(given, float(detail.values[key]))
         yield family
-    processes = GaugeMetricFamily("npu_chip_info_process_info", "Memory of a process on the NPU, MB",
-                                  labels=(*labels, *PROCESS_LABELS))
+    processes = GaugeMetricFamily(
+        "npu_chip_info_process_info", "Memory of a process on the NPU, MB", labels=(*labels, *PROCESS_LABELS)
+    )
     for given, detail in details:
         for pid, memory_mb in detail.processes:
             if memory_mb is not None:

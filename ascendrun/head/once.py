@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, CannotConnect
 from ascendrun.core.hosts import Host
@@ -20,11 +21,13 @@ SEND_S = 30.0
 # The words come on standard input, a line each: behind "=" as they are, behind "%" as printf's %b reads them, which
 # costs a fork. They become arguments and nothing else.
 # No backslash, newline, exclamation mark or single quote may stand in the line (csh and fish read those).
-_SHELL = ('echo; echo ASCENDRUN-ONCE; set --; '
-          'while IFS= read -r w; do '
-          'case $w in =*) w=${w#=}. ;; *) w=$(printf %b "${w#?}.") ;; esac; set -- "$@" "${w%.}"; done; '
-          't=$1; shift; if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$t" "$@" </dev/null; '
-          'else exec "$@" </dev/null; fi')
+_SHELL = (
+    "echo; echo ASCENDRUN-ONCE; set --; "
+    "while IFS= read -r w; do "
+    'case $w in =*) w=${w#=}. ;; *) w=$(printf %b "${w#?}.") ;; esac; set -- "$@" "${w%.}"; done; '
+    't=$1; shift; if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$t" "$@" </dev/null; '
+    'else exec "$@" </dev/null; fi'
+)
 COMMAND = f"exec /bin/sh -c '{_SHELL}'"
 
 
@@ -51,17 +54,25 @@ class Once:
     `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
     """
 
-    def __init__(self, host: Host, fields: Mapping[str, Any], *, backend: Backend, done: Callable[[Reply], None],
-                 keep: Callable[[Connection], None], failed: Callable[[AscendrunError], None],
-                 lost: Callable[[AscendrunError], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        fields: Mapping[str, Any],
+        *,
+        backend: Backend,
+        done: Callable[[Reply], None],
+        keep: Callable[[Connection], None],
+        failed: Callable[[AscendrunError], None],
+        lost: Callable[[AscendrunError], None],
+    ) -> None:
         self._host, self._backend = host, backend
-        self._argv: List[str] = list(fields["argv"])
+        self._argv: list[str] = list(fields["argv"])
         self._timeout_s = float(fields["timeout_s"])
         self._max_bytes = int(fields["max_bytes"])
         self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
         self._out, self._err = _Part(self._max_bytes, after=MAGIC), _Part(self._max_bytes)
-        self._connection: Optional[Connection] = None
-        self._stream: Optional[Stream] = None
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
         self._is_over = threading.Lock()
         self._started_mono = time.monotonic()
 
@@ -86,7 +97,7 @@ class Once:
         except (AscendrunError, StreamClosed, ValueError) as error:
             self._closed(str(error), None)
 
-    def _closed(self, reason: str, status: Optional[int]) -> None:
+    def _closed(self, reason: str, status: int | None) -> None:
         if not self._is_over.acquire(blocking=False):
             return  # told already
         connection = self._connection
@@ -98,10 +109,14 @@ class Once:
             self._lost(error)
             return
         signal = status - 128 if status > 128 else None
-        header = {"code": None if signal else status, "signal": signal,
-                  "timed_out": status == TIMED_OUT and self._is_late(),
-                  "out_bytes": len(self._out.data), "err_bytes": len(self._err.data),
-                  "truncated": self._out.is_cut or self._err.is_cut}
+        header = {
+            "code": None if signal else status,
+            "signal": signal,
+            "timed_out": status == TIMED_OUT and self._is_late(),
+            "out_bytes": len(self._out.data),
+            "err_bytes": len(self._err.data),
+            "truncated": self._out.is_cut or self._err.is_cut,
+        }
         self._done(Reply(header, bytes(self._out.data + self._err.data), None))
         self._keep(connection)
 
@@ -123,10 +138,10 @@ class _Part:
         if self._after:
             at = self.data.find(self._after)
             if at < 0:
-                del self.data[:max(0, len(self.data) - len(self._after))]
+                del self.data[: max(0, len(self.data) - len(self._after))]
                 return
-            del self.data[:at + len(self._after)]
+            del self.data[: at + len(self._after)]
             self._after = b""
         if len(self.data) > self._limit:
             self.is_cut = True
-            del self.data[self._limit:]
+            del self.data[self._limit :]

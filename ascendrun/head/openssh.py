@@ -16,8 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Tuple, Type
 
 from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host
@@ -33,20 +33,40 @@ _LOGGED_IN = "Authenticated to "
 _RETRY_S = (0.1, 0.6)
 _FAST_KEX = "^curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256"
 _HUNG_UP = re.compile(r"kex_exchange_identification:.*(closed|reset)", re.IGNORECASE)
-_LOST = re.compile(r"^Connection to \S+ closed by remote host|^client_loop: |^Timeout, server |^(Read from|Connection "
-                   r"(closed|reset) by|ssh_dispatch_run|ssh_packet|packet_write|Disconnected from|Received disconnect)")
+_LOST = re.compile(
+    r"^Connection to \S+ closed by remote host|^client_loop: |^Timeout, server |^(Read from|Connection "
+    r"(closed|reset) by|ssh_dispatch_run|ssh_packet|packet_write|Disconnected from|Received disconnect)"
+)
 
 
-def build_argv(host: Host, *, deadlines: Deadlines, known_hosts: Sequence[str], log: str, config: Optional[Path] = None,
-               host_key_alias: Optional[str] = None, algorithms: Optional[Mapping[str, str]] = None) -> List[str]:
+def build_argv(
+    host: Host,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    log: str,
+    config: Path | None = None,
+    host_key_alias: str | None = None,
+    algorithms: Mapping[str, str] | None = None,
+) -> list[str]:
     """The `ssh` command line for `host`, up to its name. The user's config stays in force for all not said here."""
     options = {
-        "BatchMode": "yes", "StrictHostKeyChecking": "yes", "UpdateHostKeys": "no",
-        "UserKnownHostsFile": " ".join(_quote(name) for name in known_hosts) or "none", "GlobalKnownHostsFile": "none",
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
+        "UserKnownHostsFile": " ".join(_quote(name) for name in known_hosts) or "none",
+        "GlobalKnownHostsFile": "none",
         "ConnectTimeout": str(max(1, math.ceil(deadlines.tcp_s))),
-        "ServerAliveInterval": "2", "ServerAliveCountMax": "3",
-        "ControlMaster": "no", "ControlPath": "none", "ClearAllForwardings": "yes", "ForwardAgent": "no",
-        "ForwardX11": "no", "PermitLocalCommand": "no", "RemoteCommand": "none", "EscapeChar": "none",
+        "ServerAliveInterval": "2",
+        "ServerAliveCountMax": "3",
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "EscapeChar": "none",
         "LogLevel": "VERBOSE",
     }
     if host_key_alias:
@@ -74,14 +94,14 @@ def _quote(path: str) -> str:
 class OpensshConnection:
     """Implements `transport.Connection`."""
 
-    peer_address: Optional[str] = None
+    peer_address: str | None = None
 
-    def __init__(self, argv: Sequence[str], target: SshTarget, login: "_Login") -> None:
+    def __init__(self, argv: Sequence[str], target: SshTarget, login: _Login) -> None:
         self._argv = argv
         self._target = target
         self._lock = threading.Lock()
-        self._waiting: Optional["_Login"] = login
-        self._streams: List[ChildStream] = []
+        self._waiting: _Login | None = login
+        self._streams: list[ChildStream] = []
         self._is_closed = False
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
@@ -121,11 +141,25 @@ class OpensshConnection:
             stream.close()
 
 
-def connect(host: Host, target: SshTarget, *, deadlines: Deadlines, known_hosts: Sequence[str],
-            config: Optional[Path] = None, host_key_alias: Optional[str] = None) -> OpensshConnection:
+def connect(
+    host: Host,
+    target: SshTarget,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    config: Path | None = None,
+    host_key_alias: str | None = None,
+) -> OpensshConnection:
     """A logged-in connection. Raises CannotConnect or one of its children, from what `ssh` says."""
-    argv = build_argv(host, deadlines=deadlines, known_hosts=known_hosts, log="{log}", config=config,
-                      host_key_alias=host_key_alias, algorithms=target.algorithms)
+    argv = build_argv(
+        host,
+        deadlines=deadlines,
+        known_hosts=known_hosts,
+        log="{log}",
+        config=config,
+        host_key_alias=host_key_alias,
+        algorithms=target.algorithms,
+    )
     until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
     while True:
         login = _Login(argv, WAIT_FOR_COMMAND, target)
@@ -139,19 +173,39 @@ def connect(host: Host, target: SshTarget, *, deadlines: Deadlines, known_hosts:
             time.sleep(pause_s)
 
 
-def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Optional[Path] = None) -> HostKey:
+def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Path | None = None) -> HostKey:
     """The key that `host` shows; offers no user key. Raises CannotConnect."""
     folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
     try:
         file, log = os.path.join(folder, "known_hosts"), os.path.join(folder, "log")
-        argv = build_argv(host, deadlines=deadlines, known_hosts=[file], log=log, config=config,
-                          host_key_alias="scanned", algorithms=target.algorithms)
-        first = ["-o", "StrictHostKeyChecking=accept-new", "-o", "PreferredAuthentications=none",
-                 "-o", "HashKnownHosts=no"]  # ssh takes the first value of an option
+        argv = build_argv(
+            host,
+            deadlines=deadlines,
+            known_hosts=[file],
+            log=log,
+            config=config,
+            host_key_alias="scanned",
+            algorithms=target.algorithms,
+        )
+        first = [
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "PreferredAuthentications=none",
+            "-o",
+            "HashKnownHosts=no",
+        ]  # ssh takes the first value of an option
         limit_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s
         try:
-            subprocess.run([argv[0], *first, *argv[1:], "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, timeout=limit_s, start_new_session=True, check=False)
+            subprocess.run(
+                [argv[0], *first, *argv[1:], "true"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=limit_s,
+                start_new_session=True,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise _silent(target, limit_s) from None
         except OSError as error:
@@ -179,10 +233,9 @@ class _Login:
         self._folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
         path = os.path.join(self._folder, "log")
         os.mkfifo(path, 0o600)
-        self._log_fd: Optional[int] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._log_fd: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self.stream = ChildStream([part.replace("{log}", path) for part in argv] + [command],
-                                      say_end=self._say_end)
+            self.stream = ChildStream([part.replace("{log}", path) for part in argv] + [command], say_end=self._say_end)
         except OSError as error:
             self._close_log()
             self._remove_folder()
@@ -209,6 +262,7 @@ class _Login:
 
     def start(self, receiver: Receiver) -> None:
         """Feeds `receiver`, keeping the end of the error output: there ssh says that it lost the connection."""
+
         def take_error(data: bytes) -> None:
             self._error_tail = (self._error_tail + data)[-200:]
             receiver.on_error_data(data)
@@ -235,7 +289,7 @@ class _Login:
     def _text(self) -> str:
         return (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
 
-    def _say_end(self, code: int) -> Tuple[str, Optional[int]]:
+    def _say_end(self, code: int) -> tuple[str, int | None]:
         if self._log_fd is not None:
             self._log += _read_some(self._log_fd)
         self._close_log()
@@ -253,32 +307,67 @@ class _Login:
             self._log_fd = None
 
 
-_SAYINGS: Sequence[Tuple[str, Type[CannotConnect], str, str]] = (
+_SAYINGS: Sequence[tuple[str, type[CannotConnect], str, str]] = (
     # what ssh says, the error, our words, the way out; the first that matches counts
-    (r"REVOKED HOST KEY|marked as revoked", HostKeyChanged, "its host key is revoked; nothing was sent",
-     "this key is known to be stolen or retired: give the host new keys, or reach the right host"),
-    (r"IDENTIFICATION HAS CHANGED", HostKeyChanged, "{changed}; nothing was sent",
-     "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
-     "console, then: ascendrun trust --replace {name}"),
-    (r"host key is known for|Host key verification failed", HostKeyUnknown,
-     "a host key was never recorded; nothing was sent ({line})", "ascendrun trust {name}"),
-    (r"Permission denied|Too many authentication failures|No more authentication methods", AuthFailed,
-     "user {user} was refused ({line})",
-     "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}"),
-    (r"Could not resolve hostname", CannotConnect, "{line}",
-     "check the spelling, /etc/hosts and DNS, or give addr= in the hostfile"),
-    (r"during banner exchange", CannotConnect, "accepted the connection but sent no SSH banner ({line})",
-     "the host is frozen or badly overloaded, or something else listens on that port"),
-    (r"Unable to negotiate|no matching", CannotConnect, "{line}",
-     "its sshd offers only algorithms that this ssh refuses; allow one for this host in ~/.ssh/config"),
-    (r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:", CannotConnect,
-     "ssh refuses its configuration ({line})", "mend that file; `ssh -G {name}` checks it"),
-    (r"Connection refused|timed out|No route|Network is unreachable", CannotConnect, "{line}",
-     "is the host up, sshd listening on that port, and no firewall between?"),
+    (
+        r"REVOKED HOST KEY|marked as revoked",
+        HostKeyChanged,
+        "its host key is revoked; nothing was sent",
+        "this key is known to be stolen or retired: give the host new keys, or reach the right host",
+    ),
+    (
+        r"IDENTIFICATION HAS CHANGED",
+        HostKeyChanged,
+        "{changed}; nothing was sent",
+        "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
+        "console, then: ascendrun trust --replace {name}",
+    ),
+    (
+        r"host key is known for|Host key verification failed",
+        HostKeyUnknown,
+        "a host key was never recorded; nothing was sent ({line})",
+        "ascendrun trust {name}",
+    ),
+    (
+        r"Permission denied|Too many authentication failures|No more authentication methods",
+        AuthFailed,
+        "user {user} was refused ({line})",
+        "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}",
+    ),
+    (
+        r"Could not resolve hostname",
+        CannotConnect,
+        "{line}",
+        "check the spelling, /etc/hosts and DNS, or give addr= in the hostfile",
+    ),
+    (
+        r"during banner exchange",
+        CannotConnect,
+        "accepted the connection but sent no SSH banner ({line})",
+        "the host is frozen or badly overloaded, or something else listens on that port",
+    ),
+    (
+        r"Unable to negotiate|no matching",
+        CannotConnect,
+        "{line}",
+        "its sshd offers only algorithms that this ssh refuses; allow one for this host in ~/.ssh/config",
+    ),
+    (
+        r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
+        CannotConnect,
+        "ssh refuses its configuration ({line})",
+        "mend that file; `ssh -G {name}` checks it",
+    ),
+    (
+        r"Connection refused|timed out|No route|Network is unreachable",
+        CannotConnect,
+        "{line}",
+        "is the host up, sshd listening on that port, and no firewall between?",
+    ),
 )
 
 
-def classify(said: str, target: SshTarget, *, kind: Optional[Type[CannotConnect]] = None) -> CannotConnect:
+def classify(said: str, target: SshTarget, *, kind: type[CannotConnect] | None = None) -> CannotConnect:
     """The error that ssh's words mean; `kind` when the caller knows it already."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for pattern, error, words, hint in _SAYINGS:
@@ -298,14 +387,17 @@ def _say_change(said: str) -> str:
 
 
 def _silent(target: SshTarget, limit_s: float) -> CannotConnect:
-    return CannotConnect(f"{target.label}: ssh was not logged in within {limit_s:.3g} s",
-                         hint="the host is frozen or overloaded, or something asks for input; "
-                              f"see: ssh -v {target.name}")
+    return CannotConnect(
+        f"{target.label}: ssh was not logged in within {limit_s:.3g} s",
+        hint=f"the host is frozen or overloaded, or something asks for input; see: ssh -v {target.name}",
+    )
 
 
 def _no_binary(error: OSError) -> CannotConnect:
-    return CannotConnect(f"ssh cannot be started ({(error.strerror or str(error)).lower()})",
-                         hint="install the OpenSSH client, and see that it is on the PATH")
+    return CannotConnect(
+        f"ssh cannot be started ({(error.strerror or str(error)).lower()})",
+        hint="install the OpenSSH client, and see that it is on the PATH",
+    )
 
 
 def _read_some(fd: int) -> bytes:

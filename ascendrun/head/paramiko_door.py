@@ -6,18 +6,17 @@ import logging
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Dict, Optional
 
 
 def _version(name: str) -> str:
     """What importlib.metadata.version would say; "0" when the package stands in no folder that shows it."""
     for folder in sys.path:
         for found in Path(folder).glob(f"{name}-*.dist-info"):
-            return found.name[len(name) + 1:-len(".dist-info")]
+            return found.name[len(name) + 1 : -len(".dist-info")]
     return "0"
 
 
-def _stand_ins() -> Dict[str, Optional[ModuleType]]:
+def _stand_ins() -> dict[str, ModuleType | None]:
     """Modules that paramiko asks for at import and does well without.
 
     `invoke` runs local commands for its ssh config (45 ms; the import is guarded). importlib.metadata tells its own
@@ -25,7 +24,7 @@ def _stand_ins() -> Dict[str, Optional[ModuleType]]:
     """
     metadata = ModuleType("importlib.metadata")
     vars(metadata)["version"] = _version
-    wanted: Dict[str, Optional[ModuleType]] = {"invoke": None, "importlib.metadata": metadata}
+    wanted: dict[str, ModuleType | None] = {"invoke": None, "importlib.metadata": metadata}
     return {name: module for name, module in wanted.items() if name not in sys.modules}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Mapping, Tuple
+from typing import TYPE_CHECKING
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.job import Job
@@ -15,16 +16,25 @@ if TYPE_CHECKING:
     from ascendrun.core.spec import JobSpec
 
 
-def build_plan(spec: "JobSpec", hosts: Tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job,
-               trees: Tuple[Tree, ...]) -> LaunchPlan:
+def build_plan(
+    spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
+) -> LaunchPlan:
     """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
     from ascendrun.core.plan import make_plan
     from ascendrun.health.sampling import sampling_wish
-    folders = {host: Folders(work=layout.work_dir(report.root, job.home or job.run),
-                             checkpoints=layout.checkpoints_dir(report.root, job.run),
-                             attempt=layout.attempt_dir(report.root, job.tag),
-                             trees=f"{report.root}/trees") for host, report in reports.items()}
-    plan = make_plan(spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees,
-                     home=job.home)
-    return replace(plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s,
-                                                hosts=len(plan.nodes)))
+
+    folders = {
+        host: Folders(
+            work=layout.work_dir(report.root, job.home or job.run),
+            checkpoints=layout.checkpoints_dir(report.root, job.run),
+            attempt=layout.attempt_dir(report.root, job.tag),
+            trees=f"{report.root}/trees",
+        )
+        for host, report in reports.items()
+    }
+    plan = make_plan(
+        spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees, home=job.home
+    )
+    return replace(
+        plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s, hosts=len(plan.nodes))
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
-from typing import Dict, Mapping
 
 from ascendrun.core.options import ProgramOptions, parse_program_options
 
@@ -12,7 +12,7 @@ OPTIONS_FILE = "options.json"
 
 def load_programs() -> Mapping[str, ProgramOptions]:
     """Every bundled program by name. Raises InvalidInput when a table of ours is broken."""
-    programs: Dict[str, ProgramOptions] = {}
+    programs: dict[str, ProgramOptions] = {}
     for folder in sorted(resources.files("ascendrun").joinpath("programs").iterdir(), key=lambda each: each.name):
         table = folder.joinpath(OPTIONS_FILE)
         if folder.is_dir() and table.is_file():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,42 +32,42 @@ JOB_LABELS = ("job_id", "job_name")
 RANK_LABELS = (*JOB_LABELS, "rank", "host")
 LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
 
-Look = Callable[[], Tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
+Look = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
 """Gives the view, how many jobs are in each state, and the details of devices."""
-Row = Tuple[str, str, Callable[[Any], Optional[float]]]
+Row = tuple[str, str, Callable[[Any], Optional[float]]]
 
 
-def _scaled(path: str, by: float) -> Callable[[Any], Optional[float]]:
+def _scaled(path: str, by: float) -> Callable[[Any], float | None]:
     """`path`: a field of the thing, or of what it holds, as in progress.step."""
     find = attrgetter(path)
 
-    def read(one: Any) -> Optional[float]:
+    def read(one: Any) -> float | None:
         value = find(one)
         return None if value is None else value / by
 
     return read
 
 
-def _plain(path: str) -> Callable[[Any], Optional[float]]:
+def _plain(path: str) -> Callable[[Any], float | None]:
     return _scaled(path, 1.0)
 
 
-def _health(row: TopRow) -> Optional[float]:
+def _health(row: TopRow) -> float | None:
     health = row.figures.health
     return None if health in (None, "UNKNOWN") else float(health == "OK")
 
 
-def _link(row: TopRow) -> Optional[float]:
+def _link(row: TopRow) -> float | None:
     return None if row.figures.link_up is None else float(row.figures.link_up)
 
 
-def _processes(row: TopRow) -> Optional[float]:
+def _processes(row: TopRow) -> float | None:
     if row.foreign_pids is None:
         return None
     return float(len(row.foreign_pids) + (row.rank is not None))
 
 
-NPU_ROWS: Tuple[Row, ...] = (
+NPU_ROWS: tuple[Row, ...] = (
     ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("figures.utilisation")),
     ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("figures.memory_used_bytes", MIB)),
     ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("figures.memory_total_bytes", MIB)),
@@ -76,15 +77,21 @@ NPU_ROWS: Tuple[Row, ...] = (
     ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
     ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
     ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("figures.link_tx_bytes_s", MEGA)),
-    ("npu_chip_info_bandwidth_rx", "Received over the NPU's network port, MB/s",
-     _scaled("figures.link_rx_bytes_s", MEGA)),
+    (
+        "npu_chip_info_bandwidth_rx",
+        "Received over the NPU's network port, MB/s",
+        _scaled("figures.link_rx_bytes_s", MEGA),
+    ),
     ("npu_chip_info_process_info_num", "Processes on the NPU", _processes),
-    ("npu_chip_info_name", "The NPU's name is the label model_name; always 1",
-     lambda row: 1.0 if row.figures.name else None),
+    (
+        "npu_chip_info_name",
+        "The NPU's name is the label model_name; always 1",
+        lambda row: 1.0 if row.figures.name else None,
+    ),
 )
 """Of family npu, under the names and in the units of npu-exporter."""
 
-DEVICE_ROWS: Tuple[Row, ...] = (
+DEVICE_ROWS: tuple[Row, ...] = (
     ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("figures.utilisation")),
     ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("figures.memory_used_bytes")),
     ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("figures.memory_total_bytes")),
@@ -93,16 +100,22 @@ DEVICE_ROWS: Tuple[Row, ...] = (
     ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("figures.frequency_mhz")),
     ("ascendrun_device_healthy", "1: the device says OK, 0: it says something else", _health),
     ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
-    ("ascendrun_device_link_downs", "How often that port went down since the driver started",
-     _plain("figures.link_downs")),
+    (
+        "ascendrun_device_link_downs",
+        "How often that port went down since the driver started",
+        _plain("figures.link_downs"),
+    ),
     ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("figures.ecc_errors")),
-    ("ascendrun_device_foreign_processes", "Processes on the device that are no rank of ours",
-     lambda row: None if row.foreign_pids is None else float(len(row.foreign_pids))),
+    (
+        "ascendrun_device_foreign_processes",
+        "Processes on the device that are no rank of ours",
+        lambda row: None if row.foreign_pids is None else float(len(row.foreign_pids)),
+    ),
 )
-DEVICE_AGE: Tuple[Row, ...] = (
+DEVICE_AGE: tuple[Row, ...] = (
     ("ascendrun_device_sample_age_seconds", "How old the device's newest figures are", _plain("age_s")),
 )
-RANK_ROWS: Tuple[Row, ...] = (
+RANK_ROWS: tuple[Row, ...] = (
     ("ascendrun_rank_step", "The newest step that the rank told", _plain("progress.step")),
     ("ascendrun_rank_step_seconds", "Median of the rank's newest steps", _plain("progress.step_s")),
     ("ascendrun_rank_slowdown_ratio", "Its own time a step by the median of the other ranks'", _plain("slower_by")),
@@ -110,7 +123,7 @@ RANK_ROWS: Tuple[Row, ...] = (
     ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", _plain("rss_bytes")),
     ("ascendrun_rank_straggles", "1: the rank keeps the others waiting", lambda row: float("slow" in row.problems)),
 )
-JOB_ROWS: Tuple[Row, ...] = (
+JOB_ROWS: tuple[Row, ...] = (
     ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
     ("ascendrun_job_step", "The newest step that was told", _plain("progress.step")),
     ("ascendrun_job_total_steps", "Steps that the program means to make", _plain("progress.total_steps")),
@@ -123,7 +136,7 @@ JOB_ROWS: Tuple[Row, ...] = (
     ("ascendrun_job_stragglers", "Ranks that keep the others waiting", lambda row: float(len(row.stragglers))),
     ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("job.started_at_s")),
 )
-HOST_ROWS: Tuple[Row, ...] = (
+HOST_ROWS: tuple[Row, ...] = (
     ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("figures.cpu")),
     ("ascendrun_host_load1", "Load of a host over a minute", _plain("figures.load1")),
     ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("figures.memory_used_bytes")),
@@ -132,12 +145,12 @@ HOST_ROWS: Tuple[Row, ...] = (
     ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("figures.net_rx_bytes_s")),
     ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("figures.net_tx_bytes_s")),
 )
-HOST_AGE: Tuple[Row, ...] = (
+HOST_AGE: tuple[Row, ...] = (
     ("ascendrun_host_sample_age_seconds", "How old the host's newest figures are", _plain("age_s")),
 )
 
 
-def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> List[Metric]:
+def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> list[Metric]:
     """`states`: how many jobs, ended ones too, stand in each state. `details`: of devices, beyond their figures."""
     devices = list({(row.host, row.device): row for row in view.rows if row.device is not None}.values())
     measured = [row for row in devices if row.age_s is not None and "stale" not in row.problems]
@@ -147,8 +160,10 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
     told = [(_npu_labels(row, detail_of), row) for row in npus]
     families = [
         *_families(NPU_ROWS, NPU_LABELS, told),
-        *detail_families(NPU_LABELS, [(given, detail_of[key]) for given, row in told
-                                      if (key := (row.host, row.device or 0)) in detail_of]),
+        *detail_families(
+            NPU_LABELS,
+            [(given, detail_of[key]) for given, row in told if (key := (row.host, row.device or 0)) in detail_of],
+        ),
         *_machines(npus),
         *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
         *_families(DEVICE_AGE, DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
@@ -158,8 +173,12 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
         *_job_states(view.jobs),
         *_hosts(view.hosts),
         _liveness(view.hosts),
-        _gauge("ascendrun_jobs", "Jobs in each state, ended ones too", ("state",),
-               [((state.value,), float(states.get(state.value, 0))) for state in State]),
+        _gauge(
+            "ascendrun_jobs",
+            "Jobs in each state, ended ones too",
+            ("state",),
+            [((state.value,), float(states.get(state.value, 0))) for state in State],
+        ),
         _gauge("ascendrun_build_info", "The version is a label; always 1", ("version",), [((__version__,), 1.0)]),
     ]
     return [family for family in families if family.samples]
@@ -168,29 +187,33 @@ def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence
 def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
     yield from _families(HOST_ROWS, ("host",), [((host.host,), host) for host in hosts if _is_fresh(host)])
     yield from _families(HOST_AGE, ("host",), [((host.host,), host) for host in hosts])
-    yield _gauge("ascendrun_host_has_figures", "1: there are figures of the host now, 0: there are none", ("host",),
-                 [((host.host,), float(_is_fresh(host))) for host in hosts])
+    yield _gauge(
+        "ascendrun_host_has_figures",
+        "1: there are figures of the host now, 0: there are none",
+        ("host",),
+        [((host.host,), float(_is_fresh(host))) for host in hosts],
+    )
 
 
 def _is_fresh(host: HostRow) -> bool:
     return host.age_s is not None and host.age_s <= STALE_S
 
 
-def _npu_labels(row: TopRow, detail_of: Mapping[Tuple[str, int], DeviceDetail]) -> Tuple[str, ...]:
+def _npu_labels(row: TopRow, detail_of: Mapping[tuple[str, int], DeviceDetail]) -> tuple[str, ...]:
     detail = detail_of.get((row.host, row.device or 0))
     bus_id = (detail.bus_id if detail is not None else None) or ""
     return ("", str(row.device), row.figures.name or "", "", bus_id, "", "", row.host)
 
 
-def _device_labels(row: TopRow) -> Tuple[str, ...]:
+def _device_labels(row: TopRow) -> tuple[str, ...]:
     return (row.host, str(row.device), row.family or "", row.figures.name or "")
 
 
-def _rank_labels(row: TopRow) -> Tuple[str, ...]:
+def _rank_labels(row: TopRow) -> tuple[str, ...]:
     return (row.job or "", row.job_name or "", str(row.rank), row.host)
 
 
-def _gauge(name: str, says: str, labels: Sequence[str], values: Iterable[Tuple[Sequence[str], float]]) -> Metric:
+def _gauge(name: str, says: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
     family = GaugeMetricFamily(name, says, labels=labels)
     for given, value in values:
         family.add_metric(given, value)
@@ -198,7 +221,7 @@ def _gauge(name: str, says: str, labels: Sequence[str], values: Iterable[Tuple[S
 
 
 def _families(
-    rows: Sequence[Row], labels: Sequence[str], things: Sequence[Tuple[Sequence[str], Any]]
+    rows: Sequence[Row], labels: Sequence[str], things: Sequence[tuple[Sequence[str], Any]]
 ) -> Iterator[Metric]:
     for name, says, read in rows:
         told = ((given, read(thing)) for given, thing in things)
@@ -207,10 +230,10 @@ def _families(
 
 def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
     """npu-exporter's counts of a machine, for each host."""
-    here: Dict[str, List[TopRow]] = {}
+    here: dict[str, list[TopRow]] = {}
     for row in npus:
         here.setdefault(row.host, []).append(row)
-    counts: Tuple[Tuple[str, str, Callable[[TopRow], bool]], ...] = (
+    counts: tuple[tuple[str, str, Callable[[TopRow], bool]], ...] = (
         ("machine_npu_nums", "NPUs of the host", lambda row: True),
         ("machine_healthy_npu_nums", "NPUs of the host that are OK", lambda row: _health(row) == 1.0),
         ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", lambda row: _health(row) == 0.0),
@@ -222,14 +245,22 @@ def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
 
 def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
     """For joining a rank's series with those of its device."""
-    return _gauge("ascendrun_rank_device_info", "Which device a rank has; always 1", (*RANK_LABELS, "id"), [
-        ((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None])
+    return _gauge(
+        "ascendrun_rank_device_info",
+        "Which device a rank has; always 1",
+        (*RANK_LABELS, "id"),
+        [((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None],
+    )
 
 
 def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
     jobs = [row.job for row in rows]
-    yield _gauge("ascendrun_job_state", "1 for the state in which a live job is", (*JOB_LABELS, "state"), [
-        ((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State])
+    yield _gauge(
+        "ascendrun_job_state",
+        "1 for the state in which a live job is",
+        (*JOB_LABELS, "state"),
+        [((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State],
+    )
     restarts = CounterMetricFamily("ascendrun_job_restarts", "How often the job was started again", labels=JOB_LABELS)
     for job in jobs:
         restarts.add_metric((job.id, job.name), float(max(0, job.attempt - 1)))
@@ -237,9 +268,17 @@ def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
 
 
 def _liveness(hosts: Sequence[HostRow]) -> Metric:
-    return _gauge("ascendrun_node_liveness", "1 for what the controller knows of a node of a live job",
-                  ("host", "liveness"), [((host.host, word), float(host.liveness == word)) for host in hosts
-                                         if host.liveness in LIVENESS for word in LIVENESS])
+    return _gauge(
+        "ascendrun_node_liveness",
+        "1 for what the controller knows of a node of a live job",
+        ("host", "liveness"),
+        [
+            ((host.host, word), float(host.liveness == word))
+            for host in hosts
+            if host.liveness in LIVENESS
+            for word in LIVENESS
+        ],
+    )
 
 
 class TopCollector:
@@ -256,7 +295,7 @@ class TopCollector:
 
     def _collect(self) -> Iterator[Metric]:
         began_s = time.monotonic()
-        why: Optional[str] = None
+        why: str | None = None
         try:
             view, states, details = self._look()
             why = view.trouble
@@ -264,8 +303,9 @@ class TopCollector:
         except AscendrunError as error:
             why = str(error)
         if why is not None:
-            yield _gauge("ascendrun_scrape_failed_info", "Why the last look failed; always 1", ("why",),
-                         [((why[:200],), 1.0)])
+            yield _gauge(
+                "ascendrun_scrape_failed_info", "Why the last look failed; always 1", ("why",), [((why[:200],), 1.0)]
+            )
         yield _gauge("ascendrun_scrape_ok", "1: what was asked for could be read", (), [((), float(why is None))])
         yield _gauge("ascendrun_scrape_seconds", "How long the look took", (), [((), time.monotonic() - began_s)])
 

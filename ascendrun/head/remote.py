@@ -7,9 +7,10 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host
@@ -35,7 +36,7 @@ class Reply:
 
     header: Mapping[str, Any]
     body: bytes
-    error: Optional[Mapping[str, Any]]
+    error: Mapping[str, Any] | None
 
     @property
     def ok(self) -> bool:
@@ -47,7 +48,7 @@ Done = Callable[[Reply], None]
 
 @dataclass
 class _Call:
-    header: Dict[str, Any]
+    header: dict[str, Any]
     body: bytes
     deadline_mono: float
     done: Done
@@ -60,33 +61,41 @@ class LinkListener:
     `on_event` is called in order of arrival; `on_down` each time an attempt to connect fails or a connection dies.
     """
 
-    on_up: Callable[["Link"], None]
-    on_down: Callable[["Link", AscendrunError], None]
-    on_event: Callable[["Link", Mapping[str, Any], bytes], None]
+    on_up: Callable[[Link], None]
+    on_down: Callable[[Link, AscendrunError], None]
+    on_event: Callable[[Link, Mapping[str, Any], bytes], None]
 
 
 class Link:
     """One host. Everything public may be called from any thread and never blocks."""
 
-    def __init__(self, host: Host, *, backend: Backend, image: AgentImage, listener: LinkListener,
-                 connecting: Executor, sending: Executor) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        backend: Backend,
+        image: AgentImage,
+        listener: LinkListener,
+        connecting: Executor,
+        sending: Executor,
+    ) -> None:
         self.host = host
         self.hello: Mapping[str, Any] = {}
-        self.peer_address: Optional[str] = None
-        self.last_error: Optional[AscendrunError] = None
+        self.peer_address: str | None = None
+        self.last_error: AscendrunError | None = None
         self._backend, self._image, self._listener = backend, image, listener
         self._connecting, self._sending = connecting, sending
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._epoch = 0
-        self._connection: Optional[Connection] = None
-        self._stream: Optional[Stream] = None
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
         self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_lent = False
-        self._outbox: Deque[Tuple[int, _Call]] = deque()
-        self._pending: Dict[int, _Call] = {}
+        self._outbox: deque[tuple[int, _Call]] = deque()
+        self._pending: dict[int, _Call] = {}
         self._failures = 0
         self._retry_mono = 0.0
-        self._boot_deadline_mono: Optional[float] = None
+        self._boot_deadline_mono: float | None = None
         self._heard_mono = self._ticked_mono = time.monotonic()
 
     # What others ask
@@ -119,7 +128,7 @@ class Link:
                 self._is_lent = self._is_connecting = False
         self.tick()
 
-    def lend(self) -> Optional[int]:
+    def lend(self) -> int | None:
         """Gives away the turn to connect; None when the link is up or on its way.
 
         End with `adopt` or `fail`, with the number got here; the link connects for itself as soon as it must.
@@ -150,7 +159,7 @@ class Link:
     def tick(self) -> None:
         """To be called a few times a second: deadlines, silence, reconnecting."""
         now = time.monotonic()
-        expired: List[_Call] = []
+        expired: list[_Call] = []
         with self._lock:
             self._forgive_absence(now)
             for request_id in [i for i, call in self._pending.items() if call.deadline_mono <= now]:
@@ -222,9 +231,11 @@ class Link:
             connection.close()
             return
         booting = Booting(self.host.name, self._image)
-        receiver = Receiver(on_data=lambda data: self._on_data(epoch, booting, data),
-                            on_error_data=booting.feed_error,
-                            on_closed=lambda reason, status: self._drop(epoch, booting.why_closed(reason, status)))
+        receiver = Receiver(
+            on_data=lambda data: self._on_data(epoch, booting, data),
+            on_error_data=booting.feed_error,
+            on_closed=lambda reason, status: self._drop(epoch, booting.why_closed(reason, status)),
+        )
         try:
             stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
         except (AscendrunError, StreamClosed) as error:
@@ -253,8 +264,13 @@ class Link:
             if stream is not None and booting.takes_agent():
                 self._sending.submit(self._send_agent, epoch, booting, stream)
         except wire.FrameError as error:
-            self._drop(epoch, CannotConnect(f"{self.host.name}: its agent speaks nonsense: {error}",
-                                            hint="a program of the login shell may write into the connection"))
+            self._drop(
+                epoch,
+                CannotConnect(
+                    f"{self.host.name}: its agent speaks nonsense: {error}",
+                    hint="a program of the login shell may write into the connection",
+                ),
+            )
 
     def _on_frame(self, epoch: int, booting: Booting, header: Mapping[str, Any], body: bytes) -> None:
         if "re" in header:
@@ -297,7 +313,7 @@ class Link:
             call.done(_failed("link-lost", f"{self.host.name}: {error.message}", error))
         self._listener.on_down(self, error)
 
-    def _as_ours(self, error: Union[AscendrunError, StreamClosed]) -> AscendrunError:
+    def _as_ours(self, error: AscendrunError | StreamClosed) -> AscendrunError:
         return error if isinstance(error, AscendrunError) else CannotConnect(f"{self.host.name}: {error}")
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
@@ -328,7 +344,7 @@ class Link:
                 call.done(_failed("too-large", f"{self.host.name}: {error}", None))
 
 
-def _failed(code: str, message: str, cause: Optional[AscendrunError]) -> Reply:
+def _failed(code: str, message: str, cause: AscendrunError | None) -> Reply:
     hint = cause.hint if cause else None
     return Reply({}, b"", {"code": code, "message": message, "hint": hint})
 

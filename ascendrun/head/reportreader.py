@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
@@ -32,15 +33,15 @@ def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Rep
     job = stored.job
     events = [EventRow(event.at_s, event.kind, event.text) for event in store.events(job.id)]
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
-    lines: Dict[int, Tuple[MetricsLine, ...]] = {}
-    every: Dict[int, int] = {}
+    lines: dict[int, tuple[MetricsLine, ...]] = {}
+    every: dict[int, int] = {}
     for attempt in range(1, job.attempt + 1):
         lines[attempt], every[attempt] = read_first_rank(spool_dir(state_dir, job.id, attempt))
     devices, hosts = _read_samples(state_dir, job, since_s=job.created_at_s, until_s=until_s)
     return make_report(Material(job, stored.spec, stored.file, events, lines, devices, hosts, every), now_s=now_s)
 
 
-def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> Tuple[Tuple[MetricsLine, ...], int]:
+def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> tuple[tuple[MetricsLine, ...], int]:
     """(lines of the first rank that wrote any, with the head's times; of how many plain ones each was read)."""
     files = find_metrics(attempt_dir)
     for rank in sorted(files):
@@ -50,23 +51,23 @@ def read_first_rank(attempt_dir: Path, *, most: int = LINES) -> Tuple[Tuple[Metr
         every = 1 + size // (most * LINE_BYTES)
         clock = read_clocks(attempt_dir).get(files[rank][0].parent.name, HostClock())
         lines = iter_lines(files[rank], every=every)
-        return tuple(line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s))
-                     for line in lines), every
+        return tuple(
+            line if line.at_s is None else replace(line, at_s=clock.to_head_s(line.at_s)) for line in lines
+        ), every
     return (), 1
 
 
 def _read_samples(
-    state_dir: Path, job: "Job", *, since_s: float, until_s: float
-) -> Tuple[Sequence[DeviceSample], Sequence[HostSample]]:
+    state_dir: Path, job: Job, *, since_s: float, until_s: float
+) -> tuple[Sequence[DeviceSample], Sequence[HostSample]]:
     store = SampleStore.open_for_reading(state_dir)
     if store is None:
         return (), ()
-    devices: List[DeviceSample] = []
-    hosts: List[HostSample] = []
+    devices: list[DeviceSample] = []
+    hosts: list[HostSample] = []
     every_s = (until_s - since_s) / LOOKS
     try:
-        own = _own_devices(store.rank_series(since_s=since_s, until_s=until_s, job=job.id,
-                                             every_s=max(every_s, 60.0)))
+        own = _own_devices(store.rank_series(since_s=since_s, until_s=until_s, job=job.id, every_s=max(every_s, 60.0)))
         for host in job.hosts:
             mine = store.device_series(since_s=since_s, until_s=until_s, host=host, every_s=every_s)
             devices += [one for one in mine if own.get(host) is None or one.device in own[host]]
@@ -76,13 +77,13 @@ def _read_samples(
     return sorted(devices, key=_at), sorted(hosts, key=_at)
 
 
-def _at(sample: "DeviceSample | HostSample") -> float:
+def _at(sample: DeviceSample | HostSample) -> float:
     return sample.at_s
 
 
-def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, Set[int]]:
+def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, set[int]]:
     """By host the devices that the job's ranks were given; a host of which nothing is known is missing."""
-    found: Dict[str, Set[int]] = {}
+    found: dict[str, set[int]] = {}
     for one in samples:
         if one.device is not None:
             found.setdefault(one.host, set()).add(one.device)
@@ -92,7 +93,8 @@ def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, Set[int]]:
 def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
     """The same with the store opened for it. Raises NotFound, Conflict, StoreUnusable."""
     from ascendrun.core.errors import NotFound
-    store: Optional[Store] = Store.open_for_reading(state_dir)
+
+    store: Store | None = Store.open_for_reading(state_dir)
     if store is None:
         raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, List, Mapping, Set
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host, load_hosts
@@ -28,17 +29,25 @@ class SampleErrand:
     Every host has its answer within timeout_s, `refused` with a sentence where there is none.
     """
 
-    def __init__(self, header: Mapping[str, Any], links: Links, post: Callable[[Callable[[], None]], None],
-                 answer: Answer, keeper: SampleKeeper, *, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        header: Mapping[str, Any],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        keeper: SampleKeeper,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
         self._hosts = load_hosts(header["hosts"])
         self._timeout_s = float(header["timeout_s"])
         self._items = sampling_items(header.get("family"))
         self._links, self._post, self._answer, self._keeper, self._ended = links, post, answer, keeper, ended
-        self.waiting: Set[str] = {host.name for host in self._hosts}
+        self.waiting: set[str] = {host.name for host in self._hosts}
 
     def start(self) -> None:
         tool_s = max(0.5, min(TOOL_S, self._timeout_s - MARGIN_S))
-        items: List[Mapping[str, Any]] = [{**item, "timeout_s": tool_s} for item in self._items]
+        items: list[Mapping[str, Any]] = [{**item, "timeout_s": tool_s} for item in self._items]
         late = threading.Timer(self._timeout_s, lambda: self._post(self._give_up))
         late.daemon = True
         late.start()
@@ -46,8 +55,9 @@ class SampleErrand:
             link = self._links.get(host)
             if not link.is_up:
                 link.connect()
-            link.call("sample", {"items": items, "timeout_s": tool_s}, deadline_s=self._timeout_s,
-                      done=self._done_of(host))
+            link.call(
+                "sample", {"items": items, "timeout_s": tool_s}, deadline_s=self._timeout_s, done=self._done_of(host)
+            )
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
         is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= CONNECT_TRIES
@@ -59,6 +69,7 @@ class SampleErrand:
         def done(reply: Reply) -> None:
             now_s = time.time()
             self._post(lambda: self._hear(host.name, reply, now_s))
+
         return done
 
     def _hear(self, host: str, reply: Reply, heard_s: float) -> None:
@@ -68,12 +79,17 @@ class SampleErrand:
             self._refuse(host, describe_reply(reply))
             return
         ahead_s = int(reply.header["at_ns"]) / 1e9 - heard_s
-        self._keeper.take_lines(host, reply.header["lines"], ahead_s=ahead_s,
-                                done=lambda newest: self._post(lambda: self._tell(host, newest)))
+        self._keeper.take_lines(
+            host,
+            reply.header["lines"],
+            ahead_s=ahead_s,
+            done=lambda newest: self._post(lambda: self._tell(host, newest)),
+        )
 
     def _tell(self, host: str, newest: Newest) -> None:
-        self._say(host, {"devices": [vars(one) for one in newest.devices],
-                         "hosts": [vars(one) for one in newest.hosts]})
+        self._say(
+            host, {"devices": [vars(one) for one in newest.devices], "hosts": [vars(one) for one in newest.hosts]}
+        )
 
     def _give_up(self) -> None:
         for host in sorted(self.waiting):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Tuple
 
 from ascendrun.head.statedir import StoreUnusable
 from ascendrun.node.sample import GENERATIONS
@@ -42,13 +42,16 @@ def _make_tables() -> str:
     tables = []
     for kind, columns in (("device", _DEVICE), ("host", _HOST), ("rank", _RANK)):
         for level in ("raw", "minute", "minute_peak", "ten", "ten_peak"):
-            tables.append(f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
-                          " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;")
+            tables.append(
+                f"CREATE TABLE {kind}_{level} (thing INTEGER NOT NULL, at_s REAL NOT NULL, {columns},"
+                " PRIMARY KEY (thing, at_s)) WITHOUT ROWID;"
+            )
     return "\n".join(tables)
 
 
-MIGRATIONS: Tuple[str, ...] = (
-    _make_tables() + """
+MIGRATIONS: tuple[str, ...] = (
+    _make_tables()
+    + """
     CREATE TABLE things (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, host TEXT NOT NULL, family TEXT, device INTEGER, job TEXT,
         attempt INTEGER, rank INTEGER, newest_s REAL NOT NULL);
@@ -72,9 +75,11 @@ def telling(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise StoreUnusable(f"{path}: {error}",
-                            hint="free some space there, or move the file aside to start it afresh; "
-                                 "jobs go on, and what the nodes keep is read later") from error
+        raise StoreUnusable(
+            f"{path}: {error}",
+            hint="free some space there, or move the file aside to start it afresh; "
+            "jobs go on, and what the nodes keep is read later",
+        ) from error
 
 
 def connect(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:

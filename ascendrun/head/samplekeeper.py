@@ -14,10 +14,11 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
@@ -85,26 +86,27 @@ class SampleKeeper:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._changed = threading.Condition()
-        self._waiting: List[_Piece] = []
-        self._asked: List[_Lines] = []
-        self._finished: List[str] = []
+        self._waiting: list[_Piece] = []
+        self._asked: list[_Lines] = []
+        self._finished: list[str] = []
         self._waiting_bytes = 0
-        self._received: Dict[str, Dict[int, int]] = {}
+        self._received: dict[str, dict[int, int]] = {}
         self._known: Mapping[str, Mapping[int, int]] = {}
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
         # The thread's own
-        self._store: Optional["SampleStore"] = None
-        self._readers: Dict[str, "LineReader"] = {}
-        self._tails: Dict[Tuple[str, int], bytes] = {}
+        self._store: SampleStore | None = None
+        self._readers: dict[str, LineReader] = {}
+        self._tails: dict[tuple[str, int], bytes] = {}
         self._last_fault = ""
-        self._details: List[DeviceDetail] = []
-        self._unread: Set[Tuple[str, str]] = set()
+        self._details: list[DeviceDetail] = []
+        self._unread: set[tuple[str, str]] = set()
         self._retry_mono = 0.0
 
     def start(self) -> None:
         """Reads how far the files were read before; a store that cannot be read counts as an empty one."""
         from ascendrun.head.samplestore import SampleStore
+
         try:
             store = SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S)
             if store is not None:
@@ -123,7 +125,7 @@ class SampleKeeper:
 
     # From any thread
 
-    def offsets(self, source: Source) -> Dict[str, int]:
+    def offsets(self, source: Source) -> dict[str, int]:
         """{generation: bytes that were received}, as the agent's `follow` wants it."""
         with self._changed:
             return {str(generation): offset for generation, offset in self._places(source.name).items()}
@@ -135,7 +137,7 @@ class SampleKeeper:
             place = places.get(generation, 0)
             if offset > place or self._waiting_bytes > MOST_WAITING_BYTES:
                 return False
-            new = data[place - offset:]
+            new = data[place - offset :]
             if new:
                 places[generation] = place + len(new)
                 places.pop(generation - KNOWN_GENERATIONS, None)
@@ -162,7 +164,7 @@ class SampleKeeper:
             self._asked.append(_Lines(host, lines, ahead_s, done))
             self._changed.notify()
 
-    def _places(self, name: str) -> Dict[int, int]:
+    def _places(self, name: str) -> dict[int, int]:
         return self._received.setdefault(name, dict(self._known.get(name, {})))
 
     # The thread
@@ -184,10 +186,12 @@ class SampleKeeper:
         if self._store is not None:
             self._store.close()
 
-    def _next(self, until_mono: float) -> Tuple[List[_Piece], List[_Lines], List[str]]:
+    def _next(self, until_mono: float) -> tuple[list[_Piece], list[_Lines], list[str]]:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._waiting or self._asked or self._finished,
-                                   max(0.0, until_mono - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._is_over or self._waiting or self._asked or self._finished,
+                max(0.0, until_mono - time.monotonic()),
+            )
             if not (self._is_over or self._asked):
                 self._changed.wait_for(lambda: self._is_over or self._asked, GATHER_S if self._waiting else 0.0)
             taken = self._waiting, self._asked, self._finished
@@ -195,10 +199,10 @@ class SampleKeeper:
             return taken
 
     def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
-        samples: List[Sample] = []
-        raw: List[RawText] = []
+        samples: list[Sample] = []
+        raw: list[RawText] = []
         self._details = []
-        progress: Dict[Tuple[str, int], int] = {}
+        progress: dict[tuple[str, int], int] = {}
         is_well = self._store is not None or not self._last_fault
         store = self._open() if pieces or asked else None
         for piece in pieces if is_well and store is not None else ():  # after a fault they are asked for again
@@ -213,8 +217,9 @@ class SampleKeeper:
         for name in finished:
             self._forget(name)
 
-    def _read(self, piece: _Piece, samples: List[Sample], raw: List[RawText],
-              progress: Dict[Tuple[str, int], int]) -> None:
+    def _read(
+        self, piece: _Piece, samples: list[Sample], raw: list[RawText], progress: dict[tuple[str, int], int]
+    ) -> None:
         key = piece.source.name, piece.generation
         whole, separator, tail = (self._tails.pop(key, b"") + piece.data).rpartition(b"\n")
         if len(tail) > LINE_BYTES:
@@ -225,8 +230,9 @@ class SampleKeeper:
         for line in whole.split(b"\n") if separator else ():
             samples += self._read_line(self._reader(piece.source), _values(line), piece.ahead_s, raw)
 
-    def _read_line(self, reader: "LineReader", line: Mapping[str, Any], ahead_s: float, raw: List[RawText]
-                   ) -> Sequence[Sample]:
+    def _read_line(
+        self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, raw: list[RawText]
+    ) -> Sequence[Sample]:
         """A line that our reader stumbles over costs nothing but itself, is kept raw and told."""
         try:
             read = reader.read(line, ahead_s=ahead_s)
@@ -239,22 +245,25 @@ class SampleKeeper:
         self._details += read.details
         return read.samples
 
-    def _reader(self, source: Source) -> "LineReader":
+    def _reader(self, source: Source) -> LineReader:
         from ascendrun.health.samplelines import LineReader
+
         if source.name not in self._readers:
-            self._readers[source.name] = LineReader(source.host, job=source.job, attempt=source.attempt,
-                                                    every_s=source.every_s)
+            self._readers[source.name] = LineReader(
+                source.host, job=source.job, attempt=source.attempt, every_s=source.every_s
+            )
         return self._readers[source.name]
 
-    def _read_lines(self, asked: _Lines, samples: List[Sample], raw: List[RawText]) -> Newest:
+    def _read_lines(self, asked: _Lines, samples: list[Sample], raw: list[RawText]) -> Newest:
         """The slow items first: what they say stands in the samples that the others give."""
         from ascendrun.core.samples import DeviceSample, HostSample
         from ascendrun.health.samplelines import LineReader
         from ascendrun.health.sampling import GPUS, TABLE
+
         reader = LineReader(asked.host)
-        found: List[Sample] = []
-        said: List[RawText] = []
-        unread: Dict[Tuple[str, str, str], RawText] = {}
+        found: list[Sample] = []
+        said: list[RawText] = []
+        unread: dict[tuple[str, str, str], RawText] = {}
         lines = [line for line in asked.lines if isinstance(line, dict)]
         for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
             found, said = [], []
@@ -263,8 +272,10 @@ class SampleKeeper:
             unread.update({(one.tool, one.text, one.why): one for one in said})
         samples.extend(found)
         raw.extend(unread.values())
-        return Newest(devices=tuple(one for one in found if isinstance(one, DeviceSample)),
-                      hosts=tuple(one for one in found if isinstance(one, HostSample)))
+        return Newest(
+            devices=tuple(one for one in found if isinstance(one, DeviceSample)),
+            hosts=tuple(one for one in found if isinstance(one, HostSample)),
+        )
 
     def _forget(self, name: str) -> None:
         self._readers.pop(name, None)
@@ -279,8 +290,13 @@ class SampleKeeper:
 
     # The store
 
-    def _add(self, store: "SampleStore", samples: Sequence[Sample], raw: Sequence[RawText],
-             progress: Mapping[Tuple[str, int], int]) -> None:
+    def _add(
+        self,
+        store: SampleStore,
+        samples: Sequence[Sample],
+        raw: Sequence[RawText],
+        progress: Mapping[tuple[str, int], int],
+    ) -> None:
         try:
             store.add(samples, raw=raw, details=self._details, progress=progress)
         except AscendrunError as error:
@@ -294,10 +310,11 @@ class SampleKeeper:
             self._give_up(error)
             return False
 
-    def _open(self) -> Optional["SampleStore"]:
+    def _open(self) -> SampleStore | None:
         """None: it could not be used a moment ago, and what comes is let go."""
         if self._store is None and time.monotonic() >= self._retry_mono:
             from ascendrun.head.samplestore import SampleStore
+
             try:
                 store = SampleStore.open(self._state_dir)
                 known = store.all_progress()

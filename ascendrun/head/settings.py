@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ascendrun.core.errors import Problem
@@ -30,12 +30,12 @@ class Settings:
     """
 
     state_dir: Path
-    hostfile: Optional[Path] = None
+    hostfile: Path | None = None
     color: str = "auto"
     timeout_s: float = 60.0
     transport: str = "auto"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    notices: Optional[NoticeSettings] = None
+    notices: NoticeSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def _one_of(*choices: str) -> Callable[[str, Path], str]:
         if text not in choices:
             raise ValueError(f"{text!r} is none of {', '.join(choices)}")
         return text
+
     return parse
 
 
@@ -83,16 +84,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
     Setting("color", "auto, always or never", _one_of("auto", "always", "never")),
     Setting("timeout_s", "how long exec lets a command run on a host, in seconds", _parse_seconds),
-    Setting("transport", "auto, paramiko, or openssh: how hosts behind SSH are reached",
-            _one_of("auto", "paramiko", "openssh")),
+    Setting(
+        "transport",
+        "auto, paramiko, or openssh: how hosts behind SSH are reached",
+        _one_of("auto", "paramiko", "openssh"),
+    ),
 )
 
 
 def load_settings(
-    environ: Mapping[str, str],
-    *,
-    flags: Optional[Mapping[str, str]] = None,
-    files: Optional[Sequence[Path]] = None,
+    environ: Mapping[str, str], *, flags: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
 ) -> Settings:
     """Flag > environment > user's file > system's file > default.
 
@@ -134,7 +135,7 @@ def _set(
     text: str,
     origin: str,
     folder: Path,
-    place: tuple[str, Optional[int], Optional[int]],
+    place: tuple[str, int | None, int | None],
     problems: list[Problem],
 ) -> None:
     setting = next((one for one in SETTINGS if one.name == name), None)
@@ -156,7 +157,7 @@ def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> d
     go to `blocks`."""
     from ascendrun.core.errors import Problem
 
-    def refuse(message: str, line: Optional[int] = None, column: Optional[int] = None) -> None:
+    def refuse(message: str, line: int | None = None, column: int | None = None) -> None:
         problems.append(Problem(str(file), line, column, message, "a settings file has lines like `color: never`"))
 
     try:

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.redaction import redact_text
@@ -22,7 +23,7 @@ PATIENCE_S = 0.3
 FIRST_PATIENCE_S = 10.0
 """For the first one: before it nobody knows who is to be told."""
 
-ReadSettings = Callable[[], "Optional[NoticeSettings]"]
+ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
 class SettingsWatch:
@@ -32,12 +33,12 @@ class SettingsWatch:
     def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:
         self._read, self._files, self._log = read, tuple(files), log
         self._lock = threading.Lock()
-        self._settings: Optional["NoticeSettings"] = None
-        self._seen: Tuple[object, ...] = ()
+        self._settings: NoticeSettings | None = None
+        self._seen: tuple[object, ...] = ()
         self._is_looking = self._has_looked = False
         self._due_mono = float("-inf")
 
-    def get(self) -> "Optional[NoticeSettings]":
+    def get(self) -> NoticeSettings | None:
         """None: nobody is to be told of anything. While the files do not answer: as they were."""
         with self._lock:
             is_due = not self._is_looking and time.monotonic() >= self._due_mono
@@ -63,7 +64,7 @@ class SettingsWatch:
                 self._due_mono = time.monotonic() + LOOK_S
             done.set()
 
-    def _reread(self) -> "Optional[NoticeSettings]":
+    def _reread(self) -> NoticeSettings | None:
         try:
             settings = self._read()
         except AscendrunError as error:
@@ -73,7 +74,7 @@ class SettingsWatch:
         return settings if settings is not None and settings.everyone else None
 
 
-def _stamp(file: Path) -> Optional[Tuple[int, int, int]]:
+def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         found = os.stat(file)
     except OSError:

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from ascendrun.head.settings import SPOOL_COMPLETE
 
@@ -52,8 +51,8 @@ def find_streams(
     attempt_dir: Path,
     attempt: int,
     *,
-    hosts: Optional[Collection[str]] = None,
-    ranks: Optional[Collection[int]] = None,
+    hosts: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
     streams: Collection[str] = ("out", "err"),
 ) -> list[StreamFiles]:
     """Every stream in an attempt's spool, by rank; None for hosts or ranks: all of them."""
@@ -96,7 +95,7 @@ def first_time_record(path: Path, offset: int) -> int:
     return low * TIME_RECORD.size
 
 
-def since_position(files: StreamFiles, node_s: float) -> tuple[Optional[int], int]:
+def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
     """(generation, offset) of the line from which on lines came at the host's `node_s` or later; (None, 0): from the
     first on. Found by bisection of the arrival times, which must not go back."""
     wanted_ns = int(node_s * 1e9)
@@ -157,7 +156,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def tail_position(files: StreamFiles, count: int) -> tuple[Optional[int], int]:
+def tail_position(files: StreamFiles, count: int) -> tuple[int | None, int]:
     """(generation, offset) where the last `count` lines begin, read from the end; (None, 0) when nothing is there."""
     there = files.generations()
     if not there:

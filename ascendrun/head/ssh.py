@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded
 from ascendrun.head.hostkeys import HostKey
@@ -24,14 +25,32 @@ CLOSE_S = 2.0
 """How long a closed stream waits for the far end to agree before it counts as closed anyway."""
 
 _RETRY_S = (0.1, 0.6)
-_KEX = ("ecdh-sha2-nistp256", "curve25519-sha256@libssh.org", "mlkem768x25519-sha256", "ecdh-sha2-nistp384",
-        "ecdh-sha2-nistp521", "diffie-hellman-group14-sha256", "diffie-hellman-group16-sha512",
-        "diffie-hellman-group-exchange-sha256")
+_KEX = (
+    "ecdh-sha2-nistp256",
+    "curve25519-sha256@libssh.org",
+    "mlkem768x25519-sha256",
+    "ecdh-sha2-nistp384",
+    "ecdh-sha2-nistp521",
+    "diffie-hellman-group14-sha256",
+    "diffie-hellman-group16-sha512",
+    "diffie-hellman-group-exchange-sha256",
+)
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
-_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512",
-         "hmac-sha1")
-_KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
-              "rsa-sha2-512", "rsa-sha2-256")
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+    "hmac-sha1",
+)
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
 
 
 class NoCommonAlgorithm(CannotConnect):
@@ -59,7 +78,7 @@ class ParamikoStream:
         self._has_begun = False
         self._is_forgotten = False
         self._is_finished = False
-        self._closing_until: Optional[float] = None
+        self._closing_until: float | None = None
 
     # -- the owner's side
 
@@ -103,8 +122,10 @@ class ParamikoStream:
                     break
                 left_s = until - time.monotonic()
                 if left_s <= 0:
-                    raise DeadlineExceeded(f"the host took no more input within {deadline_s:g} s",
-                                           hint="the command there does not read, or the link is too slow")
+                    raise DeadlineExceeded(
+                        f"the host took no more input within {deadline_s:g} s",
+                        hint="the command there does not read, or the link is too slow",
+                    )
                 channel.out_buffer_cv.wait(left_s)
             size: int = min(wanted, room, PIECE_BYTES, channel.out_max_packet_size)
             channel.out_window_size -= size
@@ -152,7 +173,7 @@ class ParamikoStream:
 class ParamikoConnection:
     """An authenticated link to one host; implements `transport.Connection`."""
 
-    def __init__(self, link: Link, target: SshTarget, peer_address: Optional[str]) -> None:
+    def __init__(self, link: Link, target: SshTarget, peer_address: str | None) -> None:
         self.peer_address = peer_address
         self.link = link
         self._target = target
@@ -186,8 +207,10 @@ class ParamikoConnection:
                 # with MaxSessions 1 the last session's slot is free only once its process was reaped
                 pause_s = random.uniform(0.02, 0.1)
                 if self.link.sinks or left_s <= pause_s:
-                    raise CannotConnect(f"{self._target.label}: sshd refused another session ({error.text})",
-                                        hint="MaxSessions in its sshd_config may be too low") from error
+                    raise CannotConnect(
+                        f"{self._target.label}: sshd refused another session ({error.text})",
+                        hint="MaxSessions in its sshd_config may be too low",
+                    ) from error
                 time.sleep(pause_s)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 raise self._no_answer("opened no session", deadline_s, error) from error
@@ -205,18 +228,21 @@ class ParamikoConnection:
         if answered and channel.event_ready:
             return
         if answered and self.link.active:
-            raise CannotConnect(f"{self._target.label}: sshd refused to start a command",
-                                hint="a ForceCommand, a nologin shell or a restricted key may forbid it")
+            raise CannotConnect(
+                f"{self._target.label}: sshd refused to start a command",
+                hint="a ForceCommand, a nologin shell or a restricted key may forbid it",
+            )
         raise self._no_answer("started no command", deadline_s, None)
 
-    def _no_answer(self, what: str, deadline_s: float, error: Optional[BaseException]) -> Exception:
+    def _no_answer(self, what: str, deadline_s: float, error: BaseException | None) -> Exception:
         if self.link.active:
             return DeadlineExceeded(f"{self._target.label}: {what} within {deadline_s:g} s")
         return StreamClosed(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
 
 
-def connect(target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], judge: Any,
-            identities: Any) -> ParamikoConnection:
+def connect(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], judge: Any, identities: Any
+) -> ParamikoConnection:
     """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
     `identities()` gives (keys, unusable key files) and is called only after that.
 
@@ -240,8 +266,9 @@ def shown_key(link: Link) -> HostKey:
     return HostKey(key.get_name(), key.get_base64())
 
 
-def start_link(target: SshTarget, dial: Dial, *, deadlines: Deadlines,
-               key_types: Sequence[str] = ()) -> Tuple[Link, Optional[str]]:
+def start_link(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str] = ()
+) -> tuple[Link, str | None]:
     """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
     until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
     while True:
@@ -257,8 +284,9 @@ def start_link(target: SshTarget, dial: Dial, *, deadlines: Deadlines,
             time.sleep(pause_s)
 
 
-def _start_once(target: SshTarget, dial: Dial, deadlines: Deadlines, key_types: Sequence[str],
-                until: float) -> Tuple[Link, Optional[str]]:
+def _start_once(
+    target: SshTarget, dial: Dial, deadlines: Deadlines, key_types: Sequence[str], until: float
+) -> tuple[Link, str | None]:
     sock, address = dial()
     link = Link(sock)
     try:
@@ -284,7 +312,7 @@ def _choose_algorithms(link: Link, target: SshTarget, key_types: Sequence[str]) 
     options.key_types = tuple(dict.fromkeys([*known, *_KEY_TYPES]))
 
 
-def narrowed(ours: Sequence[str], wish: Optional[str]) -> Tuple[str, ...]:
+def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
     """Our algorithms, less what the config rules out; "+more" and "^first" rule nothing out. Falls back to all of ours
     when nothing would be left: then the host decides."""
     if not wish or wish[0] in "+^":
@@ -297,39 +325,49 @@ def narrowed(ours: Sequence[str], wish: Optional[str]) -> Tuple[str, ...]:
 
 def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
     if not link.banner_event.wait(banner_s):
-        raise CannotConnect(f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
-                            hint="the host is frozen or badly overloaded, or something else listens on that port")
+        raise CannotConnect(
+            f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
+            hint="the host is frozen or badly overloaded, or something else listens on that port",
+        )
     if link.has_banner:
         return
     said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
     if "Not allowed at this time" in said:
-        raise CannotConnect(f"{target.label}: sshd refuses this address for a while (\"{said[:80]}\")",
-                            hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there")
+        raise CannotConnect(
+            f'{target.label}: sshd refuses this address for a while ("{said[:80]}")',
+            hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there",
+        )
     error = link.saved_exception
     is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
     if is_other or (said and "MaxStartups" not in said):
-        raise CannotConnect(f"{target.label}: what answers there is no SSH server (\"{said[:80]}\")",
-                            hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config")
+        raise CannotConnect(
+            f'{target.label}: what answers there is no SSH server ("{said[:80]}")',
+            hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config",
+        )
     raise _Dropped(said[:80] or "nothing said")
 
 
 def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
     if not link.ready_event.wait(kex_s):
-        raise CannotConnect(f"{target.label}: no key exchange within {kex_s:g} s of the banner",
-                            hint="the host is overloaded, or large packets are lost on the way (check the MTU)")
+        raise CannotConnect(
+            f"{target.label}: no key exchange within {kex_s:g} s of the banner",
+            hint="the host is overloaded, or large packets are lost on the way (check the MTU)",
+        )
     if link.active and link.initial_kex_done:
         return
     error = link.saved_exception
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        raise NoCommonAlgorithm(f"{target.label}: {error}",
-                                hint="its sshd is too old for this transport; use the OpenSSH transport for it")
+        raise NoCommonAlgorithm(
+            f"{target.label}: {error}", hint="its sshd is too old for this transport; use the OpenSSH transport for it"
+        )
     if error is None or isinstance(error, (EOFError, OSError)):
         raise _Dropped("it hung up during the key exchange")
     raise CannotConnect(f"{target.label}: the key exchange failed ({error})", hint="see sshd's log on the host")
 
 
-def _log_in(link: Link, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable],
-            auth_s: float) -> None:
+def _log_in(
+    link: Link, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable], auth_s: float
+) -> None:
     until = time.monotonic() + auth_s
     for identity in keys:
         answered = threading.Event()
@@ -339,8 +377,10 @@ def _log_in(link: Link, target: SshTarget, keys: Sequence[Identity], unusable: S
             answered.set()
         while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
             if time.monotonic() >= until:
-                raise CannotConnect(f"{target.label}: no answer to the login within {auth_s:g} s",
-                                    hint="name lookups or PAM on the host may hang; try `ssh -v` to it")
+                raise CannotConnect(
+                    f"{target.label}: no answer to the login within {auth_s:g} s",
+                    hint="name lookups or PAM on the host may hang; try `ssh -v` to it",
+                )
             if not link.active:
                 break
         if link.is_authenticated():
@@ -352,31 +392,38 @@ def _log_in(link: Link, target: SshTarget, keys: Sequence[Identity], unusable: S
 def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
     error = link.saved_exception
     if isinstance(error, PartialAuthentication):
-        raise AuthFailed(f"{target.label}: wants more than a key from user {target.user} "
-                         f"(also {', '.join(error.allowed_types)})",
-                         hint="ascendrun cannot type passwords or codes: allow a key alone for this user")
+        raise AuthFailed(
+            f"{target.label}: wants more than a key from user {target.user} (also {', '.join(error.allowed_types)})",
+            hint="ascendrun cannot type passwords or codes: allow a key alone for this user",
+        )
     if isinstance(error, paramiko.BadAuthenticationType):
-        raise AuthFailed(f"{target.label}: takes no keys from user {target.user} "
-                         f"(only {', '.join(error.allowed_types)})",
-                         hint="PubkeyAuthentication is off in its sshd_config, or the user is not allowed there")
+        raise AuthFailed(
+            f"{target.label}: takes no keys from user {target.user} (only {', '.join(error.allowed_types)})",
+            hint="PubkeyAuthentication is off in its sshd_config, or the user is not allowed there",
+        )
     if not link.active:
         why = "" if error is None or isinstance(error, EOFError) else f" ({error})"
-        raise AuthFailed(f"{target.label}: hung up while user {target.user} was logging in{why}",
-                         hint="too many keys offered (set IdentityFile and IdentitiesOnly), or see sshd's log there")
+        raise AuthFailed(
+            f"{target.label}: hung up while user {target.user} was logging in{why}",
+            hint="too many keys offered (set IdentityFile and IdentitiesOnly), or see sshd's log there",
+        )
 
 
 def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthFailed:
-    facts: List[str] = [bad.fact for bad in unusable]
+    facts: list[str] = [bad.fact for bad in unusable]
     if keys:
         offered = ", ".join(identity.says for identity in keys)
-        return AuthFailed(f"{target.label}: user {target.user} was refused with {offered}"
-                          + "".join(f"; {fact}" for fact in facts),
-                          hint="is that the right user? to allow a key there: "
-                               f"ssh-copy-id -p {target.port} {target.user}@{target.address}")
+        return AuthFailed(
+            f"{target.label}: user {target.user} was refused with {offered}" + "".join(f"; {fact}" for fact in facts),
+            hint="is that the right user? to allow a key there: "
+            f"ssh-copy-id -p {target.port} {target.user}@{target.address}",
+        )
     if unusable:
         return NoKey(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
-    return NoKey(f"{target.label}: no key to log in with (no ssh-agent, no key file)",
-                 hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config")
+    return NoKey(
+        f"{target.label}: no key to log in with (no ssh-agent, no key file)",
+        hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
+    )
 
 
 def _send(link: Link, message: Any) -> None:

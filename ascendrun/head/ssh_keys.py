@@ -9,7 +9,7 @@ import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Optional
 
 from ascendrun.head.paramiko_door import paramiko
 from ascendrun.head.sshconfig import SshTarget
@@ -44,7 +44,7 @@ class Unusable:
 class _LockedAgent(paramiko.Agent):
     """The key agent on one socket; 32 handshakes sign through it in turn, none longer than AGENT_S."""
 
-    def __init__(self, path: Optional[str]) -> None:
+    def __init__(self, path: str | None) -> None:
         self._turn = threading.Lock()
         paramiko.agent.AgentSSH.__init__(self)
         connection = _agent_socket(path)
@@ -59,13 +59,13 @@ class _LockedAgent(paramiko.Agent):
 class KeyRing:
     """All keys of one head. Thread-safe; a file is read once, a passphrase asked for once."""
 
-    def __init__(self, ask: Optional[Ask] = None) -> None:
+    def __init__(self, ask: Ask | None = None) -> None:
         self._ask = ask
         self._lock = threading.Lock()
-        self._files: Dict[str, Union[Identity, Unusable]] = {}
-        self._agents: Dict[Optional[str], Tuple[Optional[_LockedAgent], Tuple[Identity, ...]]] = {}
+        self._files: dict[str, Identity | Unusable] = {}
+        self._agents: dict[str | None, tuple[_LockedAgent | None, tuple[Identity, ...]]] = {}
 
-    def identities(self, target: SshTarget) -> Tuple[Tuple[Identity, ...], Tuple[Unusable, ...]]:
+    def identities(self, target: SshTarget) -> tuple[tuple[Identity, ...], tuple[Unusable, ...]]:
         """Keys to offer in this order, at most MAX_TRIES, and the key files that could not be used.
 
         The agent's copy of a configured key comes first, so that its passphrase is not asked for; then files, then
@@ -74,8 +74,8 @@ class KeyRing:
         with self._lock:
             agent = self._agent_keys(target.identity_agent)
             by_blob = {identity.key.asbytes(): identity for identity in agent}
-            chosen: List[Identity] = []
-            unusable: List[Unusable] = []
+            chosen: list[Identity] = []
+            unusable: list[Unusable] = []
             for path in target.identity_files or default_key_files():
                 public = public_blob(path)
                 held = by_blob.pop(public, None) if public else None
@@ -102,22 +102,25 @@ class KeyRing:
                     agent.close()
             self._agents.clear()
 
-    def _agent_keys(self, path: Optional[str]) -> Tuple[Identity, ...]:
+    def _agent_keys(self, path: str | None) -> tuple[Identity, ...]:
         if path == "none":
             return ()
         if path not in self._agents:
-            agent: Optional[_LockedAgent] = None
-            keys: Tuple[Identity, ...] = ()
+            agent: _LockedAgent | None = None
+            keys: tuple[Identity, ...] = ()
             try:
                 agent = _LockedAgent(path)
-                keys = tuple(Identity(key, f"{key.comment or key.get_name()} (agent)") for key in agent.get_keys()
-                             if not key.get_name().startswith("sk-"))
+                keys = tuple(
+                    Identity(key, f"{key.comment or key.get_name()} (agent)")
+                    for key in agent.get_keys()
+                    if not key.get_name().startswith("sk-")
+                )
             except (paramiko.SSHException, OSError):
                 pass  # an agent that does not answer is as good as none; what is missing is told when login fails
             self._agents[path] = (agent, keys)
         return self._agents[path][1]
 
-    def _load(self, path: str, *, is_expected: bool) -> Union[Identity, Unusable, None]:
+    def _load(self, path: str, *, is_expected: bool) -> Identity | Unusable | None:
         if path not in self._files:
             self._files[path] = load_key(path, self._ask)
         found = self._files[path]
@@ -125,12 +128,12 @@ class KeyRing:
         return None if is_missing and not is_expected else found
 
 
-def default_key_files() -> Tuple[str, ...]:
+def default_key_files() -> tuple[str, ...]:
     """What ssh tries when the config names no key."""
     return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
 
 
-def load_key(path: str, ask: Optional[Ask]) -> Union[Identity, Unusable]:
+def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
     """An Identity, or an Unusable that says why not. Asks for a passphrase once, never without `ask`."""
     try:
         status = os.stat(path)
@@ -151,12 +154,12 @@ def load_key(path: str, ask: Optional[Ask]) -> Union[Identity, Unusable]:
         return Unusable(f"{path}: cannot be used ({error or type(error).__name__})", f"check it: ssh-keygen -yf {path}")
 
 
-def _identity(path: str, phrase: Optional[str]) -> Identity:
+def _identity(path: str, phrase: str | None) -> Identity:
     password: Any = phrase.encode() if phrase is not None else None
     return Identity(paramiko.PKey.from_path(path, password), path)
 
 
-def _wants_passphrase() -> Tuple[Any, ...]:
+def _wants_passphrase() -> tuple[Any, ...]:
     # cryptography says TypeError, and ValueError for some formats; paramiko has a kind of its own
     return (paramiko.PasswordRequiredException, TypeError, ValueError)
 
@@ -174,7 +177,7 @@ def _is_encrypted(path: str) -> bool:
         return False
 
 
-def public_blob(path: str) -> Optional[bytes]:
+def public_blob(path: str) -> bytes | None:
     """The public half of a key file, from the .pub beside it; None when there is none to read."""
     try:
         fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
@@ -183,7 +186,7 @@ def public_blob(path: str) -> Optional[bytes]:
         return None
 
 
-def needs_openssh(target: SshTarget) -> Optional[str]:
+def needs_openssh(target: SshTarget) -> str | None:
     """Why these keys need the OpenSSH binary (certificates, security keys); None when paramiko can use them."""
     for path in target.identity_files or default_key_files():
         if os.path.exists(path + "-cert.pub"):
@@ -194,7 +197,7 @@ def needs_openssh(target: SshTarget) -> Optional[str]:
     return None
 
 
-def _agent_socket(path: Optional[str]) -> Optional[socket.socket]:
+def _agent_socket(path: str | None) -> socket.socket | None:
     where = path or os.environ.get("SSH_AUTH_SOCK")
     if not where:
         return None

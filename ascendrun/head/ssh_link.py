@@ -6,7 +6,7 @@ import errno
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Protocol
+from typing import Any, Callable, Protocol
 
 from ascendrun.head.paramiko_door import NeedRekeyException, common, paramiko
 
@@ -28,8 +28,8 @@ class Packetizer(paramiko.packet.Packetizer):
         self._sock = sock
         self._buffer = b""
         self._position = 0
-        self._handshake_until: Optional[float] = None
-        self.preamble: List[str] = []
+        self._handshake_until: float | None = None
+        self.preamble: list[str] = []
         self.on_idle: Callable[[], None] = lambda: None
 
     def give_up(self) -> None:
@@ -60,7 +60,7 @@ class Packetizer(paramiko.packet.Packetizer):
         return self._read_more(n, check_rekey=check_rekey)
 
     def _read_more(self, n: int, *, check_rekey: bool) -> bytes:
-        parts = [self._buffer[self._position:], self._take_remainder()]
+        parts = [self._buffer[self._position :], self._take_remainder()]
         have = sum(map(len, parts))
         self._buffer, self._position = b"", 0
         while have < n:
@@ -79,7 +79,7 @@ class Packetizer(paramiko.packet.Packetizer):
         self._buffer, self._position = b"".join(parts), n
         return self._buffer[:n]
 
-    def _read_once(self) -> Optional[bytes]:
+    def _read_once(self) -> bytes | None:
         """Bytes, or None when none came within the socket's timeout. Raises EOFError at the end of the stream."""
         try:
             piece: bytes = self._sock.recv(READ_BYTES)
@@ -145,13 +145,13 @@ class Link(paramiko.Transport):
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock, packetizer_class=Packetizer)
-        self.sinks: Dict[int, Sink] = {}
+        self.sinks: dict[int, Sink] = {}
         self.has_banner = False
         self.banner_event = threading.Event()
         self.ready_event = threading.Event()
         self.ended_event = threading.Event()
-        self.why_closed: Optional[str] = None
-        self._held: List[Any] = []
+        self.why_closed: str | None = None
+        self._held: list[Any] = []
         self.packetizer.on_idle = self._look_around
         self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows what to say
         self.handshake_timeout = 3600.0

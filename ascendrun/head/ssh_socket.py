@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from ascendrun.core.errors import CannotConnect
 
@@ -21,7 +21,7 @@ KEEPALIVE_S = 3
 QUICK_READS = 40
 """A handshake has fewer reads than this; acknowledging them at once saves 40 ms each time the peer's Nagle waits."""
 
-Address = Tuple[socket.AddressFamily, Tuple[Any, ...]]
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 class QuickAckSocket:
@@ -58,14 +58,14 @@ class QuickAckSocket:
         return self._sock.getpeername()
 
 
-def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> Tuple[QuickAckSocket, str]:
+def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tuple[QuickAckSocket, str]:
     """A connected socket and the numeric address it reached, after trying every address within `tcp_s` in all.
 
     Raises CannotConnect: no such name, or what each address answered.
     """
     addresses = resolve(host, port, label=label, family=family)
     until = time.monotonic() + tcp_s
-    refusals: List[str] = []
+    refusals: list[str] = []
     for position, address in enumerate(addresses):
         left_s = until - time.monotonic()
         share_s = left_s / (len(addresses) - position)
@@ -77,19 +77,18 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> Tupl
             refusals.append(f"{address[1][0]}: {_say(error, share_s)}")
     raise CannotConnect(
         f"{label}: no TCP connection to port {port} ({'; '.join(refusals)})",
-        hint="is the host up, sshd listening on that port, and no firewall between? "
-             f"try: ssh -p {port} {host}",
+        hint=f"is the host up, sshd listening on that port, and no firewall between? try: ssh -p {port} {host}",
     )
 
 
-def resolve(host: str, port: int, *, label: str, family: int) -> List[Address]:
+def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
     """Every TCP address of `host`, in the resolver's order. Raises CannotConnect after RESOLVE_S at the latest."""
     hint = f"check the spelling, /etc/hosts and DNS (getent hosts {host}), or give addr= in the hostfile"
     try:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass  # a name, not a number: it may take long, so a helper thread asks
-    answer: List[Any] = []
+    answer: list[Any] = []
     helper = threading.Thread(target=_lookup_into, args=(answer, host, port, family), daemon=True)
     helper.start()
     helper.join(RESOLVE_S)
@@ -99,18 +98,18 @@ def resolve(host: str, port: int, *, label: str, family: int) -> List[Address]:
         raise CannotConnect(f"{label}: the name {host} has no address ({answer[0].strerror})", hint=hint) from answer[0]
     if isinstance(answer[0], UnicodeError):
         raise CannotConnect(f"{label}: {host!r} is no host name", hint=hint) from answer[0]
-    addresses: List[Address] = answer[0]
+    addresses: list[Address] = answer[0]
     return addresses
 
 
-def _lookup_into(answer: List[Any], host: str, port: int, family: int) -> None:
+def _lookup_into(answer: list[Any], host: str, port: int, family: int) -> None:
     try:
         answer.append(_lookup(host, port, family, 0))
     except (OSError, UnicodeError) as error:
         answer.append(error)
 
 
-def _lookup(host: str, port: int, family: int, flags: int) -> List[Address]:
+def _lookup(host: str, port: int, family: int, flags: int) -> list[Address]:
     found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
     return [(entry[0], entry[4]) for entry in found]
 
@@ -130,9 +129,13 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", KEEPALIVE_S), ("TCP_KEEPCNT", 3),
-                        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
-        option: Optional[int] = getattr(socket, name, None)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    ):
+        option: int | None = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -143,5 +146,5 @@ def _say(error: OSError, waited_s: float) -> str:
     return (error.strerror or str(error)).lower()
 
 
-Dial = Callable[[], Tuple[Any, Optional[str]]]
+Dial = Callable[[], tuple[Any, Optional[str]]]
 """Makes the byte stream that SSH runs on: a socket, or a channel through a jump host; with the address, if known."""

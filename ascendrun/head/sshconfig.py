@@ -10,9 +10,9 @@ import re
 import socket
 import stat
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.hosts import Host
 
@@ -37,19 +37,19 @@ class SshTarget:
     address: str
     port: int
     user: str
-    identity_files: Tuple[str, ...] = ()
+    identity_files: tuple[str, ...] = ()
     identities_only: bool = False
-    identity_agent: Optional[str] = None
-    jump: Optional[str] = None
-    key_alias: Optional[str] = None
-    known_hosts_files: Tuple[str, ...] = ()
+    identity_agent: str | None = None
+    jump: str | None = None
+    key_alias: str | None = None
+    known_hosts_files: tuple[str, ...] = ()
     family: int = socket.AF_UNSPEC
     algorithms: Mapping[str, str] = field(default_factory=dict)
-    why_openssh: Optional[str] = None
+    why_openssh: str | None = None
 
     @property
     def label(self) -> str:
-        """"npu01 (10.0.0.3 port 22)": how messages call it."""
+        """ "npu01 (10.0.0.3 port 22)": how messages call it."""
         place = f"port {self.port}" if self.address == self.name else f"{self.address} port {self.port}"
         return f"{self.name} ({place})"
 
@@ -57,7 +57,7 @@ class SshTarget:
 @dataclass(frozen=True)
 class _Line:
     keyword: str
-    arguments: Tuple[str, ...]
+    arguments: tuple[str, ...]
     place: str
 
 
@@ -66,14 +66,14 @@ class _Answer:
     """What the walk through the files has found so far for one host; the first value of a keyword wins."""
 
     original: str
-    values: Dict[str, Tuple[str, ...]]
-    places: Dict[str, str] = field(default_factory=dict)
-    repeated: Dict[str, List[str]] = field(default_factory=dict)
+    values: dict[str, tuple[str, ...]]
+    places: dict[str, str] = field(default_factory=dict)
+    repeated: dict[str, list[str]] = field(default_factory=dict)
     is_final: bool = False
     wants_final: bool = False
-    obstacle: Optional[str] = None
+    obstacle: str | None = None
 
-    def first(self, keyword: str) -> Optional[str]:
+    def first(self, keyword: str) -> str | None:
         found = self.values.get(keyword)
         return found[0] if found else None
 
@@ -81,13 +81,13 @@ class _Answer:
 class SshConfig:
     """The user's and the system's config files (or the one given), each read once. Thread-safe."""
 
-    def __init__(self, path: Optional[Path] = None) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         user = os.path.join(os.path.expanduser("~"), ".ssh", "config")
-        self._files: Tuple[str, ...] = (str(path),) if path is not None else (user, SYSTEM_CONFIG)
+        self._files: tuple[str, ...] = (str(path),) if path is not None else (user, SYSTEM_CONFIG)
         self._must_exist = path is not None
         self._lock = threading.Lock()
-        self._lines: Dict[str, Tuple[_Line, ...]] = {}
-        self._unreadable: Dict[str, str] = {}
+        self._lines: dict[str, tuple[_Line, ...]] = {}
+        self._unreadable: dict[str, str] = {}
 
     def resolve(self, host: Host) -> SshTarget:
         """How to reach `host`; the hostfile's addr, user and port win over the config."""
@@ -121,19 +121,19 @@ class SshConfig:
         if file in self._unreadable:
             answer.obstacle = answer.obstacle or self._unreadable[file]
 
-    def _included(self, line: _Line) -> List[str]:
+    def _included(self, line: _Line) -> list[str]:
         is_system = line.place.startswith("/etc/ssh/")
         base = "/etc/ssh" if is_system else os.path.join(os.path.expanduser("~"), ".ssh")
-        names: List[str] = []
+        names: list[str] = []
         for pattern in line.arguments:
             pattern = os.path.expanduser(pattern)
             names += sorted(glob.glob(pattern if os.path.isabs(pattern) else os.path.join(base, pattern)))
         return names
 
-    def _read(self, file: str, *, must_exist: bool) -> Tuple[_Line, ...]:
+    def _read(self, file: str, *, must_exist: bool) -> tuple[_Line, ...]:
         with self._lock:
             if file not in self._lines:
-                lines: Tuple[_Line, ...] = ()
+                lines: tuple[_Line, ...] = ()
                 try:
                     lines = self._parse(file)
                 except FileNotFoundError:
@@ -146,10 +146,11 @@ class SshConfig:
                 self._lines[file] = lines
             return self._lines[file]
 
-    def _parse(self, file: str) -> Tuple[_Line, ...]:
+    def _parse(self, file: str) -> tuple[_Line, ...]:
         status = os.stat(file)
-        if not file.startswith("/etc/ssh/") and (status.st_uid not in (0, os.getuid())
-                                                 or stat.S_IMODE(status.st_mode) & 0o022):
+        if not file.startswith("/etc/ssh/") and (
+            status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & 0o022
+        ):
             raise ValueError(f"{file}: others may write to it, so ssh refuses it (chmod 600 {file})")
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
         return parse_config(text, file)
@@ -162,12 +163,21 @@ class SshConfig:
         if not port:
             answer.obstacle = answer.obstacle or f"Port {port_text}: no port number ({answer.places.get('port', '')})"
         tokens = _tokens(host.name, address, port, user)
-        known = [_expand(name, tokens) for key in ("userknownhostsfile", "globalknownhostsfile")
-                 for name in answer.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]]
+        known = [
+            _expand(name, tokens)
+            for key in ("userknownhostsfile", "globalknownhostsfile")
+            for name in answer.values.get(key, ()) or _DEFAULT_KNOWN_HOSTS[key]
+        ]
         return SshTarget(
-            name=host.name, address=address, port=port or 22, user=user,
-            identity_files=tuple(dict.fromkeys(_expand(name, tokens) for name in answer.repeated.get("identityfile", ())
-                                               if name.lower() != "none")),
+            name=host.name,
+            address=address,
+            port=port or 22,
+            user=user,
+            identity_files=tuple(
+                dict.fromkeys(
+                    _expand(name, tokens) for name in answer.repeated.get("identityfile", ()) if name.lower() != "none"
+                )
+            ),
             identities_only=answer.first("identitiesonly") == "yes",
             identity_agent=_agent_path(answer.first("identityagent"), tokens),
             jump=_jump(answer, tokens),
@@ -179,7 +189,7 @@ class SshConfig:
         )
 
 
-_DEFAULT_KNOWN_HOSTS: Mapping[str, Tuple[str, ...]] = {
+_DEFAULT_KNOWN_HOSTS: Mapping[str, tuple[str, ...]] = {
     "userknownhostsfile": ("~/.ssh/known_hosts", "~/.ssh/known_hosts2"),
     "globalknownhostsfile": ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
 }
@@ -187,7 +197,7 @@ _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF
 _ALGORITHMS = ("kexalgorithms", "ciphers", "macs", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
 
 
-def parse_config(text: str, file: str) -> Tuple[_Line, ...]:
+def parse_config(text: str, file: str) -> tuple[_Line, ...]:
     """The lines of a config file. Raises ValueError naming file and line where ssh would refuse it, too."""
     lines = []
     for number, raw in enumerate(text.splitlines(), 1):
@@ -208,9 +218,9 @@ def parse_config(text: str, file: str) -> Tuple[_Line, ...]:
 _ARGUMENT = re.compile(r"""\s*(?:(#.*)|((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\["'\\ ]|[^\s"'])+))""")
 
 
-def split_arguments(text: str, place: str) -> Tuple[str, ...]:
+def split_arguments(text: str, place: str) -> tuple[str, ...]:
     """Words of a config line; quotes hold words together. Raises ValueError on a quote that never ends."""
-    words: List[str] = []
+    words: list[str] = []
     position = 0
     while text[position:].strip():
         found = _ARGUMENT.match(text, position)
@@ -274,7 +284,7 @@ def _phase_holds(name: str, answer: _Answer) -> bool:
     return name == "all" or (name == "final" and answer.is_final)
 
 
-def _match_subject(name: str, answer: _Answer) -> Optional[str]:
+def _match_subject(name: str, answer: _Answer) -> str | None:
     if name == "host":
         return _expand(answer.first("hostname") or answer.original, {"h": answer.original, "n": answer.original})
     if name == "originalhost":
@@ -297,7 +307,7 @@ def _take(line: _Line, answer: _Answer) -> None:
         answer.places[line.keyword] = line.place
 
 
-_ONLY_OPENSSH: Mapping[str, Tuple[str, ...]] = {
+_ONLY_OPENSSH: Mapping[str, tuple[str, ...]] = {
     # keyword: values that ask for nothing
     "proxycommand": ("none",),
     "certificatefile": ("none",),
@@ -310,7 +320,7 @@ _ONLY_OPENSSH: Mapping[str, Tuple[str, ...]] = {
 }
 
 
-def _why_openssh(answer: _Answer) -> Optional[str]:
+def _why_openssh(answer: _Answer) -> str | None:
     if answer.obstacle:
         return answer.obstacle
     for keyword, harmless in _ONLY_OPENSSH.items():
@@ -328,7 +338,7 @@ def _why_openssh(answer: _Answer) -> Optional[str]:
     return None
 
 
-def _jump(answer: _Answer, tokens: Mapping[str, str]) -> Optional[str]:
+def _jump(answer: _Answer, tokens: Mapping[str, str]) -> str | None:
     value = answer.first("proxyjump")
     if value is None or value.lower() == "none" or "," in value:
         return None
@@ -344,7 +354,7 @@ def parse_jump(text: str) -> Host:
     return Host(name=name.strip("[]"), user=user, port=int(port) if port else None)
 
 
-def _agent_path(value: Optional[str], tokens: Mapping[str, str]) -> Optional[str]:
+def _agent_path(value: str | None, tokens: Mapping[str, str]) -> str | None:
     if value is None or value == "SSH_AUTH_SOCK":
         return None
     if value.startswith("$") and not value.startswith("${"):
@@ -352,11 +362,22 @@ def _agent_path(value: Optional[str], tokens: Mapping[str, str]) -> Optional[str
     return value if value == "none" else _expand(value, tokens)
 
 
-def _tokens(original: str, address: str, port: int, user: str) -> Dict[str, str]:
+def _tokens(original: str, address: str, port: int, user: str) -> dict[str, str]:
     home = os.path.expanduser("~")
     local = socket.gethostname()
-    return {"h": address, "n": original, "p": str(port), "r": user, "d": home, "u": _local_user(),
-            "i": str(os.getuid()), "l": local, "L": local.split(".")[0], "k": original, "%": "%"}
+    return {
+        "h": address,
+        "n": original,
+        "p": str(port),
+        "r": user,
+        "d": home,
+        "u": _local_user(),
+        "i": str(os.getuid()),
+        "l": local,
+        "L": local.split(".")[0],
+        "k": original,
+        "%": "%",
+    }
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:

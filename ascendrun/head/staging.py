@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.plan import Tree
@@ -27,9 +28,15 @@ class TreePush:
     `ask(op, fields, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
     """
 
-    def __init__(self, state_dir: Path, trees: Sequence[Tree], *,
-                 ask: Callable[[str, Mapping[str, Any], bytes, Callable[[Reply], None]], None],
-                 refused: Callable[[Reply], None], finished: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        trees: Sequence[Tree],
+        *,
+        ask: Callable[[str, Mapping[str, Any], bytes, Callable[[Reply], None]], None],
+        refused: Callable[[Reply], None],
+        finished: Callable[[], None],
+    ) -> None:
         self._state_dir, self._rest = state_dir, list(trees)
         self._ask, self._refused, self._finished = ask, refused, finished
 
@@ -73,9 +80,9 @@ class TreePush:
             self.go_on()
 
 
-def read_secret_env(spec: "JobSpec") -> Dict[str, str]:
+def read_secret_env(spec: JobSpec) -> dict[str, str]:
     """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInput."""
-    values: Dict[str, str] = {}
+    values: dict[str, str] = {}
     problems = []
     for source in spec.env_from:
         try:
@@ -97,4 +104,3 @@ def read_secret_env(spec: "JobSpec") -> Dict[str, str]:
     if problems:
         raise InvalidInput(problems)
     return values
-

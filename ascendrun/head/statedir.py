@@ -5,12 +5,27 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional, Tuple
 
 from ascendrun.core.errors import AscendrunError
 
-_NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
-                                  "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "9p", "afs"})
+_NETWORK_FILESYSTEMS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.juicefs",
+        "9p",
+        "afs",
+    }
+)
 
 
 class StoreUnusable(AscendrunError):
@@ -26,12 +41,16 @@ def make_state_dir(state_dir: Path) -> None:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(state_dir, 0o700)
     except OSError as error:
-        raise StoreUnusable(f"cannot make {state_dir}: {error.strerror}",
-                            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk") from error
+        raise StoreUnusable(
+            f"cannot make {state_dir}: {error.strerror}",
+            hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk",
+        ) from error
     kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
     if kind in _NETWORK_FILESYSTEMS:
-        raise StoreUnusable(f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
-                            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun")
+        raise StoreUnusable(
+            f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
+            hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun",
+        )
 
 
 def make_private_file(path: Path) -> None:
@@ -43,9 +62,9 @@ def make_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-def filesystem_of(path: Path, mounts: str) -> Optional[str]:
+def filesystem_of(path: Path, mounts: str) -> str | None:
     """The type of the file system that holds `path`, from the text of /proc/self/mounts; None: not listed."""
-    best: Tuple[int, Optional[str]] = (-1, None)
+    best: tuple[int, str | None] = (-1, None)
     target = os.path.realpath(path)
     for line in mounts.splitlines():
         fields = line.split()

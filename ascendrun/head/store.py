@@ -8,22 +8,11 @@ import re
 import secrets
 import sqlite3
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Collection,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.head.migrations import immediate, migrate, refuse_newer, version_of
@@ -35,7 +24,7 @@ if TYPE_CHECKING:
 FILE_NAME = "state.db"
 BUSY_S = 10.0
 WAY_OUT = "another ASCENDRUN_STATE_DIR"
-_MIGRATIONS: Tuple[str, ...] = (
+_MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE lease (
@@ -77,12 +66,12 @@ class LostLease(Conflict):
 class StoredJob:
     """A row of `jobs`: the record that the lifecycle advances, and what it was made from, as JSON values."""
 
-    job: "Job"
+    job: Job
     key: str
     spec: Mapping[str, Any]
     hosts: Sequence[Mapping[str, Any]]
     trees: Sequence[Mapping[str, Any]]
-    file: Optional[str]
+    file: str | None
 
 
 @dataclass(frozen=True)
@@ -104,21 +93,21 @@ class StreamedEvent:
     text: str
 
 
-Outbox = Callable[["Job", Sequence[StoredEvent]], Sequence[Tuple[str, str, str]]]
+Outbox = Callable[["Job", Sequence[StoredEvent]], Sequence[tuple[str, str, str]]]
 """(job, new lines of its story) -> notices as (id, name of the target, body); kept in the transaction of the lines."""
 
 
 class Store:
     """One state folder's database. Open it for writing in the controller alone; everybody may read."""
 
-    def __init__(self, connection: sqlite3.Connection, token: Optional[str], path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, token: str | None, path: Path) -> None:
         self._db = connection
         self._token = token
         self._path = path
-        self.outbox: Optional[Outbox] = None
+        self.outbox: Outbox | None = None
 
     @classmethod
-    def open(cls, state_dir: Path) -> "Store":
+    def open(cls, state_dir: Path) -> Store:
         """Opens or makes the store for writing and takes the lease from whoever had it.
 
         The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
@@ -136,7 +125,7 @@ class Store:
         return cls(connection, token, path)
 
     @classmethod
-    def open_for_reading(cls, state_dir: Path) -> Optional["Store"]:
+    def open_for_reading(cls, state_dir: Path) -> Store | None:
         """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusable."""
         path = state_dir / FILE_NAME
         if not path.exists():
@@ -158,7 +147,7 @@ class Store:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
         return str(row[0])
 
-    def beside(self) -> "Store":
+    def beside(self) -> Store:
         """The same store with a connection of its own, for another thread; it writes by the same lease."""
         return Store(_connect(self._path), self._token, self._path)
 
@@ -185,82 +174,121 @@ class Store:
         except sqlite3.OperationalError as error:
             raise _unwritable(self._path, error) from error
 
-    def add_job(self, *, key: str, make_job: "JobMaker", spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]],
-                trees: Sequence[Mapping[str, Any]], file: Optional[str], now_s: float) -> "Job":
+    def add_job(
+        self,
+        *,
+        key: str,
+        make_job: JobMaker,
+        spec: Mapping[str, Any],
+        hosts: Sequence[Mapping[str, Any]],
+        trees: Sequence[Mapping[str, Any]],
+        file: str | None,
+        now_s: float,
+    ) -> Job:
         """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
 
         `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
         """
         with self.writing() as db:
-            return self.insert(db, key=key, spec=spec, hosts=hosts, trees=trees, file=file, now_s=now_s,
-                               make_job=lambda number, head_id: make_job(job_id_of(number), head_id))
+            return self.insert(
+                db,
+                key=key,
+                spec=spec,
+                hosts=hosts,
+                trees=trees,
+                file=file,
+                now_s=now_s,
+                make_job=lambda number, head_id: make_job(job_id_of(number), head_id),
+            )
 
-    def insert(self, db: sqlite3.Connection, *, key: str, make_job: Callable[[int, str], "Job"],
-               spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], trees: Sequence[Mapping[str, Any]],
-               file: Optional[str], now_s: float) -> "Job":
+    def insert(
+        self,
+        db: sqlite3.Connection,
+        *,
+        key: str,
+        make_job: Callable[[int, str], Job],
+        spec: Mapping[str, Any],
+        hosts: Sequence[Mapping[str, Any]],
+        trees: Sequence[Mapping[str, Any]],
+        file: str | None,
+        now_s: float,
+    ) -> Job:
         """As `add_job`, within a transaction of the caller; `make_job(number of the row, head_id)` names the job."""
         from ascendrun.core.jobrecord import load_job
+
         known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
         if known:
             return load_job(json.loads(known[0]))
         cursor = db.execute(
             "INSERT INTO jobs (key, name, state, record, spec, hosts, trees, file, created_at_s)"
             " VALUES (?, '', '', '', ?, ?, ?, ?, ?)",
-            (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s))
+            (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s),
+        )
         job = make_job(int(cursor.lastrowid or 0), self.head_id)
         db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
         self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
         return job
 
-    def save(self, job: "Job", events: Sequence[Tuple[str, str]], *, now_s: float) -> None:
+    def save(self, job: Job, events: Sequence[tuple[str, str]], *, now_s: float) -> None:
         """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
         with self.writing() as db:
             self._write(db, job, events, now_s)
 
-    def _write(self, db: sqlite3.Connection, job: "Job", events: Sequence[Tuple[str, str]], now_s: float) -> None:
+    def _write(self, db: sqlite3.Connection, job: Job, events: Sequence[tuple[str, str]], now_s: float) -> None:
         from ascendrun.core.jobrecord import dump_job
-        db.execute("UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
-                   (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id))
+
+        db.execute(
+            "UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
+            (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id),
+        )
         lines = add_lines(db, job.id, events, now_s)
         for notice_id, target, body in self.outbox(job, lines) if self.outbox is not None and lines else ():
-            db.execute("INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
-                       " VALUES (?, ?, ?, ?, ?, 'waiting', ?)", (notice_id, target, job.id, body, now_s, now_s))
+            db.execute(
+                "INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
+                " VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
+                (notice_id, target, job.id, body, now_s, now_s),
+            )
 
     def mark_drained(self, job_id: str) -> None:
         """Every byte that the job's nodes had to say is in the spool."""
         with self.writing() as db:
             db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
 
-    def live_jobs(self) -> Tuple[StoredJob, ...]:
+    def live_jobs(self) -> tuple[StoredJob, ...]:
         """Jobs that a controller still has to care for, oldest first: not over, hosts unconfirmed, or logs not here."""
         return self._jobs("WHERE has_unconfirmed OR NOT is_drained ORDER BY number", [])  # drained: over, all is here
 
-    def all_jobs(self) -> Tuple[StoredJob, ...]:
+    def all_jobs(self) -> tuple[StoredJob, ...]:
         return self._jobs("ORDER BY number", [])
 
-    def _jobs(self, tail: str, values: List[Any]) -> Tuple[StoredJob, ...]:
+    def _jobs(self, tail: str, values: list[Any]) -> tuple[StoredJob, ...]:
         rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values).fetchall()
         if not rows:
             return ()
         from ascendrun.core.jobrecord import load_job
-        return tuple(StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts),
-                               json.loads(trees), file)
-                     for record, key, spec, hosts, trees, file in rows)
 
-    def stages(self, pipeline: str) -> Tuple[StoredJob, ...]:
+        return tuple(
+            StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts), json.loads(trees), file)
+            for record, key, spec, hosts, trees, file in rows
+        )
+
+    def stages(self, pipeline: str) -> tuple[StoredJob, ...]:
         """The jobs of a pipeline by its id, oldest first; () when there is no such pipeline."""
         if not re.fullmatch(r"j-[0-9]+", pipeline):
             return ()
         return self._jobs("WHERE id GLOB ? ORDER BY number", [f"{pipeline}-*"])
 
-    def pipeline_id(self, ref: str) -> Optional[str]:
+    def pipeline_id(self, ref: str) -> str | None:
         """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none, or a
         newer job of that name that is no pipeline."""
         if self.stages(ref):
             return ref
         from ascendrun.core.jobrecord import load_job
-        rows = self._db.execute("SELECT number, record FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY number DESC",
-                                (len(ref) + 1, f"{ref}."))
+
+        rows = self._db.execute(
+            "SELECT number, record FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY number DESC",
+            (len(ref) + 1, f"{ref}."),
+        )
         for number, record in rows:
             job = load_job(json.loads(record))
             if job.pipeline is not None and job.name == f"{ref}.{job.stage}":
@@ -275,6 +303,7 @@ class Store:
         pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
             from ascendrun.core.pipelines import telling_stage
+
             stages = self.stages(pipeline)
             return stages[telling_stage([one.job for one in stages])]
         found = found or self._jobs("WHERE name = ? ORDER BY number DESC LIMIT 1", [ref])
@@ -287,16 +316,24 @@ class Store:
             raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
         return self._jobs("WHERE id = ?", begins)[0]
 
-    def events(self, job_id: str) -> Tuple[StoredEvent, ...]:
+    def events(self, job_id: str) -> tuple[StoredEvent, ...]:
         rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
         return tuple(StoredEvent(*row) for row in rows)
 
-    def stream(self, *, after: int = 0, job: Optional[str] = None, pipeline: Optional[str] = None,
-               since_s: Optional[float] = None, kinds: Optional[Collection[str]] = None, limit: int = 10_000
-               ) -> Tuple[StreamedEvent, ...]:
+    def stream(
+        self,
+        *,
+        after: int = 0,
+        job: str | None = None,
+        pipeline: str | None = None,
+        since_s: float | None = None,
+        kinds: Collection[str] | None = None,
+        limit: int = 10_000,
+    ) -> tuple[StreamedEvent, ...]:
         """Lines of all jobs' stories with numbers greater than `after`, in order; `pipeline`: of the jobs of this one
         only; `kinds`: these only."""
-        where, values = ["number > ?"], [after]  # type: Tuple[List[str], List[Any]]
+        where: list[str] = ["number > ?"]
+        values: list[Any] = [after]
         stages = None if pipeline is None else f"{pipeline}-*"
         for condition, value in (("job = ?", job), ("job GLOB ?", stages), ("at_s >= ?", since_s)):
             if value is not None:
@@ -305,11 +342,14 @@ class Store:
         if kinds is not None:
             where.append(f"kind IN ({', '.join('?' * len(kinds))})")
             values += sorted(kinds)
-        rows = self._db.execute(f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
-                                f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?", [*values, limit])
+        rows = self._db.execute(
+            f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
+            f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?",
+            [*values, limit],
+        )
         return tuple(StreamedEvent(*row) for row in rows)
 
-    def notices(self, *, limit: int = 200) -> Tuple[Mapping[str, Any], ...]:
+    def notices(self, *, limit: int = 200) -> tuple[Mapping[str, Any], ...]:
         """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
         if version_of(self._db) < 2:
             return ()
@@ -327,31 +367,35 @@ class Store:
             return "events"
         return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
 
-    def event_kinds(self) -> Tuple[str, ...]:
+    def event_kinds(self) -> tuple[str, ...]:
         return tuple(row[0] for row in self._db.execute("SELECT DISTINCT kind FROM events ORDER BY kind"))
 
     def job_names(self) -> Mapping[str, str]:
         """The name of every job, by id."""
         return dict(self._db.execute("SELECT id, name FROM jobs WHERE id IS NOT NULL").fetchall())
 
-    def job_hosts(self) -> Mapping[str, Tuple[str, ...]]:
+    def job_hosts(self) -> Mapping[str, tuple[str, ...]]:
         """The names of every job's hosts, by id."""
         rows = self._db.execute("SELECT id, hosts FROM jobs WHERE id IS NOT NULL")
         return {row[0]: tuple(str(host["name"]) for host in json.loads(row[1])) for row in rows}
 
-    def states(self) -> Mapping[str, "State"]:
+    def states(self) -> Mapping[str, State]:
         """The state of every job, by id."""
         from ascendrun.core.job import State
+
         return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
 
 
-def add_lines(db: sqlite3.Connection, job_id: str, events: Sequence[Tuple[str, str]], now_s: float
-              ) -> Tuple[StoredEvent, ...]:
+def add_lines(
+    db: sqlite3.Connection, job_id: str, events: Sequence[tuple[str, str]], now_s: float
+) -> tuple[StoredEvent, ...]:
     """Appends (kind, text) lines to a job's story, within a transaction of the caller."""
     seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job_id,)).fetchone()[0])
     lines = tuple(StoredEvent(seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1))
-    db.executemany("INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
-                   [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines])
+    db.executemany(
+        "INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
+        [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines],
+    )
     return lines
 
 
@@ -363,8 +407,7 @@ def job_id_of(number: int) -> str:
 class JobMaker(Protocol):
     """The shape of `make_job`: (job id, head id) -> Job."""
 
-    def __call__(self, job_id: str, head_id: str) -> "Job":
-        ...
+    def __call__(self, job_id: str, head_id: str) -> Job: ...
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -373,13 +416,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
-        raise StoreUnusable(f"{path}: {error}",
-                            hint="move the file aside to start afresh; jobs on the nodes go on") from error
+        raise StoreUnusable(
+            f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on"
+        ) from error
     return connection
 
 
 def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusable:
     free = os.statvfs(path.parent)
-    return StoreUnusable(f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
-                         hint="free some space there, or end the program that holds the file; "
-                              "jobs on the nodes go on meanwhile")
+    return StoreUnusable(
+        f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
+        hint="free some space there, or end the program that holds the file; jobs on the nodes go on meanwhile",
+    )

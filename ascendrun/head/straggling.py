@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Optional
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.job import Job, State
@@ -34,11 +35,11 @@ GONE_AFTER = 2
 APPEARED, GONE = "straggler", "straggler-over"
 """Kinds of lines in a job's story."""
 
-Key = Tuple[str, Optional[int]]
+Key = tuple[str, Optional[int]]
 """(host, rank); rank None: the whole node."""
 
 
-def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> Tuple[Straggler, ...]:
+def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
     """Those of the job's present attempt, from what is on the head. Samples that cannot be read count as none."""
     from ascendrun.head.clocks import HostClock, read_clocks
     from ascendrun.head.metricsreader import find_metrics, iter_lines
@@ -55,14 +56,13 @@ def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> Tuple[Str
         clock = clocks.get(hosts_of_ranks[rank], HostClock())
         lines = iter_lines(paths, last_bytes=last_bytes)
         steps[rank] = make_step_times(lines, to_head_s=clock.to_head_s, error_s=clock.error_s)
-    samples = _read_samples(state_dir, job.id, frozenset(job.hosts), now_s=now_s,
-                            few=len(hosts_of_ranks) <= FEW_DEVICES)
+    samples = _read_samples(
+        state_dir, job.id, frozenset(job.hosts), now_s=now_s, few=len(hosts_of_ranks) <= FEW_DEVICES
+    )
     return find_stragglers(steps, samples, hosts_of_ranks=hosts_of_ranks, now_s=now_s)
 
 
-def _read_samples(
-    state_dir: Path, job_id: str, hosts: "frozenset[str]", *, now_s: float, few: bool
-) -> Newest:
+def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s: float, few: bool) -> Newest:
     from ascendrun.head.samplestore import SampleStore
 
     try:
@@ -74,8 +74,11 @@ def _read_samples(
             devices = store.device_series(since_s=since_s, until_s=until_s, every_s=every_s)
             of_hosts = store.host_series(since_s=since_s, until_s=until_s, every_s=every_s)
             ranks = store.rank_series(since_s=since_s, until_s=until_s, job=job_id, every_s=every_s)
-            return Newest(tuple(one for one in devices if one.host in hosts),
-                          tuple(one for one in of_hosts if one.host in hosts), ranks)
+            return Newest(
+                tuple(one for one in devices if one.host in hosts),
+                tuple(one for one in of_hosts if one.host in hosts),
+                ranks,
+            )
         finally:
             store.close()
     except AscendrunError:
@@ -90,16 +93,16 @@ class Known:
     missing: Mapping[Key, int] = field(default_factory=dict)
 
 
-def take_look(known: Known, found: Iterable[Straggler]) -> Tuple[Known, Tuple[Tuple[str, str], ...]]:
+def take_look(known: Known, found: Iterable[Straggler]) -> tuple[Known, tuple[tuple[str, str], ...]]:
     """What is known after a look, and the lines (kind, text) that the story gets: who appeared, who is gone.
 
     A rank that becomes part of a slow node is told once more, as the node; it has not become faster.
     """
     from ascendrun.health.straggler_text import tell_straggler
 
-    seen: Dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
-    lines: List[Tuple[str, str]] = []
-    missing: Dict[Key, int] = {}
+    seen: dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
+    lines: list[tuple[str, str]] = []
+    missing: dict[Key, int] = {}
     for key in sorted(known.missing, key=str):
         if key in seen:
             missing[key] = 0
@@ -123,9 +126,9 @@ def _name(key: Key) -> str:
 _SUBJECT = re.compile(r"^(?:rank (?P<rank>\d+) on )?(?P<host>\S+)")
 
 
-def known_from_story(attempt: int, story: Iterable[Tuple[str, str]]) -> Known:
+def known_from_story(attempt: int, story: Iterable[tuple[str, str]]) -> Known:
     """What an earlier controller has told of the present attempt; `story`: (kind, text), oldest first."""
-    missing: Dict[Key, int] = {}
+    missing: dict[Key, int] = {}
     for kind, text in story:
         if kind == "state" and text.startswith("STARTING"):
             missing = {}
@@ -146,12 +149,16 @@ class Straggling:
     """
 
     def __init__(
-        self, state_dir: Path, *, post: Callable[[Callable[[], None]], None],
-        tell: Callable[[str, Sequence[Tuple[str, str]]], None], story: Callable[[str], Iterable[Tuple[str, str]]],
+        self,
+        state_dir: Path,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        tell: Callable[[str, Sequence[tuple[str, str]]], None],
+        story: Callable[[str], Iterable[tuple[str, str]]],
     ) -> None:
         self._state_dir = state_dir
         self._post, self._tell, self._story = post, tell, story
-        self._known: Dict[str, Known] = {}
+        self._known: dict[str, Known] = {}
         self._due = time.monotonic() + LOOK_EVERY_S
         self._is_looking = False
         self._took_s = 0.0
@@ -173,7 +180,7 @@ class Straggling:
         threading.Thread(target=self._look, args=(running,), name="stragglers", daemon=True).start()
 
     def _look(self, jobs: Sequence[Job]) -> None:
-        found: Dict[str, Tuple[Straggler, ...]] = {}
+        found: dict[str, tuple[Straggler, ...]] = {}
         try:
             for job in jobs:
                 found[job.id] = look_for_stragglers(self._state_dir, job, now_s=time.time())
@@ -181,7 +188,7 @@ class Straggling:
             took_s = time.thread_time()
             self._post(lambda: self._looked(jobs, found, took_s=took_s))
 
-    def _looked(self, jobs: Sequence[Job], found: Mapping[str, Tuple[Straggler, ...]], *, took_s: float) -> None:
+    def _looked(self, jobs: Sequence[Job], found: Mapping[str, tuple[Straggler, ...]], *, took_s: float) -> None:
         self._is_looking, self._took_s = False, took_s
         for job in jobs:
             if job.id not in found:

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from ascendrun.core.loglines import decode_line
 from ascendrun.head.spoolfiles import TIME_RECORD, StreamFiles, read_at, size_of
@@ -18,9 +17,24 @@ CHUNK_BYTES = 1 << 20
 BEFORE_BYTES, AFTER_BYTES = 2048, 6144
 MOST_WINDOWS = 6
 TIMES_LIMIT_BYTES = 8 << 20
-ERRORS = (b"Traceback (most recent call last)", b"Error: ", b"Exception: ", b"[ERROR]", b"EI00", b"EJ00", b"EZ", b"EE1",
-          b"EL00", b"out of memory", b"atal ", b"FATAL", b"error code is", b"Segmentation fault", b"No space left",
-          b"core dumped")
+ERRORS = (
+    b"Traceback (most recent call last)",
+    b"Error: ",
+    b"Exception: ",
+    b"[ERROR]",
+    b"EI00",
+    b"EJ00",
+    b"EZ",
+    b"EE1",
+    b"EL00",
+    b"out of memory",
+    b"atal ",
+    b"FATAL",
+    b"error code is",
+    b"Segmentation fault",
+    b"No space left",
+    b"core dumped",
+)
 """Texts that an error's line holds. To find bytes is ten times faster than any pattern."""
 
 
@@ -71,7 +85,7 @@ def read_text_lines(path: Path, root: Path, stream: str, *, limit_bytes: int) ->
     return (*_lines(path, 0, half, name, stream, None), *_lines(path, size - half, size, name, stream, None))
 
 
-def last_arrival_s(files: StreamFiles) -> Optional[float]:
+def last_arrival_s(files: StreamFiles) -> float | None:
     """When the stream's newest bytes came, by its node's clock; None: nothing came, or no times are here."""
     for generation in reversed(files.generations()):
         path = files.times_path(generation)
@@ -117,12 +131,12 @@ def _places(block: bytes) -> list[int]:
     return sorted(found)
 
 
-def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: Optional["_Times"]) -> Iterator[Line]:
+def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: _Times | None) -> Iterator[Line]:
     """Whole lines between two offsets; one that began before or goes on behind is passed over, unless the file ends
     with it. Of a progress bar its last state."""
     data = read_at(path, begin, end - begin)
     if end < size_of(path):
-        data = data[:data.rfind(b"\n") + 1]
+        data = data[: data.rfind(b"\n") + 1]
     at = 0
     if begin > 0:
         before = read_at(path, begin - 1, 1)
@@ -133,7 +147,7 @@ def _lines(path: Path, begin: int, end: int, name: str, stream: str, times: Opti
         stop = data.find(b"\n", at)
         stop = len(data) if stop < 0 else stop
         raw = data[at:stop].rstrip(b"\r")
-        raw = raw[raw.rfind(b"\r") + 1:][:LINE_LIMIT_BYTES]
+        raw = raw[raw.rfind(b"\r") + 1 :][:LINE_LIMIT_BYTES]
         yield Line(decode_line(raw), name, begin + at, None if times is None else times.at_s(begin + stop), stream)
         at = stop + 1
 
@@ -145,12 +159,12 @@ class _Times:
         size = size_of(path)
         start = max(0, size - TIMES_LIMIT_BYTES) // TIME_RECORD.size * TIME_RECORD.size
         raw = read_at(path, start, size - start)
-        raw = raw[:len(raw) - len(raw) % TIME_RECORD.size]
+        raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
         records = list(TIME_RECORD.iter_unpack(raw))
         self._ends = [end for end, _ in records]
         self._arrivals = [arrival for _, arrival in records]
 
-    def at_s(self, offset: int) -> Optional[float]:
+    def at_s(self, offset: int) -> float | None:
         """When the byte at `offset` came; a last line without newline by its last record."""
         if not self._ends:
             return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.core.errors import Conflict, InvalidInput, NotFound, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
@@ -34,28 +34,37 @@ def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     return read_stages(job_file, overrides=overrides)[0].spec
 
 
-def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> Tuple[StageJob, ...]:
+def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[StageJob, ...]:
     """As `read_job`, every stage of a pipeline; of any other file its one job."""
     programs = load_programs()
-    stages = parse_stages(_read(job_file), str(job_file), overrides=overrides, programs=programs,
-                          check_names=_check_names)
+    stages = parse_stages(
+        _read(job_file), str(job_file), overrides=overrides, programs=programs, check_names=_check_names
+    )
     folder = str(job_file.absolute().parent)
     return tuple(replace(one, spec=resolve_paths(one.spec, folder, programs)) for one in stages)
 
 
 def _check_names() -> Sequence[str]:
     from ascendrun.health.checks import NAMES
+
     return NAMES
 
 
-def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Optional[Path] = None) -> Tuple[Host, ...]:
+def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
     """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInput."""
     path = hostfile or Path(require_hostfile(spec, str(job_file)))
     return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
 
 
-def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str,
-                    hosts: Sequence[Host] = ()) -> Submission:
+def make_submission(
+    job_file: Path,
+    *,
+    overrides: Sequence[str],
+    hostfile: Path | None,
+    state_dir: Path,
+    key: str,
+    hosts: Sequence[Host] = (),
+) -> Submission:
     """Everything the controller needs; the folders that the job brings are frozen at this moment.
 
     `hosts`: take these instead of a hostfile's. Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
@@ -67,8 +76,9 @@ def make_submission(job_file: Path, *, overrides: Sequence[str], hostfile: Optio
     return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
 
 
-def make_submissions(job_file: Path, *, overrides: Sequence[str], hostfile: Optional[Path], state_dir: Path, key: str
-                     ) -> Tuple[Submission, ...]:
+def make_submissions(
+    job_file: Path, *, overrides: Sequence[str], hostfile: Path | None, state_dir: Path, key: str
+) -> tuple[Submission, ...]:
     """As `make_submission`, one for each stage of a pipeline; each has the key with its stage's name behind it.
 
     A file that is no pipeline gives the one submission of its job, without a stage.
@@ -77,14 +87,23 @@ def make_submissions(job_file: Path, *, overrides: Sequence[str], hostfile: Opti
     hosts = [read_hosts(one.spec, job_file, hostfile=hostfile) for one in stages]
     _check_local([one.spec for one in stages], job_file)
     make_state_dir(state_dir)
-    return tuple(Submission(key=key if one.stage is None else f"{key}.{one.stage}", spec=one.spec, hosts=taken,
-                            trees=pack_trees(one.spec, state_dir), file=str(job_file.absolute()), stage=one.stage,
-                            needs=one.needs)
-                 for one, taken in zip(stages, hosts))
+    return tuple(
+        Submission(
+            key=key if one.stage is None else f"{key}.{one.stage}",
+            spec=one.spec,
+            hosts=taken,
+            trees=pack_trees(one.spec, state_dir),
+            file=str(job_file.absolute()),
+            stage=one.stage,
+            needs=one.needs,
+        )
+        for one, taken in zip(stages, hosts)
+    )
 
 
-def stages_to_repeat(submissions: Sequence[Submission], before: Sequence[Job], from_stage: Optional[str],
-                     pipeline: Optional[str]) -> Tuple[Submission, ...]:
+def stages_to_repeat(
+    submissions: Sequence[Submission], before: Sequence[Job], from_stage: str | None, pipeline: str | None
+) -> tuple[Submission, ...]:
     """The stages of the file that are still to be done. `before`: the jobs of the pipeline so far.
 
     Raises InvalidInput when the file has other stages than the pipeline, NotFound when there is no such pipeline or
@@ -98,22 +117,24 @@ def stages_to_repeat(submissions: Sequence[Submission], before: Sequence[Job], f
     live = [job.id for job in before if not job.is_over]
     if live:
         raise Conflict(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
-    done = {str(before[index].stage) for index in newest_stages(before)
-            if before[index].state is State.SUCCEEDED}
+    done = {str(before[index].stage) for index in newest_stages(before) if before[index].state is State.SUCCEEDED}
     left = [name for name in names if name not in done]
     first = from_stage or (left[0] if left else None)
     if first is None:
         raise Conflict(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
-    missing = [one.needs for one in submissions[names.index(first):]
-               if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)]
+    missing = [
+        one.needs
+        for one in submissions[names.index(first) :]
+        if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)
+    ]
     if missing:
         raise Conflict(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
-    return tuple(submissions[names.index(first):])
+    return tuple(submissions[names.index(first) :])
 
 
-def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:
+def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
     """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
-    trees: List[Tree] = []
+    trees: list[Tree] = []
     if spec.stage is not None:
         exclude = (*spec.stage.exclude, *_inside(state_dir, spec.stage.dir))
         trees.append(_pack("code", spec.stage.dir, exclude, state_dir))
@@ -124,7 +145,7 @@ def pack_trees(spec: JobSpec, state_dir: Path) -> Tuple[Tree, ...]:
     return tuple(trees)
 
 
-def _inside(state_dir: Path, folder: str) -> Tuple[str, ...]:
+def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
     """The pattern that leaves ascendrun's own state out of a staged folder; () when it lies elsewhere."""
     below = os.path.relpath(os.path.realpath(state_dir), os.path.realpath(folder))
     return () if below.startswith("..") else (f"/{below}",)
@@ -133,6 +154,7 @@ def _inside(state_dir: Path, folder: str) -> Tuple[str, ...]:
 def _copy_programs(folder: Path) -> None:
     """The package as ranks need it: its programs, and nothing of head or node."""
     import ascendrun
+
     package = Path(ascendrun.__file__).resolve().parent
     shutil.copytree(package / "programs", folder / "ascendrun" / "programs", ignore=shutil.ignore_patterns(_CACHE))
     shutil.copy(package / "__init__.py", folder / "ascendrun")
@@ -182,5 +204,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput([Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
-                           hint="`ascendrun init NAME` writes a job to start from") from error
+        raise InvalidInput(
+            [Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
+            hint="`ascendrun init NAME` writes a job to start from",
+        ) from error

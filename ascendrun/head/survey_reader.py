@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.garbage import nothing_collected
@@ -14,12 +15,13 @@ from ascendrun.health.probes import read_facts
 from ascendrun.health.world import World
 
 
-def read_world(answers: Sequence[Mapping[str, Any]], submission: Optional[Submission], *, family: Optional[str],
-               now_s: float) -> World:
+def read_world(
+    answers: Sequence[Mapping[str, Any]], submission: Submission | None, *, family: str | None, now_s: float
+) -> World:
     """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
-    facts: Dict[str, NodeFacts] = {}
-    reports: Dict[str, NodeReport] = {}
-    unreached: Dict[str, Unreached] = {}
+    facts: dict[str, NodeFacts] = {}
+    reports: dict[str, NodeReport] = {}
+    unreached: dict[str, Unreached] = {}
     everyone = {str(answer["host"]): None for answer in answers}
     with nothing_collected():
         for answer in answers:
@@ -31,12 +33,19 @@ def read_world(answers: Sequence[Mapping[str, Any]], submission: Optional[Submis
                 reports[host] = load_report(answer["report"], everyone)
                 facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
     spec = submission.spec if submission is not None else None
-    return World(facts=facts, unreached=unreached, job=spec, plan=_plan(submission, reports, now_s), now_s=now_s,
-                 family=spec.devices.family if spec is not None else family)
+    return World(
+        facts=facts,
+        unreached=unreached,
+        job=spec,
+        plan=_plan(submission, reports, now_s),
+        now_s=now_s,
+        family=spec.devices.family if spec is not None else family,
+    )
 
 
-def _plan(submission: Optional[Submission], reports: Mapping[str, NodeReport], now_s: float) -> Any:
+def _plan(submission: Submission | None, reports: Mapping[str, NodeReport], now_s: float) -> Any:
     from ascendrun.head.planning import build_plan
+
     if submission is None or len(reports) < len(submission.hosts):
         return None
     job = make_job(submission, "j-new", "dry-run", now_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host, load_hosts
@@ -26,18 +27,29 @@ CONNECT_S = 20.0
 class SurveyErrand:
     """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full, every_pair}."""
 
-    def __init__(self, header: Mapping[str, Any], links: Links, post: Callable[[Callable[[], None]], None],
-                 answer: Answer, *, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        header: Mapping[str, Any],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
         self._hosts = load_hosts(header["hosts"])
         self._submission = Submission.from_json(header["submission"]) if header.get("submission") else None
         names = header.get("names")
-        self._question = Question(spec=self._submission.spec if self._submission else None,
-                                  family=header.get("family"), paths=tuple(header.get("paths") or ()),
-                                  names=None if names is None else tuple(names), is_full=bool(header.get("full")),
-                                  every_pair=bool(header.get("every_pair")))
+        self._question = Question(
+            spec=self._submission.spec if self._submission else None,
+            family=header.get("family"),
+            paths=tuple(header.get("paths") or ()),
+            names=None if names is None else tuple(names),
+            is_full=bool(header.get("full")),
+            every_pair=bool(header.get("every_pair")),
+        )
         self._links, self._post, self._answer, self._ended = links, post, answer, ended
-        self._reports: Dict[str, NodeReport] = {}
-        self._refused: Dict[str, Mapping[str, Any]] = {}
+        self._reports: dict[str, NodeReport] = {}
+        self._refused: dict[str, Mapping[str, Any]] = {}
         self.is_done = False
         self.asking = Asking(self._hosts, links, post, reported=self._take_report, refused=self._take_refusal)
 
@@ -57,8 +69,11 @@ class SurveyErrand:
 
     def _take_refusal(self, host: str, text: str) -> None:
         error = self._links.get(self._host(host)).last_error
-        self._refused[host] = {"code": error.code, "message": error.message, "hint": error.hint} if error else \
-            {"code": "unreachable", "message": text, "hint": None}
+        self._refused[host] = (
+            {"code": error.code, "message": error.message, "hint": error.hint}
+            if error
+            else {"code": "unreachable", "message": text, "hint": None}
+        )
         self._go_on()
 
     def _host(self, name: str) -> Host:
@@ -68,18 +83,19 @@ class SurveyErrand:
         if len(self._reports) + len(self._refused) < len(self._hosts):
             return
         ordered = {host.name: self._reports[host.name] for host in self._hosts if host.name in self._reports}
-        Examination(self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post,
-                    done=self._say).start()
+        Examination(
+            self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post, done=self._say
+        ).start()
 
-    def _plan(self) -> Optional["LaunchPlan"]:
+    def _plan(self) -> LaunchPlan | None:
         """None when these hosts cannot carry the job: the findings say why, or whoever asked plans again and sees."""
         from ascendrun.head.planning import build_plan
+
         if self._submission is None or self._refused:
             return None
         job = make_job(self._submission, "j-new", "dry-run", time.time())
         try:
-            return build_plan(self._submission.spec, self._submission.hosts, self._reports, job,
-                              self._submission.trees)
+            return build_plan(self._submission.spec, self._submission.hosts, self._reports, job, self._submission.trees)
         except AscendrunError:
             return None
 
@@ -88,14 +104,16 @@ class SurveyErrand:
         self._ended()
         everyone = [host.name for host in self._hosts]
         for index, host in enumerate(self._hosts):
-            fields: Dict[str, Any] = {"ok": True, "host": host.name}
+            fields: dict[str, Any] = {"ok": True, "host": host.name}
             found = answers.get(host.name, {})
             if host.name in self._refused:
                 fields["refused"] = self._refused[host.name]
             elif "refused" in found:
                 fields["refused"] = found["refused"]
             else:
-                fields.update(report=report_values(self._reports[host.name], everyone),
-                              results=found.get("results", {}),
-                              hello={**self._links.get(host).hello, "is_local": host.is_local})
+                fields.update(
+                    report=report_values(self._reports[host.name], everyone),
+                    results=found.get("results", {}),
+                    hello={**self._links.get(host).hello, "is_local": host.is_local},
+                )
             self._answer(fields, b"", index == len(self._hosts) - 1)

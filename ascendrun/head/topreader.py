@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.job import State
 from ascendrun.core.samples import Newest
@@ -30,9 +31,9 @@ WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 class Seen:
     """`trouble`: why the samples could not be read; None: they could, or there are none."""
 
-    jobs: Tuple[JobSeen, ...]
+    jobs: tuple[JobSeen, ...]
     newest: Newest
-    trouble: Optional[str] = None
+    trouble: str | None = None
 
 
 class TopReader:
@@ -45,12 +46,16 @@ class TopReader:
     def __init__(self, state_dir: Path, *, is_patient: bool = False) -> None:
         self._state_dir = state_dir
         self._is_patient = is_patient
-        self._slow_of: Dict[str, Tuple[float, Mapping[int, Slow]]] = {}
-        self._known: Dict[Tuple[str, int, int], Tuple[Tuple[int, ...], Progress]] = {}
+        self._slow_of: dict[str, tuple[float, Mapping[int, Slow]]] = {}
+        self._known: dict[tuple[str, int, int], tuple[tuple[int, ...], Progress]] = {}
 
     def read(
-        self, *, now_s: float, liveness: Optional[Mapping[str, Mapping[str, str]]] = None, window_s: float = WINDOW_S,
-        hosts: Optional[Collection[str]] = None,
+        self,
+        *,
+        now_s: float,
+        liveness: Mapping[str, Mapping[str, str]] | None = None,
+        window_s: float = WINDOW_S,
+        hosts: Collection[str] | None = None,
     ) -> Seen:
         """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable when the store of jobs
         cannot be read; without samples there is still much to see."""
@@ -59,44 +64,60 @@ class TopReader:
             newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
         except StoreUnusable as error:
             trouble = str(error)
-        jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s)
-                     for stored in _live_jobs(self._state_dir))
+        jobs = tuple(
+            self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in _live_jobs(self._state_dir)
+        )
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
         return Seen(jobs, newest, trouble)
 
-    def _job(self, stored: "StoredJob", liveness: Mapping[str, str], now_s: float) -> JobSeen:
+    def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> JobSeen:
         job = stored.job
         nodes = job.nodes if job.state in WITH_RANKS else ()
         progress = self._progress(job) if nodes else {}
         return JobSeen(
-            id=job.id, name=job.name, state=job.state.value, reason=job.reason, attempt=job.attempt, hosts=job.hosts,
-            world_size=job.world_size, started_at_s=job.started_at_s,
-            places=tuple(place for node in nodes for place in _places(stored, node)), progress=progress,
-            slow=self._slow(job, now_s) if nodes else {}, liveness=dict(liveness),
+            id=job.id,
+            name=job.name,
+            state=job.state.value,
+            reason=job.reason,
+            attempt=job.attempt,
+            hosts=job.hosts,
+            world_size=job.world_size,
+            started_at_s=job.started_at_s,
+            places=tuple(place for node in nodes for place in _places(stored, node)),
+            progress=progress,
+            slow=self._slow(job, now_s) if nodes else {},
+            liveness=dict(liveness),
         )
 
-    def _progress(self, job: "Job") -> Mapping[int, Progress]:
+    def _progress(self, job: Job) -> Mapping[int, Progress]:
         from ascendrun.head.clocks import read_clocks
         from ascendrun.head.metricsreader import find_metrics
 
         attempt_dir = spool_dir(self._state_dir, job.id, job.attempt)
         clocks = None
         hosts = {rank: node.host for node in job.nodes for rank in node.ranks}
-        found: Dict[int, Progress] = {}
+        found: dict[int, Progress] = {}
         for rank, paths in find_metrics(attempt_dir).items():
             key, sizes = (job.id, job.attempt, rank), tuple(_size(path) for path in paths)
             known = self._known.get(key)
             if known is None or known[0] != sizes:
                 clocks = read_clocks(attempt_dir) if clocks is None else clocks
                 clock = clocks.get(hosts.get(rank, ""))
-                known = sizes, _read_progress(paths, clock, with_total=not found,
-                                               last_bytes=TAIL_BYTES if len(hosts) <= FEW_RANKS else LEAST_TAIL_BYTES)
+                known = (
+                    sizes,
+                    _read_progress(
+                        paths,
+                        clock,
+                        with_total=not found,
+                        last_bytes=TAIL_BYTES if len(hosts) <= FEW_RANKS else LEAST_TAIL_BYTES,
+                    ),
+                )
                 self._known[key] = known
             found[rank] = known[1]
         return found
 
-    def _slow(self, job: "Job", now_s: float) -> Mapping[int, Slow]:
+    def _slow(self, job: Job, now_s: float) -> Mapping[int, Slow]:
         told = {rank: Slow() for rank in _told_slow(self._state_dir, job)}
         if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
             return told
@@ -106,7 +127,7 @@ class TopReader:
         return {**told, **known[1]}
 
 
-def _told_slow(state_dir: Path, job: "Job") -> List[int]:
+def _told_slow(state_dir: Path, job: Job) -> list[int]:
     """The ranks that the job's story calls slow at present."""
     from ascendrun.head.store import Store
     from ascendrun.head.straggling import known_from_story
@@ -118,18 +139,22 @@ def _told_slow(state_dir: Path, job: "Job") -> List[int]:
         story = [(event.kind, event.text) for event in store.events(job.id)]
     finally:
         store.close()
-    found: List[int] = []
+    found: list[int] = []
     for host, rank in known_from_story(job.attempt, story).missing:
-        found.extend([rank] if rank is not None else [one for node in job.nodes if node.host == host
-                                                      for one in node.ranks])
+        found.extend(
+            [rank] if rank is not None else [one for node in job.nodes if node.host == host for one in node.ranks]
+        )
     return found
 
 
-def _find_slow(state_dir: Path, job: "Job", now_s: float) -> Mapping[int, Slow]:
+def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
     from ascendrun.head.straggling import look_for_stragglers
 
-    return {rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
-            for one in look_for_stragglers(state_dir, job, now_s=now_s) for rank in one.ranks}
+    return {
+        rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
+        for one in look_for_stragglers(state_dir, job, now_s=now_s)
+        for rank in one.ranks
+    }
 
 
 def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_bytes: int) -> Progress:
@@ -149,7 +174,7 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
     return progress
 
 
-def read_newest(state_dir: Path, *, since_s: float, hosts: Optional[Collection[str]] = None) -> Newest:
+def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
     """Nothing where nothing was ever measured. Raises StoreUnusable."""
     from ascendrun.head.samplestore import SampleStore
 
@@ -162,7 +187,7 @@ def read_newest(state_dir: Path, *, since_s: float, hosts: Optional[Collection[s
         store.close()
 
 
-def _live_jobs(state_dir: Path) -> List["StoredJob"]:
+def _live_jobs(state_dir: Path) -> list[StoredJob]:
     from ascendrun.head.store import Store
 
     store = Store.open_for_reading(state_dir)
@@ -174,16 +199,21 @@ def _live_jobs(state_dir: Path) -> List["StoredJob"]:
         store.close()
 
 
-def _places(stored: "StoredJob", node: "NodeProgress") -> List[RankPlace]:
+def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
     devices = devices_given(stored.spec, stored.hosts, node.host)
-    return [RankPlace(rank=rank, host=node.host, pid=node.pids.get(rank), is_over=rank in node.exits,
-                      device=devices[local] if devices is not None and local < len(devices) else None)
-            for local, rank in enumerate(sorted(node.ranks))]
+    return [
+        RankPlace(
+            rank=rank,
+            host=node.host,
+            pid=node.pids.get(rank),
+            is_over=rank in node.exits,
+            device=devices[local] if devices is not None and local < len(devices) else None,
+        )
+        for local, rank in enumerate(sorted(node.ranks))
+    ]
 
 
-def devices_given(
-    spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str
-) -> Optional[Tuple[int, ...]]:
+def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
     """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (family cpu)."""
     wanted = spec.get("devices") or {}
     if wanted.get("family", "cpu") == "cpu":

@@ -7,7 +7,7 @@ A connection offers two things: a byte stream to a fixed command, and a deadline
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Optional, Protocol, Union
+from typing import Callable, Protocol, Union
 
 from ascendrun.core.hosts import Host
 
@@ -34,7 +34,7 @@ class Receiver:
 
     on_data: Callable[[bytes], None]
     on_error_data: Callable[[bytes], None]
-    on_closed: Callable[[str, Optional[int]], None]
+    on_closed: Callable[[str, int | None], None]
 
 
 class StreamClosed(ConnectionError):
@@ -57,7 +57,7 @@ class Stream(Protocol):
 class Connection(Protocol):
     """One authenticated way to one host."""
 
-    peer_address: Optional[str]
+    peer_address: str | None
     """The numeric address dialled; None when it is not known (a jump host, a child process)."""
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Stream:

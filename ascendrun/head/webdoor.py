@@ -7,8 +7,9 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Type, Union
+from typing import Any
 
 ANSWER_BYTES = 64 * 1024
 
@@ -30,7 +31,7 @@ class Cut:
     """Ends a question from another thread: its connection is shut, whatever it waits for."""
 
     def __init__(self) -> None:
-        self._sockets: List[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self.is_cut = False
 
@@ -52,8 +53,9 @@ class Cut:
                 pass  # it is closed already
 
 
-def ask_web(url: str, *, headers: Mapping[str, str], body: Optional[bytes], deadline_s: float,
-            cut: Optional[Cut] = None) -> WebAnswer:
+def ask_web(
+    url: str, *, headers: Mapping[str, str], body: bytes | None, deadline_s: float, cut: Cut | None = None
+) -> WebAnswer:
     """POST when there is a body, else GET. An answer of any status is an answer. Raises NoAnswer."""
     cut = cut or Cut()
     request = urllib.request.Request(url, data=body, headers={"User-Agent": "ascendrun", **headers})
@@ -130,9 +132,10 @@ class _TlsConnection(http.client.HTTPSConnection):
         self.cut.add(self.sock)
 
 
-def _maker(kind: Union[Type[_Connection], Type[_TlsConnection]], cut: Cut) -> Any:
+def _maker(kind: type[_Connection] | type[_TlsConnection], cut: Cut) -> Any:
     def make(host: str, **options: Any) -> http.client.HTTPConnection:
         connection = kind(host, **options)
         connection.cut = cut
         return connection
+
     return make

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.control import Answer, error_answer
@@ -20,8 +21,12 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
     """
     serve = table.get(op)
     if serve is None:
-        _refuse(answer, "unknown-op", f"the controller knows no {op!r}",
-                "it may be of another version: `ascendrun controller stop`")
+        _refuse(
+            answer,
+            "unknown-op",
+            f"the controller knows no {op!r}",
+            "it may be of another version: `ascendrun controller stop`",
+        )
         return
     try:
         serve(header, answer)

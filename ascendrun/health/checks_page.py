@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from ascendrun.health.checks import CHECKS
 from ascendrun.health.texts import texts
 
@@ -21,11 +19,18 @@ The light checks gate every start: a FAIL means that nothing is started. A job f
 
 def render_page() -> str:
     rows = texts("en")
-    lines: List[str] = [HEAD.rstrip()]
+    lines: list[str] = [HEAD.rstrip()]
     for check in CHECKS:
         when = "doctor only, unless required" if check.is_full else "gates every start"
-        lines += ["", f"## {check.name}", "", f"{check.looks_at[0].upper()}{check.looks_at[1:]}. ({when})", "",
-                  "| code | says | way out |", "|---|---|---|"]
+        lines += [
+            "",
+            f"## {check.name}",
+            "",
+            f"{check.looks_at[0].upper()}{check.looks_at[1:]}. ({when})",
+            "",
+            "| code | says | way out |",
+            "|---|---|---|",
+        ]
         lines += [f"| `{code}` | {_cell(rows[code]['says'])} | {_cell(rows[code]['advice'])} |" for code in check.codes]
     return "\n".join(lines) + "\n"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.health.pairing import Exchange
 
@@ -30,10 +31,10 @@ class HostResult:
     """One host alone. `bandwidth_bytes_per_s`, `latency_s`: all-reduce over its own devices, None: it has only one.
     `why`: what went wrong, None: nothing."""
 
-    devices: Tuple[DeviceResult, ...] = ()
-    bandwidth_bytes_per_s: Optional[float] = None
-    latency_s: Optional[float] = None
-    why: Optional[str] = None
+    devices: tuple[DeviceResult, ...] = ()
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,36 +45,46 @@ class DeepReport:
 
     at_s: float
     family: str
-    sizes: Tuple[int, ...]
+    sizes: tuple[int, ...]
     hosts: Mapping[str, HostResult] = field(default_factory=dict)
-    rounds: Tuple[Tuple[Exchange, ...], ...] = ()
+    rounds: tuple[tuple[Exchange, ...], ...] = ()
     busy: Mapping[str, str] = field(default_factory=dict)
-    unfit: Tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
 
     @property
-    def exchanges(self) -> Tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[Exchange, ...]:
         return tuple(exchange for found in self.rounds for exchange in found)
 
     @property
-    def paired(self) -> Tuple[str, ...]:
+    def paired(self) -> tuple[str, ...]:
         """The hosts that could be measured with others."""
         return tuple(host for host, result in self.hosts.items() if result.why is None)
 
 
 def read_host(lines: Lines) -> HostResult:
     """The result of a job on one host."""
-    devices = [DeviceResult(str(line["device"]), float(line["tflops"]), float(line["tflops_slowest"]),
-                            str(line["digest"]), int(line["wrong"]))
-               for line in lines if line.get("measured") == "device"]
+    devices = [
+        DeviceResult(
+            str(line["device"]),
+            float(line["tflops"]),
+            float(line["tflops_slowest"]),
+            str(line["digest"]),
+            int(line["wrong"]),
+        )
+        for line in lines
+        if line.get("measured") == "device"
+    ]
     node = next((line for line in lines if line.get("measured") == "node"), None)
-    return HostResult(devices=tuple(sorted(devices, key=_place)),
-                      bandwidth_bytes_per_s=_peak(node) if node else None,
-                      latency_s=float(node["latency_s"]) if node else None)
+    return HostResult(
+        devices=tuple(sorted(devices, key=_place)),
+        bandwidth_bytes_per_s=_peak(node) if node else None,
+        latency_s=float(node["latency_s"]) if node else None,
+    )
 
 
 def read_exchange(one: str, other: str, lines: Lines) -> Exchange:
     """The result of a job on two hosts; one that ended well but wrote nothing exchanged nothing."""
-    rates: Dict[str, float] = {}
+    rates: dict[str, float] = {}
     for line in lines:
         if line.get("measured") == "mesh":
             rates[BANDWIDTH] = _peak(line)
@@ -89,40 +100,56 @@ def better_of(first: HostResult, second: HostResult) -> HostResult:
         return second if first.why else first
     again = {device.device: device for device in second.devices}
     devices = tuple(_better(device, again.get(device.device, device)) for device in first.devices)
-    return replace(first, devices=devices,
-                   bandwidth_bytes_per_s=_best(first.bandwidth_bytes_per_s, second.bandwidth_bytes_per_s, max),
-                   latency_s=_best(first.latency_s, second.latency_s, min))
+    return replace(
+        first,
+        devices=devices,
+        bandwidth_bytes_per_s=_best(first.bandwidth_bytes_per_s, second.bandwidth_bytes_per_s, max),
+        latency_s=_best(first.latency_s, second.latency_s, min),
+    )
 
 
-def dump_report(report: DeepReport) -> Dict[str, Any]:
+def dump_report(report: DeepReport) -> dict[str, Any]:
     """As JSON values."""
     return asdict(report)
 
 
 def load_report(values: Mapping[str, Any]) -> DeepReport:
     """The report of such values. Raises KeyError, TypeError or ValueError when they are of something else."""
-    hosts = {host: HostResult(**{**result, "devices": tuple(DeviceResult(**one) for one in result["devices"])})
-             for host, result in values["hosts"].items()}
+    hosts = {
+        host: HostResult(**{**result, "devices": tuple(DeviceResult(**one) for one in result["devices"])})
+        for host, result in values["hosts"].items()
+    }
     rounds = tuple(tuple(Exchange(**one) for one in found) for found in values["rounds"])
-    return DeepReport(at_s=float(values["at_s"]), family=str(values["family"]), hosts=hosts, rounds=rounds,
-                      sizes=tuple(int(size) for size in values["sizes"]), busy=dict(values["busy"]),
-                      unfit=tuple(values["unfit"]))
+    return DeepReport(
+        at_s=float(values["at_s"]),
+        family=str(values["family"]),
+        hosts=hosts,
+        rounds=rounds,
+        sizes=tuple(int(size) for size in values["sizes"]),
+        busy=dict(values["busy"]),
+        unfit=tuple(values["unfit"]),
+    )
 
 
-def newest_like(report: DeepReport, earlier: Iterable[DeepReport]) -> Optional[DeepReport]:
+def newest_like(report: DeepReport, earlier: Iterable[DeepReport]) -> DeepReport | None:
     """The newest earlier report that can be compared with this one: same family, same sizes, some host in common."""
-    alike = [one for one in earlier if (one.family, one.sizes) == (report.family, report.sizes)
-             and one.at_s < report.at_s and set(one.hosts) & set(report.hosts)]
+    alike = [
+        one
+        for one in earlier
+        if (one.family, one.sizes) == (report.family, report.sizes)
+        and one.at_s < report.at_s
+        and set(one.hosts) & set(report.hosts)
+    ]
     return max(alike, key=lambda one: one.at_s, default=None)
 
 
 def _peak(line: Mapping[str, Any]) -> float:
     """The widest bandwidth over sizes: a slow pair has no large ones, and small ones cost latency."""
-    values: List[float] = [float(value) for value in line["bandwidth_bytes_per_s"].values()]
+    values: list[float] = [float(value) for value in line["bandwidth_bytes_per_s"].values()]
     return max(values)
 
 
-def _place(device: DeviceResult) -> Tuple[str, int]:
+def _place(device: DeviceResult) -> tuple[str, int]:
     family, _, number = device.device.partition(":")
     return family, int(number) if number.isdigit() else 0
 
@@ -132,6 +159,6 @@ def _better(one: DeviceResult, other: DeviceResult) -> DeviceResult:
     return replace(faster, wrong=one.wrong + other.wrong + int(faster.digest != slower.digest))
 
 
-def _best(one: Optional[float], other: Optional[float], choose: Any) -> Optional[float]:
+def _best(one: float | None, other: float | None, choose: Any) -> float | None:
     known = [value for value in (one, other) if value is not None]
     return float(choose(known)) if known else None

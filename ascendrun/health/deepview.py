@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.names import fold_names
@@ -14,11 +15,25 @@ from ascendrun.health.pairing import Exchange, Judgement, Pair, best_of_hosts, b
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-CODES: Tuple[str, ...] = (
-    "deep-device-inconsistent", "deep-device-wrong", "deep-device-slow", "deep-node-slow", "deep-host-cut",
-    "deep-host-slow", "deep-split-cut", "deep-split-slow", "deep-link-cut", "deep-link-slow", "deep-pair-cut",
-    "deep-pair-slow", "deep-host-failed", "deep-host-busy", "deep-host-unfit", "deep-network-slower-than-before",
-    "deep-node-slower-than-before", "deep-device-slower-than-before",
+CODES: tuple[str, ...] = (
+    "deep-device-inconsistent",
+    "deep-device-wrong",
+    "deep-device-slow",
+    "deep-node-slow",
+    "deep-host-cut",
+    "deep-host-slow",
+    "deep-split-cut",
+    "deep-split-slow",
+    "deep-link-cut",
+    "deep-link-slow",
+    "deep-pair-cut",
+    "deep-pair-slow",
+    "deep-host-failed",
+    "deep-host-busy",
+    "deep-host-unfit",
+    "deep-network-slower-than-before",
+    "deep-node-slower-than-before",
+    "deep-device-slower-than-before",
 )
 """All that a deep look may find; their words are in texts/deep.*.json."""
 
@@ -47,16 +62,16 @@ SHARES: Mapping[str, Shares] = {
 }
 
 
-def shares_of(family: str, exchanges: Sequence[Exchange]) -> Dict[str, float]:
+def shares_of(family: str, exchanges: Sequence[Exchange]) -> dict[str, float]:
     """What the pairing holds against the typical rates: the mesh, its latency, and each rail for itself."""
     shares = SHARES[family]
     rails = {name for one in exchanges for name in one.rates or () if name.startswith(RAIL)}
     return {BANDWIDTH: shares.exchange, PROMPTNESS: shares.promptness, **dict.fromkeys(sorted(rails), shares.exchange)}
 
 
-def deep_findings(report: DeepReport, before: Optional[DeepReport] = None) -> Tuple[Finding, ...]:
+def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple[Finding, ...]:
     """Everything that the report says, the worst first. `before`: an earlier run to compare with."""
-    found: List[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
+    found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
         judged = judge(report.paired, report.exchanges, shares=shares_of(report.family, report.exchanges))
         found += _pair_findings(report, judged)
@@ -70,15 +85,33 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
     shares = SHARES[report.family]
     speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
     for (host, device), typical in _below(speeds, shares.device):
-        yield Finding("deep-device-slow", Severity.WARN, (host,), {
-            "device": device, "measured": _told_tflops(speeds[host, device]), "typical": _told_tflops(typical),
-            "percent": _percent_less(speeds[host, device], typical)})
-    inside = {host: result.bandwidth_bytes_per_s for host, result in report.hosts.items()
-              if result.bandwidth_bytes_per_s is not None}
+        yield Finding(
+            "deep-device-slow",
+            Severity.WARN,
+            (host,),
+            {
+                "device": device,
+                "measured": _told_tflops(speeds[host, device]),
+                "typical": _told_tflops(typical),
+                "percent": _percent_less(speeds[host, device], typical),
+            },
+        )
+    inside = {
+        host: result.bandwidth_bytes_per_s
+        for host, result in report.hosts.items()
+        if result.bandwidth_bytes_per_s is not None
+    }
     for host, typical in _below(inside, shares.exchange):
-        yield Finding("deep-node-slow", Severity.WARN, (host,), {
-            "measured": told_speed(inside[host]), "typical": told_speed(typical),
-            "percent": _percent_less(inside[host], typical)})
+        yield Finding(
+            "deep-node-slow",
+            Severity.WARN,
+            (host,),
+            {
+                "measured": told_speed(inside[host]),
+                "typical": told_speed(typical),
+                "percent": _percent_less(inside[host], typical),
+            },
+        )
 
 
 def _skipped(report: DeepReport) -> Iterator[Finding]:
@@ -101,11 +134,17 @@ def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
     usual, votes = digests.most_common(1)[0] if digests else ("", 0)
     for host, one in devices:
         if one.wrong:
-            yield Finding("deep-device-inconsistent", Severity.FAIL, (host,),
-                          {"device": one.device, "wrong": str(one.wrong)})
+            yield Finding(
+                "deep-device-inconsistent", Severity.FAIL, (host,), {"device": one.device, "wrong": str(one.wrong)}
+            )
         elif one.digest != usual and votes > len(devices) / 2 and len(devices) >= MIN_PEERS:
-            yield Finding("deep-device-wrong", Severity.FAIL, (host,), {"device": one.device},
-                          (f"{one.device}: {one.digest}", f"most devices: {usual}"))
+            yield Finding(
+                "deep-device-wrong",
+                Severity.FAIL,
+                (host,),
+                {"device": one.device},
+                (f"{one.device}: {one.digest}", f"most devices: {usual}"),
+            )
 
 
 def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
@@ -125,29 +164,42 @@ def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
             yield Finding(code, severity, pair, worst, (evidence[pair],))
 
 
-def _split_findings(judged: Judgement, of_pairs: Mapping[Pair, Optional[Mapping[str, float]]],
-                    shares: Mapping[str, float], evidence: Mapping[Pair, str]) -> Iterator[Finding]:
+def _split_findings(
+    judged: Judgement,
+    of_pairs: Mapping[Pair, Mapping[str, float] | None],
+    shares: Mapping[str, float],
+    evidence: Mapping[Pair, str],
+) -> Iterator[Finding]:
     for split in judged.splits:
         groups = {"one": fold_names(split.one), "other": fold_names(split.other), "count": str(len(split.links))}
         known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
         worst = _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), judged.typical, shares) if known else {}
         code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-cut", Severity.FAIL)
-        yield Finding(code, severity, (*split.one, *split.other), {**groups, **worst},
-                      tuple(evidence[pair] for pair in split.links))
+        yield Finding(
+            code,
+            severity,
+            (*split.one, *split.other),
+            {**groups, **worst},
+            tuple(evidence[pair] for pair in split.links),
+        )
 
 
-def _worst(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], shares: Mapping[str, float]
-           ) -> Dict[str, str]:
+def _worst(
+    rates: Mapping[str, float] | None, typical: Mapping[str, float], shares: Mapping[str, float]
+) -> dict[str, str]:
     """The rate that is furthest below its share of the typical one, told; {} when there are no rates."""
     known = [name for name in shares if name in (rates or {}) and name in typical]
     if rates is None or not known:
         return {}
     name = min(known, key=lambda one: rates[one] / typical[one] / shares[one])
-    rail = f"{name[len(RAIL):]}: " if name.startswith(RAIL) else ""
+    rail = f"{name[len(RAIL) :]}: " if name.startswith(RAIL) else ""
     tell = _told_latency if name == PROMPTNESS else told_speed
     percent = _percent_less(rates[name], typical[name]) if name != PROMPTNESS else ""
-    return {"measured": f"{rail}{tell(rates[name])}", "typical": tell(typical[name]),
-            "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.3g}x"}
+    return {
+        "measured": f"{rail}{tell(rates[name])}",
+        "typical": tell(typical[name]),
+        "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.3g}x",
+    }
 
 
 def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
@@ -158,14 +210,21 @@ def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Find
         if last and value < share * last:
             tell = _told_tflops if kind == "device" else told_speed
             named = {"device": device} if device else {}
-            yield Finding(f"deep-{kind}-slower-than-before", Severity.NOTE, (host,), {
-                **named, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)})
+            yield Finding(
+                f"deep-{kind}-slower-than-before",
+                Severity.NOTE,
+                (host,),
+                {**named, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)},
+            )
 
 
-def _scores(report: DeepReport) -> Dict[Tuple[str, str, str], float]:
+def _scores(report: DeepReport) -> dict[tuple[str, str, str], float]:
     """What is compared over time, larger is better: by host, kind, and device ("" where it is the host's own)."""
-    scores = {(host, "network", ""): rates[BANDWIDTH] for host, rates in best_of_hosts(report.exchanges).items()
-              if BANDWIDTH in rates}
+    scores = {
+        (host, "network", ""): rates[BANDWIDTH]
+        for host, rates in best_of_hosts(report.exchanges).items()
+        if BANDWIDTH in rates
+    }
     for host, result in report.hosts.items():
         if result.bandwidth_bytes_per_s is not None:
             scores[host, "node", ""] = result.bandwidth_bytes_per_s
@@ -173,7 +232,7 @@ def _scores(report: DeepReport) -> Dict[Tuple[str, str, str], float]:
     return scores
 
 
-def _below(values: Mapping[_Key, float], share: float) -> Iterator[Tuple[_Key, float]]:
+def _below(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float]]:
     """Who is below the share of the median, and that median; nobody when there are too few to compare."""
     if len(values) < MIN_PEERS:
         return
@@ -183,12 +242,13 @@ def _below(values: Mapping[_Key, float], share: float) -> Iterator[Tuple[_Key, f
             yield key, typical
 
 
-def summary_rows(report: DeepReport) -> Tuple[Tuple[str, str], ...]:
+def summary_rows(report: DeepReport) -> tuple[tuple[str, str], ...]:
     """(name, text) of what was measured: median, smallest and largest of devices, nodes and pairs."""
-    rows: List[Tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     devices = [one.tflops for result in report.hosts.values() for one in result.devices]
-    inside = [result.bandwidth_bytes_per_s for result in report.hosts.values()
-              if result.bandwidth_bytes_per_s is not None]
+    inside = [
+        result.bandwidth_bytes_per_s for result in report.hosts.values() if result.bandwidth_bytes_per_s is not None
+    ]
     rates = [rates for rates in best_of_pairs(report.exchanges).values() if rates is not None]
     if devices:
         rows.append(("products", _told_spread(devices, _told_tflops, "device")))
@@ -214,11 +274,12 @@ def _tell_pair(pair: Pair, exchanges: Sequence[Exchange]) -> str:
         if one.pair == pair and one.rates is None:
             told.append(one.why or "nothing was exchanged")
         elif one.pair == pair and one.rates is not None:
-            rails = {name[len(RAIL):]: rate for name, rate in one.rates.items() if name.startswith(RAIL)}
+            rails = {name[len(RAIL) :]: rate for name, rate in one.rates.items() if name.startswith(RAIL)}
             slowest = min(rails, key=lambda name: rails[name], default=None)
             tail = f", slowest rail {slowest} {told_speed(rails[slowest])}" if slowest else ""
-            told.append(f"{told_speed(one.rates.get(BANDWIDTH, 0.0))}, "
-                        f"{_told_latency(one.rates.get(PROMPTNESS, 0.0))}{tail}")
+            told.append(
+                f"{told_speed(one.rates.get(BANDWIDTH, 0.0))}, {_told_latency(one.rates.get(PROMPTNESS, 0.0))}{tail}"
+            )
     return f"{pair[0]} - {pair[1]}: {'; again: '.join(told)}"
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable
 
 from ascendrun.core.redaction import SECRET_NAME
 from ascendrun.health.facts import NodeFacts, Unreached
 from ascendrun.health.world import World, compare
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-PER_NODE = re.compile(r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
-                      r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)")
+PER_NODE = re.compile(
+    r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
+    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)"
+)
 """What cannot be the same on two nodes, or says nothing of a job: left out of a diff."""
 PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
 """Not for a shell by hand: of one rank only, or a mark by which the processes of an attempt are found and ended."""
@@ -27,8 +30,8 @@ OUR_FOLDER = "<ascendrun's folder>"
 class EnvGroup:
     """Hosts with one value; None: not set, or not known there."""
 
-    value: Optional[str]
-    hosts: Tuple[str, ...]
+    value: str | None
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class EnvRow:
 
     kind: str
     name: str
-    groups: Tuple[EnvGroup, ...]
+    groups: tuple[EnvGroup, ...]
 
     @property
     def differs(self) -> bool:
@@ -46,9 +49,9 @@ class EnvRow:
 
 @dataclass(frozen=True)
 class EnvReport:
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     unreached: Mapping[str, Unreached]
-    rows: Tuple[EnvRow, ...]
+    rows: tuple[EnvRow, ...]
 
 
 def make_env_report(world: World, *, salt: str, only_differing: bool = False) -> EnvReport:
@@ -86,10 +89,16 @@ def write_env_file(world: World, host: str) -> str:
     node = next((one for one in nodes if one.host == host), None)
     if node is None:
         raise LookupError(host)
-    lines = [f"# What every rank of {world.job.name if world.job else 'the job'} gets on {host}; source it in bash.",
-             "# Left out: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_from.", ""]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(node.ranks[0].env.items())
-              if not PER_RANK.fullmatch(name) and name != "MASTER_PORT"]
+    lines = [
+        f"# What every rank of {world.job.name if world.job else 'the job'} gets on {host}; source it in bash.",
+        "# Left out: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_from.",
+        "",
+    ]
+    lines += [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in sorted(node.ranks[0].env.items())
+        if not PER_RANK.fullmatch(name) and name != "MASTER_PORT"
+    ]
     if node.setup:
         lines += ["", "# setup of the job file", node.setup]
     return "\n".join(lines) + "\n"
@@ -105,20 +114,28 @@ def _rows(world: World, salt: str) -> Iterator[EnvRow]:
         value = mask(name, value, salt=salt)
         return value.replace(facts.root, OUR_FOLDER) if len(roots) > 1 and facts.root else value
 
-    yield from _table(world, "variable", lambda facts: None if facts.environ is None else
-                      {name: shown(facts, name, value) for name, value in facts.environ.items()})
+    yield from _table(
+        world,
+        "variable",
+        lambda facts: (
+            None
+            if facts.environ is None
+            else {name: shown(facts, name, value) for name, value in facts.environ.items()}
+        ),
+    )
 
 
-def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Optional[Mapping[str, Optional[str]]]]
-           ) -> Iterator[EnvRow]:
+def _table(
+    world: World, kind: str, values_of: Callable[[NodeFacts], Mapping[str, str | None] | None]
+) -> Iterator[EnvRow]:
     """Hosts whose whole table is unknown are left out of it: that they lack a name is not known."""
-    tables: Dict[str, Mapping[str, Optional[str]]] = {}
+    tables: dict[str, Mapping[str, str | None]] = {}
     for host, facts in world.facts.items():
         values = values_of(facts)
         if values is not None:
             tables[host] = values
     for name in sorted({name for values in tables.values() for name in values}):
-        groups: List[EnvGroup] = []
+        groups: list[EnvGroup] = []
         same = compare({host: values.get(name) for host, values in tables.items()})
         if same is None:
             continue
@@ -129,14 +146,16 @@ def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Optional[Ma
         yield EnvRow(kind, name, tuple(groups))
 
 
-def _python(facts: NodeFacts) -> Optional[Mapping[str, Optional[str]]]:
+def _python(facts: NodeFacts) -> Mapping[str, str | None] | None:
     if facts.python is None:
         return None
     return {"executable": facts.python.executable, "version": facts.python.version, "error": facts.python.error}
 
 
-def _limits(facts: NodeFacts) -> Optional[Mapping[str, Optional[str]]]:
+def _limits(facts: NodeFacts) -> Mapping[str, str | None] | None:
     if facts.limits is None:
         return None
-    return {name.lower(): " / ".join("unlimited" if value is None else str(value) for value in pair)
-            for name, pair in facts.limits.items()}
+    return {
+        name.lower(): " / ".join("unlimited" if value is None else str(value) for value in pair)
+        for name, pair in facts.limits.items()
+    }

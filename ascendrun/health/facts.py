@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Mapping, Optional, Tuple
 
 from ascendrun.core.reports import Route
 from ascendrun.health.npu_facts import NpuFacts
@@ -16,7 +16,7 @@ class Unreached:
 
     code: str
     message: str
-    hint: Optional[str] = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Disk:
     """A file system, asked for by a path; `at`: the nearest folder that exists."""
 
     at: str
-    free_bytes: Optional[int] = None
-    total_bytes: Optional[int] = None
-    free_inodes: Optional[int] = None
-    total_inodes: Optional[int] = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    free_inodes: int | None = None
+    total_inodes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class WriteResult:
     """Write, rename, fsync in a folder. `error` None: it worked. `uid`: the folder's owner."""
 
     at: str
-    error: Optional[str] = None
-    code: Optional[str] = None
-    uid: Optional[int] = None
-    wall_s: Optional[float] = None
+    error: str | None = None
+    code: str | None = None
+    uid: int | None = None
+    wall_s: float | None = None
     is_late: bool = False
 
 
@@ -46,30 +46,30 @@ class WriteResult:
 class PortHolder:
     """Who has a port; None where this user may not see it. `tag`: of the ascendrun job that it belongs to."""
 
-    uid: Optional[int] = None
-    pid: Optional[int] = None
-    command: Optional[str] = None
-    tag: Optional[str] = None
+    uid: int | None = None
+    pid: int | None = None
+    command: str | None = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
 class SshdFacts:
     """`max_startups` as sshd writes it: start:rate:full."""
 
-    max_startups: Optional[str] = None
-    max_sessions: Optional[int] = None
+    max_startups: str | None = None
+    max_sessions: int | None = None
 
 
 @dataclass(frozen=True)
 class PathSize:
     """A path that a job reads. `truncated`: too many files to count; `size_bytes` is then of a part."""
 
-    kind: Optional[str] = None
-    size_bytes: Optional[int] = None
-    files: Optional[int] = None
+    kind: str | None = None
+    size_bytes: int | None = None
+    files: int | None = None
     truncated: bool = False
     missing: bool = False
-    error: Optional[str] = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,26 @@ class PythonFacts:
     `modules`: versions by distribution name, None inside: not installed.
     """
 
-    setup: Optional[str] = None
-    executable: Optional[str] = None
-    version: Optional[str] = None
-    modules: Optional[Mapping[str, Optional[str]]] = None
-    start_s: Optional[float] = None
-    error: Optional[str] = None
+    setup: str | None = None
+    executable: str | None = None
+    version: str | None = None
+    modules: Mapping[str, str | None] | None = None
+    start_s: float | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
 class TorchFacts:
     """What importing torch gave, in a child process. `error` at `step`, None: all went well."""
 
-    torch: Optional[str] = None
-    torch_npu: Optional[str] = None
-    import_s: Optional[float] = None
-    devices: Optional[int] = None
-    backend: Optional[str] = None
-    has_backend: Optional[bool] = None
-    step: Optional[str] = None
-    error: Optional[str] = None
+    torch: str | None = None
+    torch_npu: str | None = None
+    import_s: float | None = None
+    devices: int | None = None
+    backend: str | None = None
+    has_backend: bool | None = None
+    step: str | None = None
+    error: str | None = None
     noise: str = ""
 
 
@@ -109,9 +109,9 @@ class Touch:
     peer: str
     address: str
     port: int
-    error: Optional[str] = None
-    code: Optional[str] = None
-    wall_s: Optional[float] = None
+    error: str | None = None
+    code: str | None = None
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,43 +126,43 @@ class NodeFacts:
     """
 
     host: str
-    is_local: Optional[bool] = None
-    root: Optional[str] = None
-    login_s: Optional[float] = None
-    login_noise: Optional[str] = None
-    user: Optional[str] = None
-    uid: Optional[int] = None
-    hostname: Optional[str] = None
-    boot_id: Optional[str] = None
-    machine_id: Optional[str] = None
-    kernel: Optional[str] = None
-    arch: Optional[str] = None
-    os_name: Optional[str] = None
-    cpus: Optional[int] = None
-    memory_bytes: Optional[int] = None
-    agent_python: Optional[str] = None
-    clock_offset_s: Optional[float] = None
-    limits: Optional[Mapping[str, Tuple[Optional[int], Optional[int]]]] = None
-    sshd: Optional[SshdFacts] = None
-    kills_user_processes: Optional[bool] = None
-    lingering_users: Optional[Tuple[str, ...]] = None
-    disks: Optional[Mapping[str, Disk]] = None
-    writes: Optional[Mapping[str, WriteResult]] = None
-    paths: Optional[Mapping[str, PathSize]] = None
-    python: Optional[PythonFacts] = None
-    torch: Optional[TorchFacts] = None
-    environ: Optional[Mapping[str, str]] = field(default=None, repr=False)
-    routes: Optional[Mapping[str, Route]] = None
-    addresses: Optional[Mapping[str, Tuple[str, ...]]] = None
-    taken_ports: Optional[Mapping[int, PortHolder]] = None
-    port_ranges: Optional[Tuple[Tuple[int, int], Tuple[Tuple[int, int], ...]]] = None
-    touched: Optional[Tuple[Touch, ...]] = None
-    runtime: Optional[Tuple[Optional[str], Optional[str]]] = None
+    is_local: bool | None = None
+    root: str | None = None
+    login_s: float | None = None
+    login_noise: str | None = None
+    user: str | None = None
+    uid: int | None = None
+    hostname: str | None = None
+    boot_id: str | None = None
+    machine_id: str | None = None
+    kernel: str | None = None
+    arch: str | None = None
+    os_name: str | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    agent_python: str | None = None
+    clock_offset_s: float | None = None
+    limits: Mapping[str, tuple[int | None, int | None]] | None = None
+    sshd: SshdFacts | None = None
+    kills_user_processes: bool | None = None
+    lingering_users: tuple[str, ...] | None = None
+    disks: Mapping[str, Disk] | None = None
+    writes: Mapping[str, WriteResult] | None = None
+    paths: Mapping[str, PathSize] | None = None
+    python: PythonFacts | None = None
+    torch: TorchFacts | None = None
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    routes: Mapping[str, Route] | None = None
+    addresses: Mapping[str, tuple[str, ...]] | None = None
+    taken_ports: Mapping[int, PortHolder] | None = None
+    port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
+    touched: tuple[Touch, ...] | None = None
+    runtime: tuple[str | None, str | None] | None = None
     npu: NpuFacts = NpuFacts()
-    late: Tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
 
     @cached_property
-    def route_kinds(self) -> Tuple[Route, ...]:
+    def route_kinds(self) -> tuple[Route, ...]:
         """The routes without the peers, each once where peers share it: a thousand hosts have a million pairs."""
         routes = list((self.routes or {}).values())
         if routes and routes.count(routes[0]) == len(routes):

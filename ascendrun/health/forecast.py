@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional, Tuple
 
 SECONDS_A_DAY = 86400.0
 
@@ -21,7 +20,7 @@ class Rate:
     source: str
 
 
-PUBLISHED: Tuple[Rate, ...] = (
+PUBLISHED: tuple[Rate, ...] = (
     Rate(6.50e-3, "Meta RSC-1, 16k A100, 11 months (arXiv 2410.21680)"),
     Rate(3.79e-3, "Llama 3, 2048 nodes of 8 H100, 54 days (arXiv 2407.21783)"),
     Rate(2.34e-3, "Meta RSC-2, 8k A100, 11 months (arXiv 2410.21680)"),
@@ -43,7 +42,7 @@ class History:
 
     node_days: float = 0.0
     failures: int = 0
-    restarts_s: Tuple[float, ...] = ()
+    restarts_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,14 @@ class Forecast:
     hourly_share: float
 
 
-def make_forecast(nodes: int, history: History, *, assumed: Rate = ASSUMED, restart_s: Optional[float] = None,
-                  save_s: float = ASSUMED_SAVE_S) -> Forecast:
+def make_forecast(
+    nodes: int,
+    history: History,
+    *,
+    assumed: Rate = ASSUMED,
+    restart_s: float | None = None,
+    save_s: float = ASSUMED_SAVE_S,
+) -> Forecast:
     """The forecast for a job on `nodes` nodes. `restart_s` None: what the history says, else ASSUMED_RESTART_S.
 
     Raises ValueError when there are no nodes, or saving takes no time (then one would save all the time).
@@ -81,12 +86,19 @@ def make_forecast(nodes: int, history: History, *, assumed: Rate = ASSUMED, rest
     between_s = SECONDS_A_DAY / (nodes * rate_per_node_day)
     every_s = best_interval_s(between_s, save_s)
     return Forecast(
-        nodes=nodes, rate_per_node_day=rate_per_node_day, rate_source=assumed.source,
-        has_own_history=history.node_days >= 1 or history.failures > 0, own_failures=history.failures,
-        own_node_days=history.node_days, restart_s=restart_s, save_s=save_s,
-        between_failures_s=between_s, save_every_s=every_s,
+        nodes=nodes,
+        rate_per_node_day=rate_per_node_day,
+        rate_source=assumed.source,
+        has_own_history=history.node_days >= 1 or history.failures > 0,
+        own_failures=history.failures,
+        own_node_days=history.node_days,
+        restart_s=restart_s,
+        save_s=save_s,
+        between_failures_s=between_s,
+        save_every_s=every_s,
         effective_share=effective_share(every_s, between_s, save_s=save_s, restart_s=restart_s),
-        hourly_share=effective_share(3600.0, between_s, save_s=save_s, restart_s=restart_s))
+        hourly_share=effective_share(3600.0, between_s, save_s=save_s, restart_s=restart_s),
+    )
 
 
 def own_rate_per_node_day(history: History, assumed: Rate) -> float:
@@ -124,6 +136,6 @@ def effective_share(interval_s: float, between_failures_s: float, *, save_s: flo
     return interval_s / (mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + save_s) / mean_s))
 
 
-def _middle(values: Tuple[float, ...]) -> Optional[float]:
+def _middle(values: tuple[float, ...]) -> float | None:
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.texts import Words, fill, texts
 
-_UNITS = {"en": (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)),
-          "zh": (("天", 86400.0), ("小时", 3600.0), ("分钟", 60.0), ("秒", 1.0))}
+_UNITS = {
+    "en": (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)),
+    "zh": (("天", 86400.0), ("小时", 3600.0), ("分钟", 60.0), ("秒", 1.0)),
+}
 
 
 def tell_forecast(forecast: Forecast, lang: str = "en") -> Words:
@@ -17,10 +19,14 @@ def tell_forecast(forecast: Forecast, lang: str = "en") -> Words:
         "nodes": f"{forecast.nodes} 个节点" if lang == "zh" else f"{forecast.nodes} node{plural}",
         "between": told_duration(forecast.between_failures_s, lang),
         "every": told_duration(forecast.save_every_s, lang),
-        "share": _told_share(forecast.effective_share), "hourly": _told_share(forecast.hourly_share),
-        "rate": f"{forecast.rate_per_node_day:.2g}", "source": forecast.rate_source,
-        "restart": told_duration(forecast.restart_s, lang), "save": told_duration(forecast.save_s, lang),
-        "failures": str(forecast.own_failures), "days": _told_days(forecast.own_node_days),
+        "share": _told_share(forecast.effective_share),
+        "hourly": _told_share(forecast.hourly_share),
+        "rate": f"{forecast.rate_per_node_day:.2g}",
+        "source": forecast.rate_source,
+        "restart": told_duration(forecast.restart_s, lang),
+        "save": told_duration(forecast.save_s, lang),
+        "failures": str(forecast.own_failures),
+        "days": _told_days(forecast.own_node_days),
     }
     return Words(fill(row["says"], values), fill(row["advice"], values))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable, List, Optional, Tuple
 
 from ascendrun.core.job import State
 from ascendrun.health.forecast import SECONDS_A_DAY, History
@@ -14,7 +14,7 @@ class JobStory:
     """`moves`: (UTC seconds, new state) in their order. `lost_a_node`: that is how its last attempt ended."""
 
     nodes: int
-    moves: Tuple[Tuple[float, State], ...]
+    moves: tuple[tuple[float, State], ...]
     lost_a_node: bool
 
 
@@ -22,10 +22,10 @@ def sum_up(stories: Iterable[JobStory], *, now_s: float) -> History:
     """Time counts while a job was RUNNING; a run that was cut short and tried again counts as a failure, as does one
     that a lost node ended for good."""
     node_s, failures = 0.0, 0
-    restarts_s: List[float] = []
+    restarts_s: list[float] = []
     for story in stories:
-        running_since_s: Optional[float] = None
-        cut_at_s: Optional[float] = None
+        running_since_s: float | None = None
+        cut_at_s: float | None = None
         for at_s, state in story.moves:
             if state is State.RUNNING:
                 running_since_s = at_s

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any
 
 from ascendrun.ascend.chips import Chip, chip_of
 from ascendrun.ascend.hccn import Address, Fec, Link, NetHealth, Ping, Tls
@@ -23,7 +24,7 @@ class Owner:
 
     user: str
     command: str
-    tag: Optional[str] = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Table:
     `hung`: it never came back.
     """
 
-    info: Optional[NpuSmiInfo] = None
+    info: NpuSmiInfo | None = None
     owners: Mapping[int, Owner] = field(default_factory=dict)
     hung: bool = False
 
@@ -52,8 +53,8 @@ class DeviceNode:
 class CardViews:
     """The views of single cards, by NPU id; of what was not asked or not answered, nothing."""
 
-    ecc: Mapping[int, Tuple[ChipEcc, ...]] = field(default_factory=dict)
-    health: Mapping[int, Tuple[ChipHealth, ...]] = field(default_factory=dict)
+    ecc: Mapping[int, tuple[ChipEcc, ...]] = field(default_factory=dict)
+    health: Mapping[int, tuple[ChipHealth, ...]] = field(default_factory=dict)
     boards: Mapping[int, Board] = field(default_factory=dict)
 
 
@@ -61,17 +62,17 @@ class CardViews:
 class Port:
     """One device's network port, as hccn_tool tells; None: not asked, or no answer."""
 
-    link: Optional[Link] = None
-    ip: Optional[Address] = None
-    ip6: Optional[Address] = None
-    tls: Optional[Tls] = None
-    net_health: Optional[NetHealth] = None
-    fec: Optional[Fec] = None
-    optical: Optional[Optical] = None
-    history: Optional[LinkHistory] = None
+    link: Link | None = None
+    ip: Address | None = None
+    ip6: Address | None = None
+    tls: Tls | None = None
+    net_health: NetHealth | None = None
+    fec: Fec | None = None
+    optical: Optical | None = None
+    history: LinkHistory | None = None
 
     @property
-    def address(self) -> Optional[str]:
+    def address(self) -> str | None:
         """IPv4 before IPv6; None: has none, or not known (see `has_no_address`)."""
         return next((one.address for one in (self.ip, self.ip6) if one is not None and one.address), None)
 
@@ -85,8 +86,8 @@ class Ports:
     """By device number. `hung`: items that never came back, as `link of device 3`; `errors`: the tool's own."""
 
     ports: Mapping[int, Port]
-    hung: Tuple[str, ...] = ()
-    errors: Tuple[ToolError, ...] = ()
+    hung: tuple[str, ...] = ()
+    errors: tuple[ToolError, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,51 +96,51 @@ class PortPing:
 
     device: int
     address: str
-    ping: Optional[Ping]
+    ping: Ping | None
 
 
 @dataclass(frozen=True)
 class InstallFiles:
     """Version files on the node's disk. `canns`: every toolkit or nnae found; `set_env`: files to source."""
 
-    install: Optional[DriverInstall] = None
-    driver: Optional[DriverVersion] = None
-    firmware: Optional[FirmwareVersion] = None
-    canns: Tuple[CannVersion, ...] = ()
-    set_env: Tuple[str, ...] = ()
-    hccn_conf: Optional[HccnConf] = None
+    install: DriverInstall | None = None
+    driver: DriverVersion | None = None
+    firmware: FirmwareVersion | None = None
+    canns: tuple[CannVersion, ...] = ()
+    set_env: tuple[str, ...] = ()
+    hccn_conf: HccnConf | None = None
 
 
 @dataclass(frozen=True)
 class ShellCann:
     """The CANN that the job's variables lead to. `home` None: they lead to none; `is_gone`: to no folder."""
 
-    home: Optional[str] = None
+    home: str | None = None
     is_gone: bool = False
-    version: Optional[CannVersion] = None
-    components: Optional[Components] = None
+    version: CannVersion | None = None
+    components: Components | None = None
 
 
 @dataclass(frozen=True)
 class NpuFacts:
     """One node's devices, driver and CANN. `devices`: files in /dev by name, without those that are not there."""
 
-    table: Optional[Table] = None
-    devices: Optional[Mapping[str, DeviceNode]] = None
-    cards: Optional[CardViews] = None
-    ports: Optional[Ports] = None
-    files: Optional[InstallFiles] = None
-    shell_cann: Optional[ShellCann] = None
-    pings: Optional[Tuple[PortPing, ...]] = None
+    table: Table | None = None
+    devices: Mapping[str, DeviceNode] | None = None
+    cards: CardViews | None = None
+    ports: Ports | None = None
+    files: InstallFiles | None = None
+    shell_cann: ShellCann | None = None
+    pings: tuple[PortPing, ...] | None = None
 
     @property
-    def info(self) -> Optional[NpuSmiInfo]:
+    def info(self) -> NpuSmiInfo | None:
         """Only when it says something of chips."""
         info = self.table.info if self.table is not None else None
         return info if info is not None and info.chips else None
 
     @property
-    def has_any(self) -> Optional[bool]:
+    def has_any(self) -> bool | None:
         """Whether this is an Ascend node: its tool is there, or a device; None: could not look."""
         if self.table is not None and (self.table.hung or self.table.info is not None):
             return True
@@ -148,19 +149,19 @@ class NpuFacts:
         return None if self.table is None or self.devices is None else False
 
     @property
-    def davinci(self) -> Tuple[int, ...]:
+    def davinci(self) -> tuple[int, ...]:
         """The numbers of the device files, ascending; () where there are none or nobody could look."""
-        names = (name[len("davinci"):] for name in self.devices or () if name.startswith("davinci"))
+        names = (name[len("davinci") :] for name in self.devices or () if name.startswith("davinci"))
         return tuple(sorted(int(number) for number in names if number.isdigit()))
 
     @property
-    def driver_version(self) -> Optional[str]:
+    def driver_version(self) -> str | None:
         if self.files is not None and self.files.driver is not None and self.files.driver.version is not None:
             return self.files.driver.version
         return self.table.info.driver_version if self.table is not None and self.table.info is not None else None
 
     @property
-    def cann(self) -> Optional[CannVersion]:
+    def cann(self) -> CannVersion | None:
         """Of the job's shell; else the only one on the disk."""
         if self.shell_cann is not None and self.shell_cann.version is not None:
             return self.shell_cann.version
@@ -174,7 +175,7 @@ def chips_by_device(facts: NpuFacts) -> Mapping[int, NpuChip]:
     return {place if chip.logic_id is None else chip.logic_id: chip for place, chip in enumerate(chips)}
 
 
-def chip_of_node(facts: NpuFacts) -> Optional[Chip]:
+def chip_of_node(facts: NpuFacts) -> Chip | None:
     """The chip that the node's devices are; None: none, not known, or not all the same."""
     names = {chip.name for chip in (facts.info.chips if facts.info is not None else ())}
     name = names.pop() if len(names) == 1 else None
@@ -183,6 +184,12 @@ def chip_of_node(facts: NpuFacts) -> Optional[Chip]:
 
 def read_npu(said: Mapping[str, Any]) -> NpuFacts:
     """From the read answers by probe name (missing or None: could not look)."""
-    return NpuFacts(table=said.get("npu-smi"), devices=said.get("npu-devices"), cards=said.get("npu-cards"),
-                    ports=said.get("hccn"), files=said.get("ascend-files"), shell_cann=said.get("cann"),
-                    pings=said.get("hccn-pings"))
+    return NpuFacts(
+        table=said.get("npu-smi"),
+        devices=said.get("npu-devices"),
+        cards=said.get("npu-cards"),
+        ports=said.get("hccn"),
+        files=said.get("ascend-files"),
+        shell_cann=said.get("cann"),
+        pings=said.get("hccn-pings"),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ascendrun.health import npu_reading, npu_scripts
 from ascendrun.health.wish import Item, Probe, Wish
@@ -16,31 +16,42 @@ CARD_VIEWS = ("ecc", "health", "board")
 
 
 def _script(script: str, *arguments: str, kind: str = "argv", **more: Any) -> Any:
-    def ask(wish: Wish) -> Optional[Item]:
-        return {"kind": kind, "argv": ["sh", "-c", script, "ascendrun", *arguments], **more} \
-            if wish.may_have_npus else None
+    def ask(wish: Wish) -> Item | None:
+        return (
+            {"kind": kind, "argv": ["sh", "-c", script, "ascendrun", *arguments], **more}
+            if wish.may_have_npus
+            else None
+        )
+
     return ask
 
 
-def _ports(wish: Wish) -> Optional[Item]:
-    ask = _script(npu_scripts.PORTS, *PORT_ITEMS, timeout_s=PORTS_S, max_bytes=1 << 18) if wish.is_full else \
-        _script(npu_scripts.PORTS, *LIGHT_PORT_ITEMS)
-    item: Optional[Item] = ask(wish)
+def _ports(wish: Wish) -> Item | None:
+    ask = (
+        _script(npu_scripts.PORTS, *PORT_ITEMS, timeout_s=PORTS_S, max_bytes=1 << 18)
+        if wish.is_full
+        else _script(npu_scripts.PORTS, *LIGHT_PORT_ITEMS)
+    )
+    item: Item | None = ask(wish)
     return item
 
 
-def _devices(wish: Wish) -> Optional[Item]:
+def _devices(wish: Wish) -> Item | None:
     names = (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))
     if not wish.may_have_npus:
         return None
     return {"kind": "stat", "paths": [f"/dev/{name}" for name in names], "below": "ASCENDRUN_SIM_ROOT"}
 
 
-NPU_PROBES: Tuple[Probe, ...] = (
+NPU_PROBES: tuple[Probe, ...] = (
     Probe("npu-smi", _script(npu_scripts.TABLE), npu_reading.read_table, reads_errors=True),
     Probe("npu-devices", _devices, npu_reading.read_devices),
-    Probe("npu-cards", _script(npu_scripts.CARDS, *CARD_VIEWS, timeout_s=CARDS_S, max_bytes=1 << 18),
-          npu_reading.read_cards, is_full=True),
+    Probe(
+        "npu-cards",
+        _script(npu_scripts.CARDS, *CARD_VIEWS, timeout_s=CARDS_S, max_bytes=1 << 18),
+        npu_reading.read_cards,
+        is_full=True,
+    ),
     Probe("hccn", _ports, npu_reading.read_ports),
     Probe("ascend-files", _script(npu_scripts.FILES), npu_reading.read_files),
     Probe("cann", _script(npu_scripts.CANN, kind="shell_argv"), npu_reading.read_shell_cann),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 from ascendrun.ascend import hccn, hccn_history, install, npu_smi, npu_smi_board, npu_smi_views
 from ascendrun.ascend.hccn_conf import parse_hccn_conf
@@ -26,7 +27,7 @@ from ascendrun.health.wish import Raw
 # Of a thousand nodes most say the same: what was read once is not read again. The texts are short, the parsers pure.
 _once = lru_cache(maxsize=2048)
 
-ITEMS: Mapping[str, Tuple[str, Callable[[str], Any]]] = {
+ITEMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "link": ("link", _once(hccn.parse_link)),
     "ip": ("ip", hccn.parse_ip),
     "ip6": ("ip6", _once(hccn.parse_ip)),
@@ -48,7 +49,7 @@ _cann = _once(install.parse_cann)
 _components = _once(install.parse_components)
 
 
-def read_table(raw: Raw) -> Optional[Table]:
+def read_table(raw: Raw) -> Table | None:
     sections = {section.words[0]: section for section in read_sections(raw.get("out", ""))}
     if "none" in sections:
         return Table(info=None)
@@ -60,7 +61,7 @@ def read_table(raw: Raw) -> Optional[Table]:
     return Table(info=info, owners=owners, hung=section.hung)
 
 
-def _owners(text: str) -> List[Tuple[int, Owner]]:
+def _owners(text: str) -> list[tuple[int, Owner]]:
     found = []
     for line in text.splitlines():
         words = line.split("\t")
@@ -69,21 +70,22 @@ def _owners(text: str) -> List[Tuple[int, Owner]]:
     return found
 
 
-def read_devices(raw: Raw) -> Dict[str, DeviceNode]:
+def read_devices(raw: Raw) -> dict[str, DeviceNode]:
     """By name without /dev/; a file that is there and cannot be looked at counts as closed."""
-    found: Dict[str, DeviceNode] = {}
+    found: dict[str, DeviceNode] = {}
     for path, one in raw["stats"].items():
         if not one.get("missing"):
             is_open = bool(one.get("readable") and one.get("writable"))
-            found[path.rpartition("/")[2]] = DeviceNode(is_open, int(one.get("mode", 0)), int(one.get("uid", 0)),
-                                                        int(one.get("gid", 0)))
+            found[path.rpartition("/")[2]] = DeviceNode(
+                is_open, int(one.get("mode", 0)), int(one.get("uid", 0)), int(one.get("gid", 0))
+            )
     return found
 
 
 def read_cards(raw: Raw) -> CardViews:
-    ecc: Dict[int, Tuple[npu_smi_views.ChipEcc, ...]] = {}
-    health: Dict[int, Tuple[npu_smi_views.ChipHealth, ...]] = {}
-    boards: Dict[int, npu_smi_board.Board] = {}
+    ecc: dict[int, tuple[npu_smi_views.ChipEcc, ...]] = {}
+    health: dict[int, tuple[npu_smi_views.ChipHealth, ...]] = {}
+    boards: dict[int, npu_smi_board.Board] = {}
     for section in read_sections(raw.get("out", "")):
         npu_id = _number(section)
         if npu_id is None or section.code is None:
@@ -97,14 +99,14 @@ def read_cards(raw: Raw) -> CardViews:
     return CardViews(ecc, health, boards)
 
 
-def read_ports(raw: Raw) -> Optional[Ports]:
+def read_ports(raw: Raw) -> Ports | None:
     """None where hccn_tool is not there, or there is no device to ask it about."""
     sections = read_sections(raw.get("out", ""))
     if not sections:
         return None
-    fields: Dict[int, Dict[str, Any]] = {}
-    hung: List[str] = []
-    errors: Dict[Tuple[str, str], ToolError] = {}
+    fields: dict[int, dict[str, Any]] = {}
+    hung: list[str] = []
+    errors: dict[tuple[str, str], ToolError] = {}
     for section in sections:
         device = _number(section)
         if device is None or section.words[0] not in ITEMS:
@@ -121,7 +123,7 @@ def read_ports(raw: Raw) -> Optional[Ports]:
     return Ports(ports, tuple(hung), tuple(errors.values()))
 
 
-def read_pings(raw: Raw) -> Tuple[PortPing, ...]:
+def read_pings(raw: Raw) -> tuple[PortPing, ...]:
     found = []
     for section in read_sections(raw.get("out", "")):
         device, _, address = section.words[-1].partition(" ")
@@ -131,8 +133,8 @@ def read_pings(raw: Raw) -> Tuple[PortPing, ...]:
 
 
 def read_files(raw: Raw) -> InstallFiles:
-    texts: Dict[str, List[str]] = {}
-    set_env: List[str] = []
+    texts: dict[str, list[str]] = {}
+    set_env: list[str] = []
     for section in read_sections(raw.get("out", "")):
         if section.words[0] == "set_env":
             set_env.append(section.words[-1])
@@ -143,12 +145,17 @@ def read_files(raw: Raw) -> InstallFiles:
         return parse(texts[label][0]) if label in texts else None
 
     canns = tuple(_cann(text) for text in texts.get("cann", ()))
-    return InstallFiles(one("install", _install), one("driver", _driver),
-                        one("firmware", _firmware), canns, tuple(set_env),
-                        one("hccn", parse_hccn_conf))
+    return InstallFiles(
+        one("install", _install),
+        one("driver", _driver),
+        one("firmware", _firmware),
+        canns,
+        tuple(set_env),
+        one("hccn", parse_hccn_conf),
+    )
 
 
-def read_shell_cann(raw: Raw) -> Optional[ShellCann]:
+def read_shell_cann(raw: Raw) -> ShellCann | None:
     if raw.get("setup") in ("failed", "no-command"):
         return None
     sections = {section.words[0]: section for section in reversed(read_sections(raw.get("out", "")))}
@@ -160,5 +167,5 @@ def read_shell_cann(raw: Raw) -> Optional[ShellCann]:
     return ShellCann(place.words[-1], "gone" in sections, version, components)
 
 
-def _number(section: Section) -> Optional[int]:
+def _number(section: Section) -> int | None:
     return int(section.words[-1]) if section.words[-1].isdigit() else None

@@ -23,7 +23,9 @@ find_tool() {
 
 # The table, and of every process in it: pid, user, the tag of an ascendrun job, command. A pid without a line is not
 # to be seen from here.
-TABLE = _SAY + r"""
+TABLE = (
+    _SAY
+    + r"""
 t=$(find_tool npu-smi)
 [ -n "$t" ] || { say none true; exit 0; }
 echo '@@ info'
@@ -38,13 +40,17 @@ for p in $(printf '%s' "$o" | sed -n 's/^| *[0-9][0-9 ]*| *\([0-9][0-9]*\) *|.*/
 done
 printf '\n@@= 0\n'
 """
+)
 
 # The table alone, as the tool prints it.
-INFO = _SAY + r"""
+INFO = (
+    _SAY
+    + r"""
 t=$(find_tool npu-smi)
 [ -n "$t" ] || exit 127
 exec "$t" info
 """
+)
 
 # A call that hangs is ended after $seconds, where there is `timeout`; where two hung, the others would.
 _LIMITED = r"""
@@ -54,7 +60,11 @@ limited() { $k "$@"; c=$?; [ $c -ne 137 ] || hung=$((hung + 1)); return $c; }
 """
 
 # One call after another: whether these tools may run side by side is documented nowhere.
-CARDS = _SAY + "seconds=8" + _LIMITED + r"""
+CARDS = (
+    _SAY
+    + "seconds=8"
+    + _LIMITED
+    + r"""
 t=$(find_tool npu-smi)
 [ -n "$t" ] || exit 0
 for i in $(limited "$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
@@ -65,9 +75,14 @@ for i in $(limited "$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *
 done
 exit 0
 """
+)
 
 # Each item of all ports before the next item: where time runs out, the more important items are there for all ports.
-PORTS = _SAY + "seconds=5" + _LIMITED + r"""
+PORTS = (
+    _SAY
+    + "seconds=5"
+    + _LIMITED
+    + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
 for v in "$@"; do
@@ -84,9 +99,14 @@ for v in "$@"; do
 done
 exit 0
 """
+)
 
 # Arguments: device, address, and so on.
-PINGS = _SAY + "seconds=10" + _LIMITED + r"""
+PINGS = (
+    _SAY
+    + "seconds=10"
+    + _LIMITED
+    + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
 while [ $# -ge 2 ] && [ $hung -lt 2 ]; do
@@ -94,8 +114,11 @@ while [ $# -ge 2 ] && [ $hung -lt 2 ]; do
     shift 2
 done
 """
+)
 
-FILES = _SAY + r"""
+FILES = (
+    _SAY
+    + r"""
 give() { for f in "$@"; do [ -r "$f" ] && say "$l $f" cat "$f"; done; }
 l=install; give "$r/etc/ascend_install.info"
 l=hccn; give "$r/etc/hccn.conf"
@@ -109,9 +132,12 @@ for f in "$ascend"/cann/set_env.sh "$ascend"/ascend-toolkit/set_env.sh "$ascend"
 done
 exit 0
 """
+)
 
 # In the job's own shell: which CANN its variables lead to.
-CANN = _SAY + r"""
+CANN = (
+    _SAY
+    + r"""
 h=${ASCEND_HOME_PATH:-${ASCEND_TOOLKIT_HOME:-${ASCEND_NNAE_HOME:-}}}
 [ -n "$h" ] || exit 0
 [ -d "$h" ] && say "home $h" true || say "gone $h" true
@@ -122,3 +148,4 @@ done
 [ -r "$h/version.cfg" ] && say "components $h/version.cfg" cat "$h/version.cfg"
 exit 0
 """
+)

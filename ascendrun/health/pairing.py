@@ -8,11 +8,11 @@ Of that median one can be sure while fewer than a quarter of the hosts are bad.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-Pair = Tuple[str, str]
+Pair = tuple[str, str]
 
 PARTNERS = 2
 """Every sound host is measured with so many others: one slow result then has a second opinion."""
@@ -29,8 +29,8 @@ class Exchange:
 
     one: str
     other: str
-    rates: Optional[Mapping[str, float]]
-    why: Optional[str] = None
+    rates: Mapping[str, float] | None
+    why: str | None = None
 
     @property
     def pair(self) -> Pair:
@@ -49,15 +49,15 @@ class Judgement:
     """
 
     typical: Mapping[str, float]
-    slow: FrozenSet[Pair]
-    sound: FrozenSet[str]
-    bad_hosts: Tuple[str, ...]
-    bad_links: Tuple[Pair, ...]
-    splits: Tuple["Split", ...]
-    unclear: Tuple[Pair, ...]
+    slow: frozenset[Pair]
+    sound: frozenset[str]
+    bad_hosts: tuple[str, ...]
+    bad_links: tuple[Pair, ...]
+    splits: tuple[Split, ...]
+    unclear: tuple[Pair, ...]
 
     @property
-    def lone_links(self) -> Tuple[Pair, ...]:
+    def lone_links(self) -> tuple[Pair, ...]:
         """The bad links that are no part of a split."""
         told = {pair for split in self.splits for pair in split.links}
         return tuple(pair for pair in self.bad_links if pair not in told)
@@ -67,9 +67,9 @@ class Judgement:
 class Split:
     """Two groups of hosts in the hosts' order, and the bad links between them."""
 
-    one: Tuple[str, ...]
-    other: Tuple[str, ...]
-    links: Tuple[Pair, ...]
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+    links: tuple[Pair, ...]
 
 
 def pair_of(one: str, other: str) -> Pair:
@@ -92,8 +92,9 @@ def judge(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[
     return Judgement(typical, slow, sound, bad_hosts, bad_links, splits, unclear)
 
 
-def next_round(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float],
-               partners: int = PARTNERS) -> Tuple[Pair, ...]:
+def next_round(
+    hosts: Sequence[str], results: Sequence[Exchange], *, shares: Mapping[str, float], partners: int = PARTNERS
+) -> tuple[Pair, ...]:
     """Disjoint pairs to measure together; () when there is nothing more to learn.
 
     A pair is measured once, and once more when it alone is slow; so the rounds always end.
@@ -112,22 +113,23 @@ def next_round(hosts: Sequence[str], results: Sequence[Exchange], *, shares: Map
     return tuple(draft.pairs)
 
 
-def best_of_pairs(results: Sequence[Exchange]) -> Dict[Pair, Optional[Mapping[str, float]]]:
+def best_of_pairs(results: Sequence[Exchange]) -> dict[Pair, Mapping[str, float] | None]:
     """Each pair's best rate of each name over its measurements; None where all of them failed."""
-    best: Dict[Pair, Optional[Mapping[str, float]]] = {}
+    best: dict[Pair, Mapping[str, float] | None] = {}
     for result in results:
         before = best.get(result.pair)
         if before is None or result.rates is None:
             best[result.pair] = before if result.rates is None else dict(result.rates)
         else:
-            best[result.pair] = {name: max(before.get(name, 0.0), result.rates.get(name, 0.0))
-                                 for name in {*before, *result.rates}}
+            best[result.pair] = {
+                name: max(before.get(name, 0.0), result.rates.get(name, 0.0)) for name in {*before, *result.rates}
+            }
     return best
 
 
-def best_of_hosts(results: Sequence[Exchange]) -> Dict[str, Dict[str, float]]:
+def best_of_hosts(results: Sequence[Exchange]) -> dict[str, dict[str, float]]:
     """Each host's best rate of each name with any partner; hosts that never exchanged anything are absent."""
-    best: Dict[str, Dict[str, float]] = {}
+    best: dict[str, dict[str, float]] = {}
     for pair, rates in best_of_pairs(results).items():
         for host in pair:
             for name, value in (rates or {}).items():
@@ -136,26 +138,27 @@ def best_of_hosts(results: Sequence[Exchange]) -> Dict[str, Dict[str, float]]:
     return best
 
 
-def partners_of(results: Sequence[Exchange]) -> Dict[str, Set[str]]:
+def partners_of(results: Sequence[Exchange]) -> dict[str, set[str]]:
     """Whom each host was measured with."""
-    met: Dict[str, Set[str]] = {}
+    met: dict[str, set[str]] = {}
     for result in results:
         met.setdefault(result.one, set()).add(result.other)
         met.setdefault(result.other, set()).add(result.one)
     return met
 
 
-def is_slow(rates: Optional[Mapping[str, float]], typical: Mapping[str, float], shares: Mapping[str, float]) -> bool:
+def is_slow(rates: Mapping[str, float] | None, typical: Mapping[str, float], shares: Mapping[str, float]) -> bool:
     """Whether any rate is below its share of the typical one; a pair that failed is slow."""
     if rates is None:
         return True
-    return any(rates[name] < share * typical[name] for name, share in shares.items()
-               if name in rates and name in typical)
+    return any(
+        rates[name] < share * typical[name] for name, share in shares.items() if name in rates and name in typical
+    )
 
 
-def _typical(best: Mapping[Pair, Optional[Mapping[str, float]]], shares: Mapping[str, float]) -> Dict[str, float]:
+def _typical(best: Mapping[Pair, Mapping[str, float] | None], shares: Mapping[str, float]) -> dict[str, float]:
     """A slow pair drags down both its hosts, so the median goes over each host's best, not over pairs."""
-    of_hosts: Dict[str, Dict[str, float]] = {}
+    of_hosts: dict[str, dict[str, float]] = {}
     for pair, rates in best.items():
         for host in pair:
             for name, value in (rates or {}).items():
@@ -164,7 +167,7 @@ def _typical(best: Mapping[Pair, Optional[Mapping[str, float]]], shares: Mapping
     return {name: median_high(of_hosts[name].values()) for name in shares if name in of_hosts}
 
 
-def _is_bad(host: str, partners: Set[str], slow: FrozenSet[Pair], sound: FrozenSet[str]) -> bool:
+def _is_bad(host: str, partners: set[str], slow: frozenset[Pair], sound: frozenset[str]) -> bool:
     """Never sound, and slow with enough sound partners: PROOFS, or all the sound hosts that there are."""
     if host in sound:
         return False
@@ -172,20 +175,26 @@ def _is_bad(host: str, partners: Set[str], slow: FrozenSet[Pair], sound: FrozenS
     return len(witnesses) >= PROOFS or (bool(witnesses) and sound <= partners)
 
 
-def _splits(hosts: Sequence[str], good: Sequence[Pair], bad_links: Sequence[Pair]) -> Tuple[Split, ...]:
+def _splits(hosts: Sequence[str], good: Sequence[Pair], bad_links: Sequence[Pair]) -> tuple[Split, ...]:
     """Groups that good pairs hold together, wherever more than one bad link lies between the same two of them."""
     group = _group_by(hosts, good)
-    between: Dict[Tuple[int, int], List[Pair]] = {}
+    between: dict[tuple[int, int], list[Pair]] = {}
     for one, other in bad_links:
         low, high = sorted((group[one], group[other]))
         if low != high:
             between.setdefault((low, high), []).append((one, other))
-    return tuple(Split(tuple(host for host in hosts if group[host] == low),
-                       tuple(host for host in hosts if group[host] == high), tuple(links))
-                 for (low, high), links in sorted(between.items()) if len(links) > 1)
+    return tuple(
+        Split(
+            tuple(host for host in hosts if group[host] == low),
+            tuple(host for host in hosts if group[host] == high),
+            tuple(links),
+        )
+        for (low, high), links in sorted(between.items())
+        if len(links) > 1
+    )
 
 
-def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> Dict[str, int]:
+def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> dict[str, int]:
     """A number for each host, the same for all that the pairs connect: the place of the group's first host."""
     parent = list(range(len(hosts)))
     place = {host: number for number, host in enumerate(hosts)}
@@ -202,8 +211,8 @@ def _group_by(hosts: Sequence[str], pairs: Sequence[Pair]) -> Dict[str, int]:
     return {host: root(number) for host, number in place.items()}
 
 
-def _counts(results: Sequence[Exchange]) -> Dict[Pair, int]:
-    counts: Dict[Pair, int] = {}
+def _counts(results: Sequence[Exchange]) -> dict[Pair, int]:
+    counts: dict[Pair, int] = {}
     for result in results:
         counts[result.pair] = counts.get(result.pair, 0) + 1
     return counts
@@ -212,12 +221,12 @@ def _counts(results: Sequence[Exchange]) -> Dict[Pair, int]:
 class _Round:
     """A round being put together: who is free, and who may meet whom."""
 
-    def __init__(self, hosts: Sequence[str], met: Mapping[str, Set[str]], bad: Set[str]) -> None:
+    def __init__(self, hosts: Sequence[str], met: Mapping[str, set[str]], bad: set[str]) -> None:
         self._hosts = [host for host in hosts if host not in bad]
         self._place = {host: place for place, host in enumerate(self._hosts)}
         self._met = met
-        self._busy: Set[str] = set()
-        self.pairs: List[Pair] = []
+        self._busy: set[str] = set()
+        self.pairs: list[Pair] = []
 
     def add(self, one: str, other: str) -> None:
         """Takes the pair when both are free."""
@@ -225,7 +234,7 @@ class _Round:
             self._busy.update((one, other))
             self.pairs.append(pair_of(one, other))
 
-    def pair_suspects(self, sound: FrozenSet[str]) -> None:
+    def pair_suspects(self, sound: frozenset[str]) -> None:
         """Everyone who was measured and never sound meets a sound host that it has not met."""
         helpers = [host for host in self._hosts if host in sound]
         for host in self._hosts:
@@ -245,10 +254,13 @@ class _Round:
                     if other is not None:
                         self.add(host, other)
 
-    def bisect(self, doubtful: Set[str]) -> None:
+    def bisect(self, doubtful: set[str]) -> None:
         """Hosts of bad links meet others at ever shorter distances, until those of one switch hang together."""
-        wanting = [host for host in self._hosts if host in doubtful
-                   and len(self._met.get(host, ())) <= len(self._hosts).bit_length()]
+        wanting = [
+            host
+            for host in self._hosts
+            if host in doubtful and len(self._met.get(host, ())) <= len(self._hosts).bit_length()
+        ]
         for host in wanting:
             if host not in self._busy:
                 other = next((one for one in self._candidates(host) if one in doubtful), None)

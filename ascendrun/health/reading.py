@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from ascendrun.health.facts import Disk, PathSize, PortHolder, PythonFacts, SshdFacts, TorchFacts, Touch, WriteResult
 from ascendrun.health.wish import Raw
@@ -13,7 +14,7 @@ AGENTS_MARK = "ASCENDRUN_EXEC"
 """How the agent finds again what it started; a rank has no such variable."""
 
 
-def read_os_name(raw: Raw) -> Optional[str]:
+def read_os_name(raw: Raw) -> str | None:
     for text in raw["texts"].values():
         match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?', text, re.MULTILINE)
         if match:
@@ -21,28 +22,46 @@ def read_os_name(raw: Raw) -> Optional[str]:
     return None
 
 
-def read_limits(raw: Raw) -> Dict[str, Tuple[Optional[int], Optional[int]]]:
+def read_limits(raw: Raw) -> dict[str, tuple[int | None, int | None]]:
     return {name: (pair[0], pair[1]) for name, pair in raw["limits"].items()}
 
 
-def read_disks(raw: Raw) -> Dict[str, Disk]:
-    return {path: Disk(at=one["at"], free_bytes=one["free_bytes"], total_bytes=one["total_bytes"],
-                       free_inodes=one["free_inodes"], total_inodes=one["total_inodes"])
-            for path, one in raw["disks"].items() if "error" not in one}
+def read_disks(raw: Raw) -> dict[str, Disk]:
+    return {
+        path: Disk(
+            at=one["at"],
+            free_bytes=one["free_bytes"],
+            total_bytes=one["total_bytes"],
+            free_inodes=one["free_inodes"],
+            total_inodes=one["total_inodes"],
+        )
+        for path, one in raw["disks"].items()
+        if "error" not in one
+    }
 
 
-def read_writes(raw: Raw) -> Dict[str, WriteResult]:
-    return {path: WriteResult(at=one.get("at", path), error=one.get("error"), code=one.get("code"), uid=one.get("uid"),
-                              wall_s=one.get("wall_s"), is_late=bool(one.get("late")))
-            for path, one in raw["folders"].items()}
+def read_writes(raw: Raw) -> dict[str, WriteResult]:
+    return {
+        path: WriteResult(
+            at=one.get("at", path),
+            error=one.get("error"),
+            code=one.get("code"),
+            uid=one.get("uid"),
+            wall_s=one.get("wall_s"),
+            is_late=bool(one.get("late")),
+        )
+        for path, one in raw["folders"].items()
+    }
 
 
-def read_taken(raw: Raw) -> Dict[int, PortHolder]:
-    return {int(port): PortHolder(**{name: who.get(name) for name in ("uid", "pid", "command", "tag")})
-            for port, who in raw["taken"].items()}
+def read_taken(raw: Raw) -> dict[int, PortHolder]:
+    return {
+        int(port): PortHolder(**{name: who.get(name) for name in ("uid", "pid", "command", "tag")})
+        for port, who in raw["taken"].items()
+    }
 
 
-def read_port_ranges(raw: Raw) -> Optional[Tuple[Tuple[int, int], Tuple[Tuple[int, int], ...]]]:
+def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
     """(range of outgoing connections, ranges reserved from it)."""
     texts = {path.rpartition("/")[2]: text for path, text in raw["texts"].items()}
     found = re.findall(r"\d+", texts.get("ip_local_port_range", ""))
@@ -56,11 +75,11 @@ def read_port_ranges(raw: Raw) -> Optional[Tuple[Tuple[int, int], Tuple[Tuple[in
     return (int(found[0]), int(found[1])), tuple(reserved)
 
 
-def read_addresses(raw: Raw) -> Optional[Dict[str, Tuple[str, ...]]]:
+def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
     """Addresses by interface, from `ip -o address show`."""
     if raw.get("code") != 0:
         return None
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     for line in raw["out"].splitlines():
         match = re.match(r"\d+:\s+(\S+)\s+inet6?\s+([0-9a-fA-F.:]+)", line)
         if match:
@@ -68,8 +87,8 @@ def read_addresses(raw: Raw) -> Optional[Dict[str, Tuple[str, ...]]]:
     return {name: tuple(addresses) for name, addresses in found.items()}
 
 
-def read_sshd(raw: Raw) -> Optional[SshdFacts]:
-    said: Dict[str, str] = {}
+def read_sshd(raw: Raw) -> SshdFacts | None:
+    said: dict[str, str] = {}
     for line in raw.get("out", "").splitlines():
         words = line.split()
         if len(words) >= 2:
@@ -80,7 +99,7 @@ def read_sshd(raw: Raw) -> Optional[SshdFacts]:
     return SshdFacts(max_startups=said.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None)
 
 
-def read_logind(raw: Raw) -> Optional[bool]:
+def read_logind(raw: Raw) -> bool | None:
     """Whether logind ends a user's processes at logout; None: no logind, or it does not say (then: no)."""
     found = None
     for text in raw["texts"].values():
@@ -89,18 +108,25 @@ def read_logind(raw: Raw) -> Optional[bool]:
     return found
 
 
-def read_names(raw: Raw) -> Tuple[str, ...]:
+def read_names(raw: Raw) -> tuple[str, ...]:
     return tuple(str(name) for name in raw["names"])
 
 
-def read_sizes(raw: Raw) -> Dict[str, PathSize]:
-    return {path: PathSize(kind=one.get("kind"), size_bytes=one.get("bytes"), files=one.get("files"),
-                           truncated=bool(one.get("truncated")), missing=bool(one.get("missing")),
-                           error=None if one.get("missing") else one.get("error"))
-            for path, one in raw["sizes"].items()}
+def read_sizes(raw: Raw) -> dict[str, PathSize]:
+    return {
+        path: PathSize(
+            kind=one.get("kind"),
+            size_bytes=one.get("bytes"),
+            files=one.get("files"),
+            truncated=bool(one.get("truncated")),
+            missing=bool(one.get("missing")),
+            error=None if one.get("missing") else one.get("error"),
+        )
+        for path, one in raw["sizes"].items()
+    }
 
 
-def read_runtime(raw: Raw) -> Tuple[Optional[str], Optional[str]]:
+def read_runtime(raw: Raw) -> tuple[str | None, str | None]:
     """(version of the container runtime, why there is none)."""
     if raw.get("code") == 0 and raw.get("out", "").strip():
         return raw["out"].strip().splitlines()[-1], None
@@ -112,32 +138,51 @@ def read_python(raw: Raw) -> PythonFacts:
     if values is None:
         return PythonFacts(setup=raw.get("setup"), error=complaint(raw))
     modules = values.get("modules")
-    return PythonFacts(setup=raw.get("setup"), executable=values.get("executable"), version=values.get("version"),
-                       modules=dict(modules) if isinstance(modules, dict) else None,
-                       start_s=raw.get("wall_s"))
+    return PythonFacts(
+        setup=raw.get("setup"),
+        executable=values.get("executable"),
+        version=values.get("version"),
+        modules=dict(modules) if isinstance(modules, dict) else None,
+        start_s=raw.get("wall_s"),
+    )
 
 
 def read_torch(raw: Raw) -> TorchFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
         return TorchFacts(error=complaint(raw), step="import torch")
-    return TorchFacts(torch=values.get("torch"), torch_npu=values.get("torch_npu"), import_s=values.get("import_s"),
-                      devices=values.get("devices"), backend=values.get("backend"),
-                      has_backend=values.get("has_backend"), step=values.get("step"), error=values.get("error"),
-                      noise=_last_line(raw.get("err", "")))
+    return TorchFacts(
+        torch=values.get("torch"),
+        torch_npu=values.get("torch_npu"),
+        import_s=values.get("import_s"),
+        devices=values.get("devices"),
+        backend=values.get("backend"),
+        has_backend=values.get("has_backend"),
+        step=values.get("step"),
+        error=values.get("error"),
+        noise=_last_line(raw.get("err", "")),
+    )
 
 
-def read_environ(raw: Raw) -> Optional[Dict[str, str]]:
+def read_environ(raw: Raw) -> dict[str, str] | None:
     if raw.get("code") != 0:
         return None
     pairs = (pair.partition("=") for pair in raw["out"].split("\0") if "=" in pair)
     return {name: value for name, _, value in pairs if name != AGENTS_MARK}
 
 
-def read_touches(raw: Raw) -> Tuple[Touch, ...]:
-    return tuple(Touch(peer=str(one["peer"]), address=str(one["address"]), port=int(one["port"]),
-                       error=one.get("error"), code=one.get("code"), wall_s=one.get("wall_s"))
-                 for one in raw["touched"])
+def read_touches(raw: Raw) -> tuple[Touch, ...]:
+    return tuple(
+        Touch(
+            peer=str(one["peer"]),
+            address=str(one["address"]),
+            port=int(one["port"]),
+            error=one.get("error"),
+            code=one.get("code"),
+            wall_s=one.get("wall_s"),
+        )
+        for one in raw["touched"]
+    )
 
 
 def complaint(raw: Raw) -> str:
@@ -151,7 +196,7 @@ def complaint(raw: Raw) -> str:
     return f"{said} ({how})" if said else how
 
 
-def _last_json(text: str) -> Optional[Mapping[str, Any]]:
+def _last_json(text: str) -> Mapping[str, Any] | None:
     """The object on the last line that is one; programs print what they like before it."""
     for line in reversed(text.strip().splitlines()):
         if line.startswith("{"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Callable, List, Mapping, Optional, Tuple
+from typing import Callable, Optional
 
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.core.names import fold_names
@@ -19,8 +20,8 @@ from ascendrun.health.world import World, compare
 class FactGroup:
     """Hosts that say the same; `value` None: could not look there."""
 
-    value: Optional[str]
-    hosts: Tuple[str, ...]
+    value: str | None
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class FactRow:
     """One line of the table; the first group is the largest one that says something."""
 
     name: str
-    groups: Tuple[FactGroup, ...]
+    groups: tuple[FactGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class FindingView:
     code: str
     severity: Severity
     nodes: str
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     says: str
     advice: str
-    evidence: Tuple[str, ...]
+    evidence: tuple[str, ...]
     values: Mapping[str, str]
-    fix: Optional[str] = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,22 @@ class DoctorReport:
     `forecast`: what failures will cost on so many nodes. `deep`: what was measured, None: nothing was."""
 
     is_fit: bool
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     unreached: Mapping[str, Unreached]
-    family: Optional[str]
-    job: Optional[str]
-    facts: Tuple[FactRow, ...]
-    findings: Tuple[FindingView, ...]
+    family: str | None
+    job: str | None
+    facts: tuple[FactRow, ...]
+    findings: tuple[FindingView, ...]
     checks: int
     wall_s: float
-    forecast: Optional[Forecast] = None
-    deep: Optional[DeepReport] = None
+    forecast: Forecast | None = None
+    deep: DeepReport | None = None
 
 
-Row = Tuple[str, Callable[[NodeFacts], Optional[str]]]
+Row = tuple[str, Callable[[NodeFacts], Optional[str]]]
 
 
-def _chips_text(facts: NodeFacts) -> Optional[str]:
+def _chips_text(facts: NodeFacts) -> str | None:
     info = facts.npu.info
     if info is None:
         return None
@@ -75,27 +76,39 @@ def _chips_text(facts: NodeFacts) -> Optional[str]:
     return f"{len(info.chips)} x {', '.join(names)}"
 
 
-ROWS: Tuple[Row, ...] = (
+ROWS: tuple[Row, ...] = (
     ("os", lambda facts: facts.os_name),
     ("kernel", lambda facts: _joined(facts.kernel, facts.arch)),
     ("cpus", lambda facts: None if facts.cpus is None else str(facts.cpus)),
     ("memory", lambda facts: gib(facts.memory_bytes)),
     ("user", lambda facts: facts.user),
-    ("python", lambda facts: None if facts.python is None or facts.python.version is None
-     else _joined(facts.python.version, facts.python.executable)),
+    (
+        "python",
+        lambda facts: (
+            None
+            if facts.python is None or facts.python.version is None
+            else _joined(facts.python.version, facts.python.executable)
+        ),
+    ),
     ("torch", lambda facts: module_of(facts, "torch")),
     ("npus", _chips_text),
     ("driver", lambda facts: facts.npu.driver_version),
-    ("firmware", lambda facts: facts.npu.files.firmware.version
-     if facts.npu.files is not None and facts.npu.files.firmware is not None else None),
+    (
+        "firmware",
+        lambda facts: (
+            facts.npu.files.firmware.version
+            if facts.npu.files is not None and facts.npu.files.firmware is not None
+            else None
+        ),
+    ),
     ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
 )
 """Name, and what a node says; a node that could not be asked, or has no such thing, says None."""
 
 
-def fact_rows(world: World) -> Tuple[FactRow, ...]:
+def fact_rows(world: World) -> tuple[FactRow, ...]:
     """The lines of the table; a row that nobody can answer is left out."""
-    found: List[FactRow] = []
+    found: list[FactRow] = []
     for name, value_of in ROWS:
         values = {host: value_of(facts) for host, facts in world.facts.items()}
         same = compare(values)
@@ -109,26 +122,42 @@ def fact_rows(world: World) -> Tuple[FactRow, ...]:
     return tuple(found)
 
 
-def view_findings(findings: Tuple[Finding, ...], lang: str) -> Tuple[FindingView, ...]:
+def view_findings(findings: tuple[Finding, ...], lang: str) -> tuple[FindingView, ...]:
     views = []
     for finding in findings:
         words = render(finding, lang)
-        views.append(FindingView(code=finding.code, severity=finding.severity, nodes=fold_names(finding.hosts),
-                                 hosts=finding.hosts, says=words.says, advice=words.advice,
-                                 evidence=finding.evidence, values=dict(finding.values), fix=fix_of(finding)))
+        views.append(
+            FindingView(
+                code=finding.code,
+                severity=finding.severity,
+                nodes=fold_names(finding.hosts),
+                hosts=finding.hosts,
+                says=words.says,
+                advice=words.advice,
+                evidence=finding.evidence,
+                values=dict(finding.values),
+                fix=fix_of(finding),
+            )
+        )
     return tuple(views)
 
 
-def make_report(world: World, findings: Tuple[Finding, ...], *, lang: str, checks: int, wall_s: float
-                ) -> DoctorReport:
+def make_report(world: World, findings: tuple[Finding, ...], *, lang: str, checks: int, wall_s: float) -> DoctorReport:
     is_fit = not any(finding.severity is Severity.FAIL for finding in findings)
-    return DoctorReport(is_fit=is_fit, hosts=(*world.facts, *world.unreached), unreached=world.unreached,
-                        family=world.family, job=world.job.name if world.job is not None else None,
-                        facts=fact_rows(world), findings=view_findings(findings, lang),
-                        checks=checks, wall_s=wall_s)
+    return DoctorReport(
+        is_fit=is_fit,
+        hosts=(*world.facts, *world.unreached),
+        unreached=world.unreached,
+        family=world.family,
+        job=world.job.name if world.job is not None else None,
+        facts=fact_rows(world),
+        findings=view_findings(findings, lang),
+        checks=checks,
+        wall_s=wall_s,
+    )
 
 
-def add_deep(report: DoctorReport, deep: DeepReport, findings: Tuple[Finding, ...], *, lang: str) -> DoctorReport:
+def add_deep(report: DoctorReport, deep: DeepReport, findings: tuple[Finding, ...], *, lang: str) -> DoctorReport:
     """The report with what a deep look measured, and what that means; the worst of all findings first."""
     views = sorted((*report.findings, *view_findings(findings, lang)), key=lambda view: SEVERITIES.index(view.severity))
     is_fit = report.is_fit and not any(finding.severity is Severity.FAIL for finding in findings)
@@ -137,7 +166,7 @@ def add_deep(report: DoctorReport, deep: DeepReport, findings: Tuple[Finding, ..
     return replace(report, facts=(*report.facts, *rows), findings=tuple(views), is_fit=is_fit, deep=deep)
 
 
-def refusal_text(findings: Tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:
+def refusal_text(findings: tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:
     """Findings as the reason why nothing was started: code, nodes, fact, way out."""
     lines = [one_line(view) for view in view_findings(findings[:most], lang)]
     if len(findings) > most:
@@ -151,17 +180,17 @@ def one_line(view: FindingView) -> str:
     return f"{where}{view.says} [{view.code}]" + (f" ({view.advice})" if view.advice else "")
 
 
-def module_of(facts: NodeFacts, name: str) -> Optional[str]:
+def module_of(facts: NodeFacts, name: str) -> str | None:
     """The installed version of a Python package in the job's shell; "none" when it is not there; None: not known."""
     if facts.python is None or facts.python.modules is None or name not in facts.python.modules:
         return None
     return facts.python.modules[name] or "none"
 
 
-def gib(size_bytes: Optional[int]) -> Optional[str]:
+def gib(size_bytes: int | None) -> str | None:
     return None if size_bytes is None else f"{size_bytes / (1 << 30):.0f} GiB"
 
 
-def _joined(*parts: Optional[str]) -> Optional[str]:
+def _joined(*parts: str | None) -> str | None:
     known = [part for part in parts if part]
     return " ".join(known) if known else None

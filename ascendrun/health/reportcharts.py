@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Optional
 
 POINTS = 1200
 """More than this a chart on a screen cannot show."""
 
-Point = Tuple[float, Optional[float]]
+Point = tuple[float, Optional[float]]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Line:
     """`name`: what it is of, "" where the chart has one line only. `ys`: one for each x of the chart, None: none."""
 
     name: str
-    ys: Tuple[Optional[float], ...]
+    ys: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Chart:
     name: str
     x: str
     unit: str
-    xs: Tuple[float, ...]
-    lines: Tuple[Line, ...]
+    xs: tuple[float, ...]
+    lines: tuple[Line, ...]
     is_band: bool = False
 
     @property
@@ -38,7 +39,7 @@ class Chart:
         return self.name in ("utilisation", "host_cpu")
 
 
-def thin(points: Sequence[Point], *, most: int = POINTS) -> List[Point]:
+def thin(points: Sequence[Point], *, most: int = POINTS) -> list[Point]:
     """At most about `most` of the points, which are in order of x: of each stretch the first, the least, the greatest.
 
     Points without a number stay where they make a gap.
@@ -46,15 +47,17 @@ def thin(points: Sequence[Point], *, most: int = POINTS) -> List[Point]:
     if len(points) <= most:
         return list(points)
     size = -(-len(points) * 3 // most)
-    kept: List[Point] = []
+    kept: list[Point] = []
     for begin in range(0, len(points), size):
-        stretch = points[begin:begin + size]
+        stretch = points[begin : begin + size]
         numbers = [index for index, (_, y) in enumerate(stretch) if y is not None]
         gaps = [index for index, (_, y) in enumerate(stretch) if y is None][:1]
         chosen = {0, *gaps}
         if numbers:
-            chosen |= {min(numbers, key=lambda index: _y(stretch, index)),
-                       max(numbers, key=lambda index: _y(stretch, index))}
+            chosen |= {
+                min(numbers, key=lambda index: _y(stretch, index)),
+                max(numbers, key=lambda index: _y(stretch, index)),
+            }
         kept += [stretch[index] for index in sorted(chosen)]
     if kept[-1] != points[-1]:
         kept.append(points[-1])
@@ -67,7 +70,7 @@ def _y(stretch: Sequence[Point], index: int) -> float:
     return value
 
 
-def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Optional[Chart]:
+def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Chart | None:
     """A chart of one line; what is no finite number is a gap. None: nothing to draw."""
     clean = [(at, y if y is not None and math.isfinite(y) else None) for at, y in points]
     if not any(y is not None for _, y in clean):
@@ -76,8 +79,9 @@ def make_chart(name: str, x: str, unit: str, points: Iterable[Point]) -> Optiona
     return Chart(name, x, unit, tuple(round(at, 3) for at, _ in kept), (Line("", tuple(y for _, y in kept)),))
 
 
-def make_band(name: str, unit: str, series: Iterable[Sequence[Point]], *, until_s: float, since_s: float
-              ) -> Optional[Chart]:
+def make_band(
+    name: str, unit: str, series: Iterable[Sequence[Point]], *, until_s: float, since_s: float
+) -> Chart | None:
     """Mean, least and greatest over several things, in stretches of equal time; one thing alone is one line.
 
     A stretch that nothing was measured in is a gap. None: nothing was measured.
@@ -87,7 +91,7 @@ def make_band(name: str, unit: str, series: Iterable[Sequence[Point]], *, until_
     if not known:
         return None
     step_s = max((until_s - since_s) / (POINTS / 3), _usual_step(known), 1.0)
-    sums: Dict[int, List[float]] = {}
+    sums: dict[int, list[float]] = {}
     for one in known:
         for at, y in one:
             sums.setdefault(int((at - since_s) // step_s), []).append(y)
@@ -102,15 +106,15 @@ def make_band(name: str, unit: str, series: Iterable[Sequence[Point]], *, until_
     return Chart(name, "time", unit, xs, (mean, low, high), is_band=True)
 
 
-def _usual_step(series: Sequence[Sequence[Tuple[float, float]]]) -> float:
+def _usual_step(series: Sequence[Sequence[tuple[float, float]]]) -> float:
     """A little more than what lies between two samples of one thing, so that each stretch has one of each."""
     gaps = sorted(later[0] - earlier[0] for one in series for earlier, later in zip(one, one[1:]))
     return gaps[int(0.9 * (len(gaps) - 1))] * 1.05 if gaps else 0.0
 
 
-def _with_gaps(numbers: Sequence[int]) -> List[int]:
+def _with_gaps(numbers: Sequence[int]) -> list[int]:
     """One empty stretch where some are missing: the line breaks there."""
-    found: List[int] = []
+    found: list[int] = []
     for number in numbers:
         if found and number > found[-1] + 1:
             found.append(found[-1] + 1)

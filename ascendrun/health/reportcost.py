@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Dict, List, Optional, Sequence, Tuple
 
 from ascendrun.core.job import HOLDING
 from ascendrun.core.samples import DeviceSample
@@ -25,17 +25,17 @@ class Cost:
     `energy_known`: the part of the devices' held time that was measured, 0 to 1.
     """
 
-    devices: Optional[int]
+    devices: int | None
     family: str
     held_s: float
-    device_hours: Optional[float]
-    energy_kwh: Optional[float]
-    energy_known: Optional[float]
+    device_hours: float | None
+    energy_kwh: float | None
+    energy_known: float | None
 
 
-def held_spans(stays: Sequence[Stay]) -> List[Tuple[float, float]]:
+def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
     """The times (begin, end) at which the job held its devices, joined."""
-    spans: List[Tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     for stay in stays:
         if stay.state in HOLDING:
             begin_s, end_s = stay.begin_ms / 1000, stay.end_ms / 1000
@@ -46,13 +46,11 @@ def held_spans(stays: Sequence[Stay]) -> List[Tuple[float, float]]:
     return spans
 
 
-def count_cost(
-    stays: Sequence[Stay], *, devices: Optional[int], family: str, samples: Sequence[DeviceSample]
-) -> Cost:
+def count_cost(stays: Sequence[Stay], *, devices: int | None, family: str, samples: Sequence[DeviceSample]) -> Cost:
     """`samples`: of exactly the job's devices, in order of time."""
     spans = held_spans(stays)
     held_s = sum(end - begin for begin, end in spans)
-    by_device: Dict[Tuple[str, int], List[Tuple[float, float]]] = {}
+    by_device: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for one in samples:
         if one.power_w is not None:
             by_device.setdefault((one.host, one.device), []).append((one.at_s, one.power_w))
@@ -67,7 +65,7 @@ def count_cost(
     return Cost(count, family, held_s, hours, joules / 3.6e6, min(1.0, known_s / (count * held_s)))
 
 
-def integrate(points: Sequence[Tuple[float, float]], spans: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """(sum of value times seconds, seconds that were known) within the spans, straight lines between the points.
 
     A gap much longer than those around it is not known, but for one usual interval after its first point. What is
@@ -76,7 +74,7 @@ def integrate(points: Sequence[Tuple[float, float]], spans: Sequence[Tuple[float
     gaps = [later - earlier for (earlier, _), (later, _) in zip(points, points[1:])]
     total, known_s = 0.0, 0.0
     for index, (at, value) in enumerate(points):
-        around = (gaps[max(0, index - AROUND):index], gaps[index + 1:index + 1 + AROUND])
+        around = (gaps[max(0, index - AROUND) : index], gaps[index + 1 : index + 1 + AROUND])
         usual_s = max((median(side) for side in around if side), default=BRIDGED_S)
         end, next_value = points[index + 1] if index < len(gaps) else (at + usual_s, value)
         if end - at > max(BRIDGED_S, BRIDGED * usual_s):

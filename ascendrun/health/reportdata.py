@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any
 
 from ascendrun.core.job import Job, State
 from ascendrun.core.metrics import MetricsLine
@@ -34,7 +35,7 @@ class Material:
 
     job: Job
     spec: Mapping[str, Any]
-    file: Optional[str]
+    file: str | None
     events: Sequence[EventRow]
     lines: Mapping[int, Sequence[MetricsLine]]
     devices: Sequence[DeviceSample]
@@ -67,10 +68,10 @@ class AttemptRow:
 
     attempt: int
     began_at_s: float
-    ended_at_s: Optional[float]
-    first_step: Optional[int]
-    last_step: Optional[int]
-    resumed: Optional[int]
+    ended_at_s: float | None
+    first_step: int | None
+    last_step: int | None
+    resumed: int | None
     kept_s: float
     reason: str
 
@@ -81,24 +82,24 @@ class DeviceRow:
 
     host: str
     device: int
-    name: Optional[str]
-    utilisation: Optional[float]
-    power_w: Optional[float]
-    temperature_c: Optional[float]
-    memory_used_bytes: Optional[float]
+    name: str | None
+    utilisation: float | None
+    power_w: float | None
+    temperature_c: float | None
+    memory_used_bytes: float | None
 
 
 @dataclass(frozen=True)
 class Figures:
     """Of the whole job; medians over what its first rank told. None: not told."""
 
-    steps: Optional[int]
-    total_steps: Optional[int]
-    loss: Optional[float]
-    step_s: Optional[float]
-    tokens_per_s: Optional[float]
-    samples_per_s: Optional[float]
-    mfu: Optional[float]
+    steps: int | None
+    total_steps: int | None
+    loss: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    mfu: float | None
     evals: Mapping[str, float]
 
 
@@ -120,22 +121,22 @@ class Report:
     state: str
     reason: str
     is_over: bool
-    file: Optional[str]
-    hosts: Tuple[str, ...]
+    file: str | None
+    hosts: tuple[str, ...]
     world_size: int
     created_at_s: float
-    ended_at_s: Optional[float]
+    ended_at_s: float | None
     wall_s: float
-    effective_ratio: Optional[float]
-    time: Tuple[Spent, ...]
-    strips: Tuple[Strip, ...]
+    effective_ratio: float | None
+    time: tuple[Spent, ...]
+    strips: tuple[Strip, ...]
     cost: Cost
     figures: Figures
-    attempts: Tuple[AttemptRow, ...]
-    devices: Tuple[DeviceRow, ...]
-    events: Tuple[EventRow, ...]
-    charts: Tuple[Chart, ...]
-    doubts: Tuple[Doubt, ...]
+    attempts: tuple[AttemptRow, ...]
+    devices: tuple[DeviceRow, ...]
+    events: tuple[EventRow, ...]
+    charts: tuple[Chart, ...]
+    doubts: tuple[Doubt, ...]
 
 
 def make_report(material: Material, *, now_s: float) -> Report:
@@ -143,26 +144,44 @@ def make_report(material: Material, *, now_s: float) -> Report:
     job = material.job
     until_s = job.ended_at_s if job.ended_at_s is not None else now_s
     stays = find_stays(_moves(material.events), created_s=job.created_at_s, until_s=until_s)
-    lines = {number: [_completed(one, material.lines[number]) for one in material.lines[number]]
-             for number in sorted(material.lines)}
+    lines = {
+        number: [_completed(one, material.lines[number]) for one in material.lines[number]]
+        for number in sorted(material.lines)
+    }
     attempts = {number: _attempt_steps(found) for number, found in lines.items() if found}
     time = account(stays, attempts)
     family = str(material.spec.get("devices", {}).get("family") or "auto")
     family = material.devices[0].family if material.devices else "cpu" if family == "auto" else family
     cost = count_cost(stays, devices=_device_count(material), family=family, samples=material.devices)
     return Report(
-        made_at_s=now_s, id=job.id, name=job.name, state=job.state.value, reason=job.reason, is_over=job.is_over,
-        file=material.file, hosts=job.hosts, world_size=job.world_size, created_at_s=job.created_at_s,
-        ended_at_s=job.ended_at_s, wall_s=time.wall_ms / 1000, effective_ratio=time.effective,
-        time=tuple(Spent(use, ms / 1000, ms / time.wall_ms if time.wall_ms else 0.0)
-                   for use, ms in time.spent_ms.items()),
-        strips=_strips(time), cost=cost, figures=_figures([one for found in lines.values() for one in found]),
-        attempts=_attempt_rows(stays, attempts, time, material.events), devices=_device_rows(material.devices),
-        events=tuple(material.events), charts=_charts(material, lines, stays),
-        doubts=tuple(_doubts(material, time, cost, lines)))
+        made_at_s=now_s,
+        id=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        is_over=job.is_over,
+        file=material.file,
+        hosts=job.hosts,
+        world_size=job.world_size,
+        created_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s,
+        wall_s=time.wall_ms / 1000,
+        effective_ratio=time.effective,
+        time=tuple(
+            Spent(use, ms / 1000, ms / time.wall_ms if time.wall_ms else 0.0) for use, ms in time.spent_ms.items()
+        ),
+        strips=_strips(time),
+        cost=cost,
+        figures=_figures([one for found in lines.values() for one in found]),
+        attempts=_attempt_rows(stays, attempts, time, material.events),
+        devices=_device_rows(material.devices),
+        events=tuple(material.events),
+        charts=_charts(material, lines, stays),
+        doubts=tuple(_doubts(material, time, cost, lines)),
+    )
 
 
-def _moves(events: Iterable[EventRow]) -> List[Tuple[float, State]]:
+def _moves(events: Iterable[EventRow]) -> list[tuple[float, State]]:
     """The controller writes "RUNNING: why"; a state of another release is passed over."""
     found = [(event.at_s, event.text.partition(":")[0]) for event in events if event.kind == "state"]
     return [(at_s, State(name)) for at_s, name in found if name in State.__members__]
@@ -186,24 +205,31 @@ def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
 
 def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
     steps = [line for line in lines if _is_step(line)]
-    before = lines[:lines.index(steps[0])] if steps else lines
+    before = lines[: lines.index(steps[0])] if steps else lines
     resumed = [line.step for line in before if line.event == "resume" and line.step is not None]
     starts = [line.at_s for line in before if line.event in ("start", "resume") and line.at_s is not None]
-    saves = [(line.at_s - (line.seconds or 0.0), line.at_s, line.step)
-             for line in lines if line.event == "checkpoint" and line.at_s is not None]
+    saves = [
+        (line.at_s - (line.seconds or 0.0), line.at_s, line.step)
+        for line in lines
+        if line.event == "checkpoint" and line.at_s is not None
+    ]
     began_s = None
     if steps and steps[0].at_s is not None and steps[0].step is not None:
         so_far = max(1, steps[0].step - (resumed[-1] if resumed else 0))
         began_s = steps[0].at_s - (steps[0].step_s or 0.0) * (so_far if so_far <= 1000 else 1)
         began_s = max([began_s, *starts[-1:]])
-    return AttemptSteps(tuple((line.at_s, line.step) for line in steps if line.step is not None), began_s,
-                        resumed[-1] if resumed else None, tuple(saves))
+    return AttemptSteps(
+        tuple((line.at_s, line.step) for line in steps if line.step is not None),
+        began_s,
+        resumed[-1] if resumed else None,
+        tuple(saves),
+    )
 
 
 def _attempt_rows(
     stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting, events: Sequence[EventRow]
-) -> Tuple[AttemptRow, ...]:
-    kept: Dict[int, int] = {}
+) -> tuple[AttemptRow, ...]:
+    kept: dict[int, int] = {}
     for piece in time.pieces:
         if piece.use == "training":
             kept[piece.attempt] = kept.get(piece.attempt, 0) + piece.end_ms - piece.begin_ms
@@ -215,16 +241,31 @@ def _attempt_rows(
         steps = attempts.get(number, AttemptSteps())
         is_open = mine[-1].after is None
         first, last = (steps.steps[0][1], steps.steps[-1][1]) if steps.steps else (None, None)
-        rows.append(AttemptRow(number, mine[0].begin_ms / 1000, None if is_open else mine[-1].end_ms / 1000, first,
-                               last, steps.resumed, kept.get(number, 0) / 1000, _reason(mine, events)))
+        rows.append(
+            AttemptRow(
+                number,
+                mine[0].begin_ms / 1000,
+                None if is_open else mine[-1].end_ms / 1000,
+                first,
+                last,
+                steps.resumed,
+                kept.get(number, 0) / 1000,
+                _reason(mine, events),
+            )
+        )
     return tuple(rows)
 
 
 def _reason(mine: Sequence[Stay], events: Sequence[EventRow]) -> str:
     """Why it ended, in the words of its last move."""
     begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
-    words = [event.text for event in events if event.kind == "state" and begin_s <= event.at_s <= end_s
-             and event.text.partition(":")[0] in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")]
+    words = [
+        event.text
+        for event in events
+        if event.kind == "state"
+        and begin_s <= event.at_s <= end_s
+        and event.text.partition(":")[0] in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
+    ]
     return words[-1].partition(": ")[2] if words else ""
 
 
@@ -232,20 +273,27 @@ def _figures(lines: Sequence[MetricsLine]) -> Figures:
     steps = [line for line in lines if _is_step(line)]
     losses = [line.loss for line in steps if line.loss is not None]
     totals = [line.total_steps for line in lines if line.total_steps is not None]
-    evals: Dict[str, float] = {}
+    evals: dict[str, float] = {}
     for line in lines:
         evals.update({name: value for name, value in line.evals.items() if not name.endswith(_DURATIONS)})
 
-    def middle(name: str) -> Optional[float]:
+    def middle(name: str) -> float | None:
         values = [value for value in (getattr(line, name) for line in steps) if value is not None]
         return median(values) if values else None
 
-    return Figures(max((line.step for line in steps if line.step is not None), default=None),
-                   totals[-1] if totals else None, losses[-1] if losses else None, middle("step_s"),
-                   middle("tokens_per_s"), middle("samples_per_s"), middle("mfu"), evals)
+    return Figures(
+        max((line.step for line in steps if line.step is not None), default=None),
+        totals[-1] if totals else None,
+        losses[-1] if losses else None,
+        middle("step_s"),
+        middle("tokens_per_s"),
+        middle("samples_per_s"),
+        middle("mfu"),
+        evals,
+    )
 
 
-def _device_count(material: Material) -> Optional[int]:
+def _device_count(material: Material) -> int | None:
     devices = material.spec.get("devices") or {}
     each = len(devices.get("ids") or ()) or devices.get("per_node")
     if isinstance(each, int) and each > 0 and material.job.hosts:
@@ -253,25 +301,33 @@ def _device_count(material: Material) -> Optional[int]:
     return material.job.world_size or None
 
 
-def _device_rows(samples: Sequence[DeviceSample]) -> Tuple[DeviceRow, ...]:
-    by_device: Dict[Tuple[str, int], List[DeviceSample]] = {}
+def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
+    by_device: dict[tuple[str, int], list[DeviceSample]] = {}
     for one in samples:
         by_device.setdefault((one.host, one.device), []).append(one)
 
-    def values(found: Sequence[DeviceSample], name: str) -> List[float]:
+    def values(found: Sequence[DeviceSample], name: str) -> list[float]:
         return [value for value in (getattr(one, name) for one in found) if value is not None]
 
-    def mean(found: Sequence[DeviceSample], name: str) -> Optional[float]:
+    def mean(found: Sequence[DeviceSample], name: str) -> float | None:
         numbers = values(found, name)
         return round(sum(numbers) / len(numbers), 1) if numbers else None
 
-    return tuple(DeviceRow(host, device, found[-1].name, mean(found, "utilisation"), mean(found, "power_w"),
-                           max(values(found, "temperature_c"), default=None),
-                           max(values(found, "memory_used_bytes"), default=None))
-                 for (host, device), found in sorted(by_device.items()))
+    return tuple(
+        DeviceRow(
+            host,
+            device,
+            found[-1].name,
+            mean(found, "utilisation"),
+            mean(found, "power_w"),
+            max(values(found, "temperature_c"), default=None),
+            max(values(found, "memory_used_bytes"), default=None),
+        )
+        for (host, device), found in sorted(by_device.items())
+    )
 
 
-def _strips(time: Accounting) -> Tuple[Strip, ...]:
+def _strips(time: Accounting) -> tuple[Strip, ...]:
     pieces = list(time.pieces)
     if len(pieces) > STRIPS:
         least = sorted(piece.end_ms - piece.begin_ms for piece in pieces)[-STRIPS // 2]
@@ -286,12 +342,11 @@ _DURATIONS = ("_s", "_seconds")
 """Ends of names of evaluations that tell how long one took, not how well the model does."""
 
 
-def _charts(
-    material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]
-) -> Tuple[Chart, ...]:
-    found: List[Optional[Chart]] = [make_chart(name, "step", unit, _over_steps(lines, name)) for name, unit in _BY_STEP]
-    names = sorted({name for several in lines.values() for line in several for name in line.evals
-                    if not name.endswith(_DURATIONS)})
+def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]) -> tuple[Chart, ...]:
+    found: list[Chart | None] = [make_chart(name, "step", unit, _over_steps(lines, name)) for name, unit in _BY_STEP]
+    names = sorted(
+        {name for several in lines.values() for line in several for name in line.evals if not name.endswith(_DURATIONS)}
+    )
     found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
     has_times = any(line.at_s is not None for several in lines.values() for line in several if _is_step(line))
     for name, unit in _BY_TIME:
@@ -302,16 +357,17 @@ def _charts(
         for name, unit in (("utilisation", "%"), ("power_w", "W"), ("temperature_c", "°C"), ("frequency_mhz", "MHz")):
             found.append(make_band(name, unit, _by_thing(material.devices, name), since_s=since_s, until_s=until_s))
         for name, unit in (("cpu", "%"),):
-            found.append(make_band(f"host_{name}", unit, _by_thing(material.hosts, name), since_s=since_s,
-                                   until_s=until_s))
+            found.append(
+                make_band(f"host_{name}", unit, _by_thing(material.hosts, name), since_s=since_s, until_s=until_s)
+            )
     return tuple(chart for chart in found if chart is not None)
 
 
-def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> List[Point]:
+def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
     """Of a step that was done twice, what the later attempt says."""
-    found: Dict[int, Optional[float]] = {}
+    found: dict[int, float | None] = {}
     for several in lines.values():
-        steps: Set[int] = set()
+        steps: set[int] = set()
         for line in several:
             value = line.evals.get(name) if name.startswith("eval_") else _value(line, name)
             if line.step is not None and value is not None:
@@ -322,28 +378,32 @@ def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> List[P
     return [(float(step), found[step]) for step in sorted(found)]
 
 
-def _over_time(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> List[Point]:
-    points: List[Point] = []
+def _over_time(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
+    points: list[Point] = []
     for several in lines.values():
-        mine = [(line.at_s, value) for line in several for value in (_value(line, name),)
-                if line.at_s is not None and value is not None]
+        mine = [
+            (line.at_s, value)
+            for line in several
+            for value in (_value(line, name),)
+            if line.at_s is not None and value is not None
+        ]
         if points and mine:
             points.append((points[-1][0], None))
         points += mine
-    ordered: List[Point] = []
+    ordered: list[Point] = []
     for point in points:
         if not ordered or point[0] >= ordered[-1][0]:
             ordered.append(point)
     return ordered
 
 
-def _value(line: MetricsLine, name: str) -> Optional[float]:
-    value: Optional[float] = getattr(line, name) if _is_step(line) else None
+def _value(line: MetricsLine, name: str) -> float | None:
+    value: float | None = getattr(line, name) if _is_step(line) else None
     return 100 * value if name == "mfu" and value is not None else value
 
 
-def _by_thing(samples: Sequence[Any], name: str) -> List[List[Point]]:
-    by_thing: Dict[Tuple[str, Any], List[Point]] = {}
+def _by_thing(samples: Sequence[Any], name: str) -> list[list[Point]]:
+    by_thing: dict[tuple[str, Any], list[Point]] = {}
     for one in samples:
         by_thing.setdefault((one.host, getattr(one, "device", None)), []).append((one.at_s, getattr(one, name)))
     return list(by_thing.values())

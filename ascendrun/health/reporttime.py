@@ -14,15 +14,19 @@ Work is kept when the last later attempt went on behind it; of a job that failed
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.core.job import TERMINAL, State
 
 USES = ("queue", "checks", "staging", "start-up", "training", "checkpoint", "ending", "lost")
 
-_BEFORE_RUNNING = {State.QUEUED: "queue", State.CHECKING: "checks", State.STAGING: "staging",
-                   State.STARTING: "start-up"}
+_BEFORE_RUNNING = {
+    State.QUEUED: "queue",
+    State.CHECKING: "checks",
+    State.STAGING: "staging",
+    State.STARTING: "start-up",
+}
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,13 @@ class AttemptSteps:
     checkpoints, step None: not told.
     """
 
-    steps: Sequence[Tuple[Optional[float], int]] = ()
-    began_s: Optional[float] = None
-    resumed: Optional[int] = None
-    saves: Sequence[Tuple[float, float, Optional[int]]] = ()
+    steps: Sequence[tuple[float | None, int]] = ()
+    began_s: float | None = None
+    resumed: int | None = None
+    saves: Sequence[tuple[float, float, int | None]] = ()
 
     @property
-    def first_kept(self) -> Optional[int]:
+    def first_kept(self) -> int | None:
         """The last step of earlier attempts that this one built on, None: it does not tell."""
         if self.resumed is not None:
             return self.resumed
@@ -60,13 +64,13 @@ class Piece:
 class Accounting:
     """`spent_ms`: by use, all of USES; they sum to `wall_ms`. `doubts`: codes of what had to be assumed."""
 
-    pieces: Tuple[Piece, ...]
+    pieces: tuple[Piece, ...]
     spent_ms: Mapping[str, int]
     wall_ms: int
-    doubts: Tuple[str, ...]
+    doubts: tuple[str, ...]
 
     @property
-    def effective(self) -> Optional[float]:
+    def effective(self) -> float | None:
         """The effective training time ratio, None: no time has passed."""
         return self.spent_ms["training"] / self.wall_ms if self.wall_ms else None
 
@@ -79,21 +83,23 @@ class Stay:
     end_ms: int
     state: State
     attempt: int
-    after: Optional[State]
+    after: State | None
 
 
 def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Accounting:
     """`stays` as `find_stays` makes them. An attempt that told nothing is missing in `attempts`."""
-    pieces: List[Piece] = []
-    doubts: List[str] = []
+    pieces: list[Piece] = []
+    doubts: list[str] = []
     failed = {stay.attempt for stay in stays if stay.after in (State.BACKOFF, State.FAILED)}
     for stay in stays:
         if stay.state is State.RUNNING:
             pieces += _running(stay, attempts, failed, doubts)
         else:
             pieces.append(Piece(stay.begin_ms, stay.end_ms, _use_of(stay, failed), stay.attempt))
-    saves = {number: _merged((_ms(begin_s), _ms(end_s)) for begin_s, end_s, _ in steps.saves)
-             for number, steps in attempts.items()}
+    saves = {
+        number: _merged((_ms(begin_s), _ms(end_s)) for begin_s, end_s, _ in steps.saves)
+        for number, steps in attempts.items()
+    }
     pieces = _joined(part for piece in pieces for part in _with_saves(piece, saves.get(piece.attempt, ())))
     spent = dict.fromkeys(USES, 0)
     for piece in pieces:
@@ -102,7 +108,7 @@ def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Acco
     return Accounting(tuple(pieces), spent, wall_ms, tuple(dict.fromkeys(doubts)))
 
 
-def find_stays(moves: Sequence[Tuple[float, State]], *, created_s: float, until_s: float) -> Tuple[Stay, ...]:
+def find_stays(moves: Sequence[tuple[float, State]], *, created_s: float, until_s: float) -> tuple[Stay, ...]:
     """The story as stays that follow each other without a gap, from the submission to `until_s` (the end, or now).
 
     `moves`: (when, into which state), in order. Where the head's clock was set back, time stands still until it
@@ -110,7 +116,7 @@ def find_stays(moves: Sequence[Tuple[float, State]], *, created_s: float, until_
     """
     now_ms, last_ms = _ms(created_s), max(_ms(created_s), _ms(until_s))
     state, attempt = State.QUEUED, 1
-    stays: List[Stay] = []
+    stays: list[Stay] = []
     for at_s, target in moves:
         at_ms = min(last_ms, max(now_ms, _ms(at_s)))
         stays.append(Stay(now_ms, at_ms, state, attempt, target))
@@ -124,7 +130,7 @@ def find_stays(moves: Sequence[Tuple[float, State]], *, created_s: float, until_
     return tuple(stays)
 
 
-def _use_of(stay: Stay, failed: Set[int]) -> str:
+def _use_of(stay: Stay, failed: set[int]) -> str:
     if stay.attempt > 1 and stay.state in _BEFORE_RUNNING or stay.state is State.BACKOFF:
         return "lost"
     if stay.state in _BEFORE_RUNNING:
@@ -132,9 +138,7 @@ def _use_of(stay: Stay, failed: Set[int]) -> str:
     return "lost" if stay.attempt in failed else "ending"
 
 
-def _running(
-    stay: Stay, attempts: Mapping[int, AttemptSteps], failed: Set[int], doubts: List[str]
-) -> List[Piece]:
+def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int], doubts: list[str]) -> list[Piece]:
     """RUNNING as what it was used for: until the first step, the steps that were kept, the rest."""
     told = attempts.get(stay.attempt)
     has_failed = stay.attempt in failed
@@ -153,7 +157,7 @@ def _running(
     return [Piece(begin, end, use, stay.attempt) for begin, end, use in bounds]
 
 
-def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], doubts: List[str]) -> int:
+def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], doubts: list[str]) -> int:
     """Up to when what a failed attempt did was of use in the end."""
     told = attempts[stay.attempt]
     later = [found.first_kept for number, found in attempts.items() if number > stay.attempt]
@@ -169,14 +173,14 @@ def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], doubts: List[str]
     return _within(stay, max(times)) if times else stay.begin_ms
 
 
-def _within(stay: Stay, at_s: Optional[float]) -> int:
+def _within(stay: Stay, at_s: float | None) -> int:
     assert at_s is not None
     return min(stay.end_ms, max(stay.begin_ms, _ms(at_s)))
 
 
-def _merged(spans: Iterable[Tuple[int, int]]) -> List[Tuple[int, int]]:
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same time in order, nothing twice: saves may overlap when a program writes in the background."""
-    merged: List[Tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -185,7 +189,7 @@ def _merged(spans: Iterable[Tuple[int, int]]) -> List[Tuple[int, int]]:
     return merged
 
 
-def _with_saves(piece: Piece, saves: Sequence[Tuple[int, int]]) -> Iterator[Piece]:
+def _with_saves(piece: Piece, saves: Sequence[tuple[int, int]]) -> Iterator[Piece]:
     """The piece with what of its training or ending was saving put to that use."""
     begin_ms = piece.begin_ms
     if piece.use in ("training", "ending"):
@@ -201,8 +205,8 @@ def _with_saves(piece: Piece, saves: Sequence[Tuple[int, int]]) -> Iterator[Piec
     yield Piece(begin_ms, piece.end_ms, piece.use, piece.attempt)
 
 
-def _joined(pieces: Iterable[Piece]) -> List[Piece]:
-    joined: List[Piece] = []
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
     for piece in pieces:
         if piece.begin_ms == piece.end_ms:
             continue

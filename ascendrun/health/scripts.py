@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-MODULES = ("torch", "torch-npu", "numpy", "transformers", "accelerate", "peft", "deepspeed", "safetensors",
-           "tokenizers", "lightning")
+MODULES = (
+    "torch",
+    "torch-npu",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "peft",
+    "deepspeed",
+    "safetensors",
+    "tokenizers",
+    "lightning",
+)
 
 # Python 3.7 has no importlib.metadata: then the versions stay unknown.
-VERSIONS = """
+VERSIONS = f"""
 import json, platform, sys
-modules = {}
+modules = {{}}
 try:
     from importlib import metadata
-    for name in %r:
+    for name in {MODULES!r}:
         try:
             modules[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             modules[name] = None
 except ImportError:
     modules = None
-print(json.dumps({"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
-                  "modules": modules}))
-""" % (MODULES,)
+print(json.dumps({{"executable": sys.executable, "version": platform.python_version(), "prefix": sys.prefix,
+                  "modules": modules}}))
+"""
 
 TORCH = """
 import json, sys, time

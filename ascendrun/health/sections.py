@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 KILLED = 137
 """`timeout -s KILL` ended it."""
@@ -13,16 +14,16 @@ _END = "\n@@= "
 class Section(NamedTuple):
     """What one command said. `words`: its label; `code` None: it never ended."""
 
-    words: Tuple[str, ...]
+    words: tuple[str, ...]
     text: str
-    code: Optional[int]
+    code: int | None
 
     @property
     def hung(self) -> bool:
         return self.code is None or self.code == KILLED
 
 
-def read_sections(text: str) -> Tuple[Section, ...]:
+def read_sections(text: str) -> tuple[Section, ...]:
     """In the order asked; what stands before the first mark is nobody's."""
     return tuple(_sections(text))
 

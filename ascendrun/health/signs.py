@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
-from typing import Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
 
@@ -51,25 +51,28 @@ class Mark:
     sign: Sign
     figure: str
     here: float
-    others: Optional[float]
+    others: float | None
 
 
 @dataclass(frozen=True)
 class Places:
     """Which device belongs to which rank, as far as samples or their number tell."""
 
-    rank_of: Mapping[Tuple[str, int], int]
+    rank_of: Mapping[tuple[str, int], int]
     hosts: Collection[str]
 
     @classmethod
-    def of(cls, samples: Newest, hosts_of_ranks: Mapping[int, str]) -> "Places":
+    def of(cls, samples: Newest, hosts_of_ranks: Mapping[int, str]) -> Places:
         """Where no sample names a rank's device, the n-th rank of a host has the n-th of as many devices."""
-        found = {(one.host, one.device): one.rank for one in samples.ranks
-                 if one.device is not None and hosts_of_ranks.get(one.rank) == one.host}
-        ranks: Dict[str, List[int]] = defaultdict(list)
+        found = {
+            (one.host, one.device): one.rank
+            for one in samples.ranks
+            if one.device is not None and hosts_of_ranks.get(one.rank) == one.host
+        }
+        ranks: dict[str, list[int]] = defaultdict(list)
         for rank, host in sorted(hosts_of_ranks.items()):
             ranks[host].append(rank)
-        devices: Dict[str, List[int]] = defaultdict(list)
+        devices: dict[str, list[int]] = defaultdict(list)
         for host, device in sorted({(one.host, one.device) for one in samples.devices}):
             devices[host].append(device)
         named = {host for host, _ in found}
@@ -79,7 +82,7 @@ class Places:
         return cls(found, frozenset(ranks))
 
 
-def likeliest(marks: Iterable[Mark]) -> Optional[Sign]:
+def likeliest(marks: Iterable[Mark]) -> Sign | None:
     found = {mark.sign for mark in marks}
     if Sign.DATA in found:  # no device makes data come late; a host whose cores are used up does
         return Sign.CPU if Sign.CPU in found else Sign.DATA
@@ -90,35 +93,42 @@ def likeliest(marks: Iterable[Mark]) -> Optional[Sign]:
 
 def find_marks(
     host: str, ranks: Sequence[int], samples: Newest, places: Places, *, lame: Collection[int], since_s: float
-) -> Tuple[Mark, ...]:
+) -> tuple[Mark, ...]:
     """Every figure that stands out for these ranks of one host; they are compared with ranks that are not `lame`."""
     recent = [one for one in samples.devices if one.at_s >= since_s]
     mine = [one for one in recent if one.host == host and places.rank_of.get((host, one.device)) in ranks]
     slow = {-1, *lame}
     fine = [one for one in recent if places.rank_of.get((one.host, one.device), -1) not in slow]
     hosts = [one for one in samples.hosts if one.at_s >= since_s]
-    marks = [*_clock(mine, fine), *_heat(mine, fine), *_others_pids(mine, fine, samples.ranks), *_link(mine, fine),
-             *_complaints(mine),
-             *_host([one for one in hosts if one.host == host],
-                    [one for one in hosts if one.host != host and one.host in places.hosts]),
-             *_share(ranks, [one for one in samples.ranks if one.at_s >= since_s], lame)]
+    marks = [
+        *_clock(mine, fine),
+        *_heat(mine, fine),
+        *_others_pids(mine, fine, samples.ranks),
+        *_link(mine, fine),
+        *_complaints(mine),
+        *_host(
+            [one for one in hosts if one.host == host],
+            [one for one in hosts if one.host != host and one.host in places.hosts],
+        ),
+        *_share(ranks, [one for one in samples.ranks if one.at_s >= since_s], lame),
+    ]
     return tuple(marks)
 
 
 def slow_by_figures(
     samples: Newest, places: Places, *, without: Collection[int], judged: Collection[int], since_s: float
-) -> List[Tuple[str, int, Mark]]:
+) -> list[tuple[str, int, Mark]]:
     """Devices whose figures alone make them slow, where no times of steps say otherwise (`judged`).
 
     A link that is down while the other hosts' are up slows all ranks alike, so times of steps cannot tell of it.
     """
     recent = [one for one in samples.devices if one.at_s >= since_s]
-    by_rank: Dict[Tuple[str, int], List[DeviceSample]] = defaultdict(list)
+    by_rank: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)
     for one in recent:
         rank = places.rank_of.get((one.host, one.device))
         if rank is not None and rank not in without:
             by_rank[one.host, rank].append(one)
-    found: List[Tuple[str, int, Mark]] = []
+    found: list[tuple[str, int, Mark]] = []
     for (host, rank), mine in by_rank.items():
         others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
         marks = [mark for mark in _link(mine, others) if mark.figure == "link_up"] if len(places.hosts) > 1 else []
@@ -128,12 +138,12 @@ def slow_by_figures(
     return found
 
 
-def _middle(values: Iterable[Optional[float]]) -> Optional[float]:
+def _middle(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     busy = [one for one in mine if one.frequency_mhz and (one.utilisation is None or one.utilisation >= BUSY)]
     here = _middle(one.frequency_mhz for one in busy)
     others = _middle(one.frequency_mhz for one in fine if one.utilisation is None or one.utilisation >= BUSY)
@@ -149,7 +159,7 @@ def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[M
     return []
 
 
-def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     here, others = _middle(one.temperature_c for one in mine), _middle(one.temperature_c for one in fine)
     if here is None:
         return []
@@ -157,12 +167,12 @@ def _heat(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Ma
     return [Mark(Sign.TEMPERATURE, "temperature_c", here, others)] if is_hotter or here >= TOO_HOT_C else []
 
 
-def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Mark]:
+def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
     newest = [one.link_up for one in mine[-ENOUGH:] if one.link_up is not None]
     elsewhere = [one.link_up for one in fine if one.link_up is not None]
     if newest and not any(newest) and elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
         return [Mark(Sign.LINK, "link_up", 0.0, 1.0)]
-    marks: List[Mark] = []
+    marks: list[Mark] = []
     for device in sorted({one.device for one in mine}):
         downs = [one.link_downs for one in mine if one.device == device and one.link_downs is not None]
         if downs and downs[-1] > downs[0]:
@@ -174,9 +184,7 @@ def _link(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> List[Ma
     return marks[:1]
 
 
-def _others_pids(
-    mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ranks: Sequence[RankSample]
-) -> List[Mark]:
+def _others_pids(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample], ranks: Sequence[RankSample]) -> list[Mark]:
     """More processes on the device than on the others', one of them none of the job's own."""
     ours = {(one.host, one.pid) for one in ranks}
     newest = [one for one in mine if one.pids is not None][-1:]
@@ -188,14 +196,14 @@ def _others_pids(
     return []
 
 
-def _complaints(mine: Sequence[DeviceSample]) -> List[Mark]:
+def _complaints(mine: Sequence[DeviceSample]) -> list[Mark]:
     words = {one.device: one.health for one in mine if one.health is not None}
     sick = [word for word in words.values() if word.upper() != "OK"]
     return [Mark(Sign.HEALTH, "health", float(len(sick)), 0.0)] if sick else []
 
 
-def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> List[Mark]:
-    marks: List[Mark] = []
+def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> list[Mark]:
+    marks: list[Mark] = []
     here, elsewhere = _middle(one.cpu for one in mine), _middle(one.cpu for one in others)
     if here is not None and here >= STARVED_CPU and (elsewhere is None or here >= elsewhere + APART):
         marks.append(Mark(Sign.CPU, "cpu", here, elsewhere))
@@ -205,13 +213,13 @@ def _host(mine: Sequence[HostSample], others: Sequence[HostSample]) -> List[Mark
     return marks
 
 
-def _fullness(sample: HostSample) -> Optional[float]:
+def _fullness(sample: HostSample) -> float | None:
     if sample.memory_used_bytes is None or not sample.memory_total_bytes:
         return None
     return sample.memory_used_bytes / sample.memory_total_bytes
 
 
-def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection[int]) -> List[Mark]:
+def _share(ranks: Sequence[int], samples: Sequence[RankSample], lame: Collection[int]) -> list[Mark]:
     """A rank that gets less than half of the processor time that the others have, or is held (state T)."""
     here = _middle(one.cpu for one in samples if one.rank in ranks)
     others = _middle(one.cpu for one in samples if one.rank not in lame)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Callable, Iterable, List, Optional, Tuple
+from typing import Callable
 
 from ascendrun.core.metrics import MetricsLine
 
@@ -15,22 +16,24 @@ class StepTimes:
     on all ranks; `own_s`: without the waiting for other ranks; `data_s`: waiting for input. None: not told."""
 
     step: int
-    at_s: Optional[float] = None
-    step_s: Optional[float] = None
-    own_s: Optional[float] = None
-    data_s: Optional[float] = None
-    error_s: Optional[float] = None
+    at_s: float | None = None
+    step_s: float | None = None
+    own_s: float | None = None
+    data_s: float | None = None
+    error_s: float | None = None
 
 
 def make_step_times(
-    lines: Iterable[MetricsLine], *, to_head_s: Callable[[float], float] = lambda at_s: at_s,
-    error_s: Optional[float] = None,
-) -> Tuple[StepTimes, ...]:
+    lines: Iterable[MetricsLine],
+    *,
+    to_head_s: Callable[[float], float] = lambda at_s: at_s,
+    error_s: float | None = None,
+) -> tuple[StepTimes, ...]:
     """The steps of one rank in order. `to_head_s` and `error_s`: its host's clock, as HostClock has them.
 
     Where a line does not tell its step's time, it is what has passed since the line before, for each step between.
     """
-    found: List[StepTimes] = []
+    found: list[StepTimes] = []
     for line in lines:
         if line.event is not None or line.step is None or (line.evals and line.loss is None):
             continue
@@ -41,7 +44,7 @@ def make_step_times(
     return tuple(found)
 
 
-def _since(before: Optional[StepTimes], step: int, at_s: Optional[float]) -> Optional[float]:
+def _since(before: StepTimes | None, step: int, at_s: float | None) -> float | None:
     if before is None or before.at_s is None or at_s is None or step <= before.step or at_s <= before.at_s:
         return None
     return (at_s - before.at_s) / (step - before.step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Tuple
+from collections.abc import Mapping
 
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.health.signs import Mark, Sign
@@ -10,27 +10,45 @@ from ascendrun.health.stragglers import Straggler
 
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
-        "rank": "rank {rank} on {host}", "node": "{host} (ranks {ranks})",
-        "slow": "{who} is slow: {percent} % more time than the others", "costs": ", {costs} % of every step",
-        "suspect": "{who} stands out", "sign": "; likeliest sign: {sign}",
+        "rank": "rank {rank} on {host}",
+        "node": "{host} (ranks {ranks})",
+        "slow": "{who} is slow: {percent} % more time than the others",
+        "costs": ", {costs} % of every step",
+        "suspect": "{who} stands out",
+        "sign": "; likeliest sign: {sign}",
         "no-sign": "; nothing that is measured tells why",
     },
     "zh": {
-        "rank": "{host} 上的 rank {rank}", "node": "{host}(rank {ranks})",
-        "slow": "{who} 偏慢：比其他 rank 多用 {percent} % 的时间", "costs": "，每一步因此损失 {costs} %",
-        "suspect": "{who} 的指标异常", "sign": "；最可能的原因：{sign}",
+        "rank": "{host} 上的 rank {rank}",
+        "node": "{host}(rank {ranks})",
+        "slow": "{who} 偏慢：比其他 rank 多用 {percent} % 的时间",
+        "costs": "，每一步因此损失 {costs} %",
+        "suspect": "{who} 的指标异常",
+        "sign": "；最可能的原因：{sign}",
         "no-sign": "；已有的测量看不出原因",
     },
 }
 _SIGNS: Mapping[str, Mapping[Sign, str]] = {
-    "en": {Sign.FREQUENCY: "its device's clock is low", Sign.TEMPERATURE: "its device is hot",
-           Sign.LINK: "its network link", Sign.DATA: "it waits for data", Sign.CPU: "it gets too little of the host",
-           Sign.SHARED: "another process uses its device", Sign.HEALTH: "its device complains"},
-    "zh": {Sign.FREQUENCY: "设备主频偏低", Sign.TEMPERATURE: "设备温度过高", Sign.LINK: "网络链路",
-           Sign.DATA: "在等待数据", Sign.CPU: "主机资源不足", Sign.SHARED: "有其他进程占用该设备",
-           Sign.HEALTH: "设备自报异常"},
+    "en": {
+        Sign.FREQUENCY: "its device's clock is low",
+        Sign.TEMPERATURE: "its device is hot",
+        Sign.LINK: "its network link",
+        Sign.DATA: "it waits for data",
+        Sign.CPU: "it gets too little of the host",
+        Sign.SHARED: "another process uses its device",
+        Sign.HEALTH: "its device complains",
+    },
+    "zh": {
+        Sign.FREQUENCY: "设备主频偏低",
+        Sign.TEMPERATURE: "设备温度过高",
+        Sign.LINK: "网络链路",
+        Sign.DATA: "在等待数据",
+        Sign.CPU: "主机资源不足",
+        Sign.SHARED: "有其他进程占用该设备",
+        Sign.HEALTH: "设备自报异常",
+    },
 }
-_FIGURES: Mapping[str, Tuple[str, str, str]] = {
+_FIGURES: Mapping[str, tuple[str, str, str]] = {
     "frequency_mhz": ("{here:.0f} MHz, others {others:.0f}", "{here:.0f} MHz，其他为 {others:.0f}", ""),
     "frequency_drop": ("fell from {others:.0f} to {here:.0f} MHz", "由 {others:.0f} 降至 {here:.0f} MHz", ""),
     "temperature_c": ("{here:.0f} °C, others {others:.0f}", "{here:.0f} °C，其他为 {others:.0f}", "{here:.0f} °C"),
@@ -38,8 +56,11 @@ _FIGURES: Mapping[str, Tuple[str, str, str]] = {
     "link_downs": ("went down {more:.0f} times meanwhile", "期间断开 {more:.0f} 次", ""),
     "link_tx_bytes_s": ("{here_mb:.0f} MB/s, others {others_mb:.0f}", "{here_mb:.0f} MB/s，其他为 {others_mb:.0f}", ""),
     "data_s": ("{here:.3g} s a step, others {others:.3g}", "每步 {here:.3g} 秒，其他为 {others:.3g}", ""),
-    "cpu": ("CPU {here:.0f} %, other hosts {others:.0f}", "CPU {here:.0f} %，其他主机为 {others:.0f}",
-            "CPU {here:.0f} %"),
+    "cpu": (
+        "CPU {here:.0f} %, other hosts {others:.0f}",
+        "CPU {here:.0f} %，其他主机为 {others:.0f}",
+        "CPU {here:.0f} %",
+    ),
     "memory": ("memory {here_percent:.0f} % full", "内存已用 {here_percent:.0f} %", "{here_percent:.0f} %"),
     "stopped": ("the process is stopped (state T)", "进程处于停止状态（T）", ""),
     "rank_cpu": ("{here:.0f} % of a core, others {others:.0f}", "占单核 {here:.0f} %，其他为 {others:.0f}", ""),
@@ -77,8 +98,13 @@ def tell_mark(mark: Mark, lang: str = "en") -> str:
     if row is None:
         return f"{mark.figure} {mark.here:g}"
     others = mark.others or 0.0
-    values: Dict[str, float] = {"here": mark.here, "others": others, "more": mark.here - others,
-                                "here_mb": mark.here / 1e6, "others_mb": others / 1e6,
-                                "here_percent": 100 * mark.here}
+    values: dict[str, float] = {
+        "here": mark.here,
+        "others": others,
+        "more": mark.here - others,
+        "here_mb": mark.here / 1e6,
+        "others_mb": others / 1e6,
+        "here_percent": 100 * mark.here,
+    }
     alone = row[2] if mark.others is None and row[2] else None
     return (alone or row[lang == "zh"]).format(**values)

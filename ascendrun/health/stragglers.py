@@ -8,10 +8,11 @@ the same step last; ranks that do not wait for each other by their steps' times;
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Optional
 
 from ascendrun.core.samples import Newest
 from ascendrun.health.signs import Mark, Places, Sign, find_marks, likeliest, slow_by_figures
@@ -45,19 +46,19 @@ class Straggler:
     clock. `sign`: what most likely makes it slow, None: nothing that is measured tells.
     """
 
-    rank: Optional[int]
+    rank: int | None
     host: str
-    ranks: Tuple[int, ...]
-    since_s: Optional[float]
-    slower_by: Optional[float]
-    costs: Optional[float]
-    sign: Optional[Sign]
-    evidence: Tuple[Mark, ...]
+    ranks: tuple[int, ...]
+    since_s: float | None
+    slower_by: float | None
+    costs: float | None
+    sign: Sign | None
+    evidence: tuple[Mark, ...]
 
 
 @dataclass(frozen=True)
 class _Slow:
-    since_s: Optional[float]
+    since_s: float | None
     excess_s: float
     step_s: float
     slower_by: float
@@ -79,7 +80,7 @@ class _Window:
     def excess_s(self, rank: int) -> float:
         return self.values[rank] - self.others_s
 
-    def begin_s(self, rank: int) -> Optional[float]:
+    def begin_s(self, rank: int) -> float | None:
         return self.begins.get(rank)
 
 
@@ -89,27 +90,30 @@ Steps = Mapping[int, Sequence[StepTimes]]
 
 def find_stragglers(
     steps: Steps, samples: Newest, *, hosts_of_ranks: Mapping[int, str], now_s: float
-) -> Tuple[Straggler, ...]:
+) -> tuple[Straggler, ...]:
     """The stragglers of one attempt, the slowest first; (): none, or not enough was told to say.
 
     `steps`: each rank's, oldest first. `samples`: of the job's hosts, any number of each thing, in order of time.
     """
-    slow: Dict[int, _Slow] = {}
+    slow: dict[int, _Slow] = {}
     known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
     judged, by_time = _slow_by_time(known)
     slow.update(by_time)
     for rank, found in _slow_ranks(known, lambda one: one.data_s, of_step=True)[1].items():
         slow.setdefault(rank, found)
     places = Places.of(samples, hosts_of_ranks)
-    stragglers = [_describe(host, rank, ranks, slow, known, samples, places, now_s)
-                  for host, rank, ranks in _by_host(slow, hosts_of_ranks)]
-    for host, rank, mark in slow_by_figures(samples, places, without=set(slow), judged=judged,
-                                            since_s=now_s - STARTED_S):
+    stragglers = [
+        _describe(host, rank, ranks, slow, known, samples, places, now_s)
+        for host, rank, ranks in _by_host(slow, hosts_of_ranks)
+    ]
+    for host, rank, mark in slow_by_figures(
+        samples, places, without=set(slow), judged=judged, since_s=now_s - STARTED_S
+    ):
         stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.sign, (mark,)))
     return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
 
 
-def _slow_by_time(steps: Steps) -> Tuple[Set[int], Mapping[int, _Slow]]:
+def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
     """By the first of the three ways that the ranks tell enough for."""
     judged, slow = _slow_ranks(steps, lambda one: one.own_s)
     if judged:
@@ -123,36 +127,40 @@ def _slow_by_time(steps: Steps) -> Tuple[Set[int], Mapping[int, _Slow]]:
 def _from_the_end(steps: Steps) -> Steps:
     """Each rank's steps counted from its newest one: ranks that do not wait for each other drift apart."""
     most = max((len(found) for found in steps.values()), default=0)
-    return {rank: tuple(replace(one, step=number) for number, one in enumerate(found, most - len(found)))
-            for rank, found in steps.items()}
+    return {
+        rank: tuple(replace(one, step=number) for number, one in enumerate(found, most - len(found)))
+        for rank, found in steps.items()
+    }
 
 
 def _lateness(steps: Steps) -> Steps:
     """For each step how much later than the others a rank was through with it, put where `own_s` stands."""
-    ends: Dict[int, List[float]] = defaultdict(list)
+    ends: dict[int, list[float]] = defaultdict(list)
     for found in steps.values():
         for one in found:
             if one.at_s is not None and one.error_s is not None:
                 ends[one.step].append(one.at_s)
     first = {step: _others(times) for step, times in ends.items() if len(times) > len(steps) / 2}
-    return {rank: tuple(
-        StepTimes(one.step, one.at_s, one.step_s, max(0.0, one.at_s - first[one.step] - max(LATE_S, one.error_s)))
-        for one in found if one.step in first and one.at_s is not None and one.error_s is not None)
-        for rank, found in steps.items()}
+    return {
+        rank: tuple(
+            StepTimes(one.step, one.at_s, one.step_s, max(0.0, one.at_s - first[one.step] - max(LATE_S, one.error_s)))
+            for one in found
+            if one.step in first and one.at_s is not None and one.error_s is not None
+        )
+        for rank, found in steps.items()
+    }
 
 
-def _slow_ranks(
-    steps: Steps, value: Value, *, of_step: bool = False
-) -> Tuple[Set[int], Mapping[int, _Slow]]:
+def _slow_ranks(steps: Steps, value: Value, *, of_step: bool = False) -> tuple[set[int], Mapping[int, _Slow]]:
     """(the ranks that could be compared, those that are slow). `of_step`: excess counts against the whole step."""
     judged, slow = _slow_over(_windows(steps, value, WINDOW), of_step=of_step)
     wide = _slow_over(_windows(steps, value, WIDE_WINDOW), of_step=of_step)[1]
     return judged, {**wide, **slow}
 
 
-def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> Tuple[Set[int], Mapping[int, _Slow]]:
+def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], Mapping[int, _Slow]]:
     judged = set(windows[-1].values) if len(windows) >= WINDOWS else set()
-    slow: Dict[int, _Slow] = {}
+    slow: dict[int, _Slow] = {}
     verdicts = [_slow_in(window, of_step=of_step) for window in windows]
     for rank in judged:
         streak = 0
@@ -167,13 +175,15 @@ def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> Tuple[Set[int], 
     return judged, slow
 
 
-def _slow_in(window: _Window, *, of_step: bool) -> Set[int]:
+def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
     """Who is slow in one window. More than half can be slow for a reason only: they have more to do than the others."""
     others_s, usual_error = window.others_s, median(window.errors.values())
     least_s = max(COSTS * window.step_s, SLOWER * (window.step_s if of_step else others_s))
-    slow = {rank for rank, value in window.values.items()
-            if value - others_s >= least_s
-            and value - others_s > STANDARD_ERRORS * max(usual_error, window.errors[rank])}
+    slow = {
+        rank
+        for rank, value in window.values.items()
+        if value - others_s >= least_s and value - others_s > STANDARD_ERRORS * max(usual_error, window.errors[rank])
+    }
     return slow if 2 * len(slow) <= len(window.values) else set()
 
 
@@ -183,16 +193,18 @@ def _others(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 4]
 
 
-def _windows(steps: Steps, value: Value, size: int) -> List[_Window]:
+def _windows(steps: Steps, value: Value, size: int) -> list[_Window]:
     """Windows that most ranks have told of, oldest first; of equal steps on every rank."""
-    told = {rank: [(one, number) for one in found for number in (value(one),) if number is not None]
-            for rank, found in steps.items()}
+    told = {
+        rank: [(one, number) for one in found for number in (value(one),) if number is not None]
+        for rank, found in steps.items()
+    }
     numbers = sorted({one.step for found in told.values() for one, _ in found})
     gaps = [later - earlier for earlier, later in zip(numbers, numbers[1:])]
     span = size * int(median(gaps)) if gaps else 0
     if not span:
         return []
-    chunks: Dict[int, Dict[int, List[Tuple[StepTimes, float]]]] = defaultdict(lambda: defaultdict(list))
+    chunks: dict[int, dict[int, list[tuple[StepTimes, float]]]] = defaultdict(lambda: defaultdict(list))
     oldest = numbers[-1] // span - LOOKED_AT
     for rank, found in told.items():
         for one, number in found:
@@ -202,7 +214,7 @@ def _windows(steps: Steps, value: Value, size: int) -> List[_Window]:
     return [window for window in made if window is not None and len(window.values) >= max(2, len(steps) / 2)]
 
 
-def _make_window(chunk: Mapping[int, Sequence[Tuple[StepTimes, float]]], size: int) -> Optional[_Window]:
+def _make_window(chunk: Mapping[int, Sequence[tuple[StepTimes, float]]], size: int) -> _Window | None:
     enough = {rank: found for rank, found in chunk.items() if 2 * len(found) >= size}
     whole = [one.step_s for found in enough.values() for one, _ in found if one.step_s]
     if not whole:
@@ -221,12 +233,12 @@ def _make_window(chunk: Mapping[int, Sequence[Tuple[StepTimes, float]]], size: i
 
 def _by_host(
     slow: Mapping[int, _Slow], hosts_of_ranks: Mapping[int, str]
-) -> List[Tuple[str, Optional[int], Tuple[int, ...]]]:
+) -> list[tuple[str, int | None, tuple[int, ...]]]:
     """(host, rank, ranks): a host with most of its ranks among the slow is told as one."""
-    here: Dict[str, List[int]] = defaultdict(list)
+    here: dict[str, list[int]] = defaultdict(list)
     for rank, host in sorted(hosts_of_ranks.items()):
         here[host].append(rank)
-    found: List[Tuple[str, Optional[int], Tuple[int, ...]]] = []
+    found: list[tuple[str, int | None, tuple[int, ...]]] = []
     for host, ranks in here.items():
         lame = tuple(rank for rank in ranks if rank in slow)
         if len(ranks) > 1 and len(here) > 1 and 4 * len(lame) >= 3 * len(ranks):
@@ -237,8 +249,14 @@ def _by_host(
 
 
 def _describe(
-    host: str, rank: Optional[int], ranks: Tuple[int, ...], slow: Mapping[int, _Slow], steps: Steps, samples: Newest,
-    places: Places, now_s: float,
+    host: str,
+    rank: int | None,
+    ranks: tuple[int, ...],
+    slow: Mapping[int, _Slow],
+    steps: Steps,
+    samples: Newest,
+    places: Places,
+    now_s: float,
 ) -> Straggler:
     mine = [slow[one] for one in ranks]
     begins = [one.since_s for one in mine if one.since_s is not None]
@@ -249,14 +267,23 @@ def _describe(
     waits = _waits_for_data(ranks, steps, excess_s)
     marks = marks if waits is None else (waits, *marks)
     return Straggler(
-        rank, host, ranks, since_s, round(median(one.slower_by for one in mine), 4),
-        round(min(1.0, excess_s / step_s), 4), likeliest(marks), marks)
+        rank,
+        host,
+        ranks,
+        since_s,
+        round(median(one.slower_by for one in mine), 4),
+        round(min(1.0, excess_s / step_s), 4),
+        likeliest(marks),
+        marks,
+    )
 
 
-def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Optional[Mark]:
+def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
     """The wait for data, where it is at least half of what makes them slow."""
-    told = {rank: [one.data_s for one in found[-WINDOW * WINDOWS:] if one.data_s is not None]
-            for rank, found in steps.items()}
+    told = {
+        rank: [one.data_s for one in found[-WINDOW * WINDOWS :] if one.data_s is not None]
+        for rank, found in steps.items()
+    }
     waits = {rank: median(found) for rank, found in told.items() if found}
     here = [waits[rank] for rank in ranks if rank in waits]
     others = [wait for rank, wait in waits.items() if rank not in ranks]

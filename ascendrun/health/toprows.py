@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable
 
 from ascendrun.health.topjoin import natural_key, place_key
 from ascendrun.health.topview import HostRow, TopRow, TopView
@@ -31,8 +32,8 @@ UPWARD = ("host", "job")
 class Choice:
     """Which rows: of this job, on these hosts (names or globs), not well only, with a job only, with this text."""
 
-    job: Optional[str] = None
-    hosts: Tuple[str, ...] = ()
+    job: str | None = None
+    hosts: tuple[str, ...] = ()
     only_bad: bool = False
     only_busy: bool = False
     text: str = ""
@@ -42,21 +43,21 @@ class Choice:
 class IdleHosts:
     """Hosts whose devices all idle, are well, and are of one kind and number. Ranges are (least, greatest)."""
 
-    hosts: Tuple[str, ...]
-    devices: Tuple[int, ...]
-    family: Optional[str]
-    chip: Optional[str]
-    utilisation: Optional[Tuple[float, float]]
-    memory_used_bytes: Optional[Tuple[int, int]]
-    memory_total_bytes: Optional[int]
-    power_w: Optional[Tuple[float, float]]
-    temperature_c: Optional[Tuple[float, float]]
-    link_up: Optional[bool]
-    age_s: Optional[float]
-    problems: Tuple[str, ...] = ()
+    hosts: tuple[str, ...]
+    devices: tuple[int, ...]
+    family: str | None
+    chip: str | None
+    utilisation: tuple[float, float] | None
+    memory_used_bytes: tuple[int, int] | None
+    memory_total_bytes: int | None
+    power_w: tuple[float, float] | None
+    temperature_c: tuple[float, float] | None
+    link_up: bool | None
+    age_s: float | None
+    problems: tuple[str, ...] = ()
 
 
-def choose_rows(rows: Sequence[TopRow], choice: Choice) -> Tuple[TopRow, ...]:
+def choose_rows(rows: Sequence[TopRow], choice: Choice) -> tuple[TopRow, ...]:
     return tuple(row for row in rows if _is_chosen(row, choice))
 
 
@@ -86,7 +87,7 @@ def matches_text(row: TopRow, text: str) -> bool:
     return any(fnmatchcase(word.lower(), wanted) if has_glob else wanted in word.lower() for word in words)
 
 
-def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> Tuple[TopRow, ...]:
+def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> tuple[TopRow, ...]:
     """By one of SORTS. Rows that do not tell the figure come last either way."""
     if by == "host":
         return tuple(sorted(rows, key=place_key, reverse=reverse))
@@ -102,31 +103,38 @@ class HostLine:
     """A host with all its rows, and itself; without figures where it was not asked for."""
 
     host: str
-    rows: Tuple[TopRow, ...]
+    rows: tuple[TopRow, ...]
     itself: HostRow
 
 
-def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> Tuple[HostLine, ...]:
+def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> tuple[HostLine, ...]:
     """Hosts in the order in which the rows name them first."""
     known = {one.host: one for one in hosts}
-    found: Dict[str, List[TopRow]] = {}
+    found: dict[str, list[TopRow]] = {}
     for row in rows:
         found.setdefault(row.host, []).append(row)
-    return tuple(HostLine(host, tuple(here), known.get(host) or HostRow(host, None, ()))
-                 for host, here in found.items())
+    return tuple(
+        HostLine(host, tuple(here), known.get(host) or HostRow(host, None, ())) for host, here in found.items()
+    )
 
 
-def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
+def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
     """The rows with each FOLD_FROM or more hosts that idle alike made into one, which stands last."""
-    alike: Dict[Tuple[Any, ...], List[HostLine]] = {}
+    alike: dict[tuple[Any, ...], list[HostLine]] = {}
     for line in rows_by_host(rows):
         if all(_is_idle(row) for row in line.rows):
             first, figures = line.rows[0], line.rows[0].figures
-            key = (first.family, figures.name, figures.memory_total_bytes, figures.link_up, first.problems,
-                   tuple(row.device for row in line.rows))
+            key = (
+                first.family,
+                figures.name,
+                figures.memory_total_bytes,
+                figures.link_up,
+                first.problems,
+                tuple(row.device for row in line.rows),
+            )
             alike.setdefault(key, []).append(line)
     folded = {line.host: key for key, group in alike.items() if len(group) >= FOLD_FROM for line in group}
-    kept: List[Union[TopRow, IdleHosts]] = [row for row in rows if row.host not in folded]
+    kept: list[TopRow | IdleHosts] = [row for row in rows if row.host not in folded]
     for key in dict.fromkeys(folded.values()):
         kept.append(_fold(alike[key]))
     return tuple(kept)
@@ -134,8 +142,14 @@ def fold_idle(rows: Sequence[TopRow]) -> Tuple[Union[TopRow, IdleHosts], ...]:
 
 def _is_idle(row: TopRow) -> bool:
     figures = row.figures
-    return (row.job is None and row.device is not None and set(row.problems) <= {"stale"}
-            and figures.health is not None and figures.utilisation is not None and figures.utilisation <= IDLE_PERCENT)
+    return (
+        row.job is None
+        and row.device is not None
+        and set(row.problems) <= {"stale"}
+        and figures.health is not None
+        and figures.utilisation is not None
+        and figures.utilisation <= IDLE_PERCENT
+    )
 
 
 def _fold(group: Sequence[HostLine]) -> IdleHosts:
@@ -145,10 +159,16 @@ def _fold(group: Sequence[HostLine]) -> IdleHosts:
     return IdleHosts(
         hosts=tuple(line.host for line in group),
         devices=tuple(row.device for row in group[0].rows if row.device is not None),
-        family=first.family, chip=figures.name, utilisation=_range(rows, "utilisation"),
-        memory_used_bytes=_range(rows, "memory_used_bytes"), memory_total_bytes=figures.memory_total_bytes,
-        power_w=_range(rows, "power_w"), temperature_c=_range(rows, "temperature_c"), link_up=figures.link_up,
-        age_s=max(ages) if ages else None, problems=first.problems,
+        family=first.family,
+        chip=figures.name,
+        utilisation=_range(rows, "utilisation"),
+        memory_used_bytes=_range(rows, "memory_used_bytes"),
+        memory_total_bytes=figures.memory_total_bytes,
+        power_w=_range(rows, "power_w"),
+        temperature_c=_range(rows, "temperature_c"),
+        link_up=figures.link_up,
+        age_s=max(ages) if ages else None,
+        problems=first.problems,
     )
 
 

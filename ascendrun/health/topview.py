@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
 
 from ascendrun.core.samples import DeviceSample, HostSample
 
@@ -14,8 +14,8 @@ class RankPlace:
 
     rank: int
     host: str
-    device: Optional[int] = None
-    pid: Optional[int] = None
+    device: int | None = None
+    pid: int | None = None
     is_over: bool = False
 
 
@@ -24,15 +24,15 @@ class Progress:
     """The newest that one rank's program said. `step_s`: the median of its newest steps; `own_s`: the same without
     the time in which it waited for other ranks, where the program tells that apart. `at_s`: by the node's clock."""
 
-    at_s: Optional[float] = None
-    step: Optional[int] = None
-    total_steps: Optional[int] = None
-    epoch: Optional[float] = None
-    loss: Optional[float] = None
-    tokens_per_s: Optional[float] = None
-    mfu: Optional[float] = None
-    step_s: Optional[float] = None
-    own_s: Optional[float] = None
+    at_s: float | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    step_s: float | None = None
+    own_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Slow:
     """A straggler: its steps take `slower_by` times as long as the others' (1.18: 18 % longer; None: not told here),
     with the likeliest sign: frequency, temperature, link, data, cpu, shared, health; None: none seen."""
 
-    slower_by: Optional[float] = None
-    sign: Optional[str] = None
-    since_s: Optional[float] = None
+    slower_by: float | None = None
+    sign: str | None = None
+    since_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class JobSeen:
     state: str
     reason: str
     attempt: int
-    hosts: Tuple[str, ...]
+    hosts: tuple[str, ...]
     world_size: int
-    started_at_s: Optional[float] = None
-    places: Tuple[RankPlace, ...] = ()
+    started_at_s: float | None = None
+    places: tuple[RankPlace, ...] = ()
     progress: Mapping[int, Progress] = field(default_factory=dict)
     slow: Mapping[int, Slow] = field(default_factory=dict)
     liveness: Mapping[str, str] = field(default_factory=dict)
@@ -79,22 +79,22 @@ class TopRow:
     """
 
     host: str
-    device: Optional[int] = None
-    sample: Optional[DeviceSample] = None
-    foreign_pids: Optional[Tuple[int, ...]] = None
-    age_s: Optional[float] = None
-    job: Optional[str] = None
-    job_name: Optional[str] = None
-    rank: Optional[int] = None
-    pid: Optional[int] = None
-    cpu: Optional[float] = None
-    rss_bytes: Optional[int] = None
-    rank_age_s: Optional[float] = None
+    device: int | None = None
+    sample: DeviceSample | None = None
+    foreign_pids: tuple[int, ...] | None = None
+    age_s: float | None = None
+    job: str | None = None
+    job_name: str | None = None
+    rank: int | None = None
+    pid: int | None = None
+    cpu: float | None = None
+    rss_bytes: int | None = None
+    rank_age_s: float | None = None
     progress: Progress = Progress()
-    slower_by: Optional[float] = None
-    slow_sign: Optional[str] = None
-    metrics_age_s: Optional[float] = None
-    problems: Tuple[str, ...] = ()
+    slower_by: float | None = None
+    slow_sign: str | None = None
+    metrics_age_s: float | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def figures(self) -> DeviceSample:
@@ -102,7 +102,7 @@ class TopRow:
         return _NO_DEVICE_FIGURES if self.sample is None else self.sample
 
     @property
-    def family(self) -> Optional[str]:
+    def family(self) -> str | None:
         """npu or cuda; None: the device was not measured."""
         return None if self.sample is None else self.sample.family
 
@@ -114,13 +114,13 @@ class HostRow:
     `detail`: what was said of that."""
 
     host: str
-    devices: Optional[int]
-    jobs: Tuple[str, ...]
-    liveness: Optional[str] = None
-    sample: Optional[HostSample] = None
-    age_s: Optional[float] = None
-    why: Optional[str] = None
-    detail: Optional[str] = None
+    devices: int | None
+    jobs: tuple[str, ...]
+    liveness: str | None = None
+    sample: HostSample | None = None
+    age_s: float | None = None
+    why: str | None = None
+    detail: str | None = None
 
     @property
     def figures(self) -> HostSample:
@@ -138,9 +138,9 @@ class JobRow:
 
     job: JobSeen
     progress: Progress
-    slowest: Optional[int] = None
-    slower_by: Optional[float] = None
-    stragglers: Tuple[int, ...] = ()
+    slowest: int | None = None
+    slower_by: float | None = None
+    stragglers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class Totals:
     busy: int
     bad: int
     unknown: int
-    power_w: Optional[float]
-    memory_used_bytes: Optional[int]
-    memory_total_bytes: Optional[int]
+    power_w: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class TopView:
 
     at_s: float
     totals: Totals
-    jobs: Tuple[JobRow, ...]
-    hosts: Tuple[HostRow, ...]
-    rows: Tuple[TopRow, ...]
-    trouble: Optional[str] = None
+    jobs: tuple[JobRow, ...]
+    hosts: tuple[HostRow, ...]
+    rows: tuple[TopRow, ...]
+    trouble: str | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ascendrun.core.reports import NodeReport
 
@@ -25,16 +25,16 @@ class Target:
 class TouchPlan:
     """`targets`, `expected`: by host name; a host listens on all `ports` until everybody expected has come."""
 
-    ports: Tuple[int, ...]
-    targets: Mapping[str, Tuple[Target, ...]]
-    expected: Mapping[str, Tuple[str, ...]]
+    ports: tuple[int, ...]
+    targets: Mapping[str, tuple[Target, ...]]
+    expected: Mapping[str, tuple[str, ...]]
 
 
-def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> Optional[TouchPlan]:
+def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> TouchPlan | None:
     """None when there is nobody to reach or no port to try. A pair without a route is left out: it has a finding."""
     hosts = list(reports)
-    targets: Dict[str, List[Target]] = {host: [] for host in hosts}
-    expected: Dict[str, List[str]] = {host: [] for host in hosts}
+    targets: dict[str, list[Target]] = {host: [] for host in hosts}
+    expected: dict[str, list[str]] = {host: [] for host in hosts}
     for source, peer in choose_pairs(hosts):
         address = _address(reports, of=peer, seen_from=source)
         if address is None:
@@ -43,27 +43,30 @@ def plan_touches(reports: Mapping[str, NodeReport], ports: Sequence[int]) -> Opt
         expected[peer].append(source)
     if not ports or not any(targets.values()):
         return None
-    return TouchPlan(tuple(ports), {host: tuple(some) for host, some in targets.items()},
-                     {host: tuple(names) for host, names in expected.items()})
+    return TouchPlan(
+        tuple(ports),
+        {host: tuple(some) for host, some in targets.items()},
+        {host: tuple(names) for host, names in expected.items()},
+    )
 
 
-def choose_pairs(hosts: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
+def choose_pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """(from, to), each once, both ways of a pair counted apart; the same for the same hosts."""
     count = len(hosts)
     if count <= ALL_PAIRS_UP_TO:
         return tuple((one, other) for one in hosts for other in hosts if one != other)
-    pairs: Set[Tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for index, host in enumerate(hosts):
         pairs.add((host, hosts[(index + 1) % count]))
         pairs.add((host, hosts[0]))
         start = zlib.crc32(host.encode("utf-8"))
-        pairs.update((host, hosts[(index + 2 + (start + step * 7919) % (count - 2)) % count])
-                     for step in range(SAMPLES))
+        pairs.update(
+            (host, hosts[(index + 2 + (start + step * 7919) % (count - 2)) % count]) for step in range(SAMPLES)
+        )
     return tuple(sorted(pair for pair in pairs if pair[0] != pair[1]))
 
 
-def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, family: Optional[str]
-                 ) -> Tuple[int, ...]:
+def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, family: str | None) -> tuple[int, ...]:
     """The first candidate for MASTER_PORT that no host has taken, and for npu the first port of HCCL's that is free.
 
     `taken`: per host.
@@ -76,7 +79,7 @@ def choose_ports(candidates: Sequence[int], taken: Iterable[Iterable[int]], *, f
     return tuple(port for port in found if port is not None)
 
 
-def _address(reports: Mapping[str, NodeReport], *, of: str, seen_from: str) -> Optional[str]:
+def _address(reports: Mapping[str, NodeReport], *, of: str, seen_from: str) -> str | None:
     """What `of` calls itself on its way to the other: where MASTER_ADDR and HCCL expect it; None: no route."""
     route = reports[of].routes.get(seen_from)
     if route is None or not route.source or route.source.startswith("127.") or route.source == "::1":

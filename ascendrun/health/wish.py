@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 Raw = Mapping[str, Any]
 Item = Mapping[str, Any]
@@ -20,17 +21,17 @@ class Wish:
     """
 
     host: str
-    family: Optional[str] = None
+    family: str | None = None
     root: str = ""
-    python: Optional[str] = "python3"
+    python: str | None = "python3"
     has_job: bool = False
-    ports: Tuple[int, ...] = ()
-    folders: Tuple[str, ...] = ()
-    paths: Tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    container: Optional[str] = None
+    container: str | None = None
     is_full: bool = True
-    names: Optional[Tuple[str, ...]] = None
+    names: tuple[str, ...] | None = None
 
     @property
     def may_have_npus(self) -> bool:
@@ -46,7 +47,7 @@ class Probe:
     """
 
     name: str
-    ask: Callable[[Wish], Optional[Item]]
+    ask: Callable[[Wish], Item | None]
     read: Callable[[Raw], Any]
     is_full: bool = False
     reads_errors: bool = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
@@ -26,13 +27,13 @@ class World:
 
     facts: Mapping[str, NodeFacts]
     unreached: Mapping[str, Unreached] = field(default_factory=dict)
-    job: Optional["JobSpec"] = None
-    plan: Optional["LaunchPlan"] = None
-    family: Optional[str] = None
+    job: JobSpec | None = None
+    plan: LaunchPlan | None = None
+    family: str | None = None
     now_s: float = 0.0
 
     @cached_property
-    def first_ranks(self) -> Mapping[str, "RankPlan"]:
+    def first_ranks(self) -> Mapping[str, RankPlan]:
         """The first rank of each host of the plan; {} without a plan."""
         return {node.host: node.ranks[0] for node in (self.plan.nodes if self.plan is not None else ()) if node.ranks}
 
@@ -48,7 +49,7 @@ class Check:
     name: str
     function: Callable[[World], Iterator[Finding]]
     looks_at: str
-    codes: Tuple[str, ...]
+    codes: tuple[str, ...]
     is_full: bool = False
 
 
@@ -57,28 +58,34 @@ class Sameness:
     """A value over hosts: what most have, and who has something else, the larger groups first."""
 
     majority: str
-    majority_hosts: Tuple[str, ...]
-    others: Tuple[Tuple[str, Tuple[str, ...]], ...]
+    majority_hosts: tuple[str, ...]
+    others: tuple[tuple[str, tuple[str, ...]], ...]
 
-    def evidence(self) -> Tuple[str, ...]:
+    def evidence(self) -> tuple[str, ...]:
         groups = ((self.majority, self.majority_hosts), *self.others)
         return tuple(f"{fold_names(hosts)}: {value}" for value, hosts in groups)
 
 
-def compare(values: Mapping[str, Optional[str]]) -> Optional[Sameness]:
+def compare(values: Mapping[str, str | None]) -> Sameness | None:
     """Who differs from most; None: nobody could be asked. Of equally large groups the first host's is the majority."""
     known = {host: value for host, value in values.items() if value is not None}
     if not known:
         return None
-    order: List[str] = [value for value, _ in Counter(known.values()).most_common()]
+    order: list[str] = [value for value, _ in Counter(known.values()).most_common()]
     groups = [(value, tuple(host for host, one in known.items() if one == value)) for value in order]
     return Sameness(groups[0][0], groups[0][1], tuple(groups[1:]))
 
 
-def differing(world: World, code: str, severity: Severity, value_of: Callable[[NodeFacts], Optional[str]]
-              ) -> Iterator[Finding]:
+def differing(
+    world: World, code: str, severity: Severity, value_of: Callable[[NodeFacts], str | None]
+) -> Iterator[Finding]:
     """One finding of `code` for each value that is not the majority's; placeholders {value}, {majority}."""
     same = compare({host: value_of(facts) for host, facts in world.facts.items()})
     for value, hosts in same.others if same else ():
-        yield Finding(code, severity, hosts, {"value": value, "majority": same.majority if same else ""},
-                      same.evidence() if same else ())
+        yield Finding(
+            code,
+            severity,
+            hosts,
+            {"value": value, "majority": same.majority if same else ""},
+            same.evidence() if same else (),
+        )

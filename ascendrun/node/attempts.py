@@ -26,7 +26,7 @@ from ascendrun.node.treelinks import link_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable
 
 START_S = 20.0
 """How long a supervisor may take to say that it is there."""
@@ -35,8 +35,23 @@ NOTICE_S = 5.0
 OBEY_S = 5.0
 """How long it may take to look at an order to stop at once, before it is killed and its work taken over."""
 
-PREPARED_KEYS = ("tag", "node_rank", "ranks", "cwd", "setup", "trees", "link_tree", "ports", "stop", "start_s", "max_s",
-                 "exit_s", "linger_s", "rotate_bytes", "sampling")
+PREPARED_KEYS = (
+    "tag",
+    "node_rank",
+    "ranks",
+    "cwd",
+    "setup",
+    "trees",
+    "link_tree",
+    "ports",
+    "stop",
+    "start_s",
+    "max_s",
+    "exit_s",
+    "linger_s",
+    "rotate_bytes",
+    "sampling",
+)
 
 
 class Attempts:
@@ -45,19 +60,20 @@ class Attempts:
     `login`: the environment of the login, `umask`: the user's own. Safe to use from several threads and agents.
     """
 
-    def __init__(self, root: str, *, agent: List[str], login: Dict[bytes, bytes], umask: int,
-                 verify_tree: Callable[[str], None]) -> None:
+    def __init__(
+        self, root: str, *, agent: list[str], login: dict[bytes, bytes], umask: int, verify_tree: Callable[[str], None]
+    ) -> None:
         self._root = root
         self._agent = agent
         self._login = login
         self._umask = umask
         self._verify_tree = verify_tree
-        self._held: Dict[str, ports.HeldPort] = {}
+        self._held: dict[str, ports.HeldPort] = {}
         self._held_lock = threading.Lock()
 
     # --- prepare, abort ---
 
-    def prepare(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Checks and reserves everything, starts nothing. Repeatable until the GO."""
         tag = str(request["tag"])
         run, _ = layout.split_tag(tag)
@@ -66,8 +82,9 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
                 if os.path.exists(os.path.join(folder, IDENTITY)):
-                    raise Refusal("attempt-stale", "attempt %d was already started on this node" % attempt,
-                                  "start a new attempt")
+                    raise Refusal(
+                        "attempt-stale", "attempt %d was already started on this node" % attempt, "start a new attempt"
+                    )
                 self._refuse_beside_older(run, attempt)
                 fence.raise_to(attempt, stopped=False)
             kept = self._check(request, run)
@@ -79,19 +96,22 @@ class Attempts:
             write_json(os.path.join(folder, PREPARED), record)
             failpoint("prepare.after_record")
         except OSError as error:
-            raise refusal_of(error, "cannot prepare attempt %s in %s" % (tag, self._root)) from error
+            raise refusal_of(error, f"cannot prepare attempt {tag} in {self._root}") from error
         return {"ready": True, "master_port": port, "kept": kept}
 
     def _refuse_beside_older(self, run: str, attempt: int) -> None:
         for other in self._attempts_of(run):
             tag = layout.make_tag(run, other)
             if other < attempt and self.phase(tag) == "running":
-                raise Refusal("attempt-running", "attempt %d of this run still has processes on this node" % other,
-                              "stop it first")
+                raise Refusal(
+                    "attempt-running",
+                    "attempt %d of this run still has processes on this node" % other,
+                    "stop it first",
+                )
 
-    def _check(self, request: Dict[str, Any], run: str) -> List[str]:
+    def _check(self, request: dict[str, Any], run: str) -> list[str]:
         """The names in the working folder that the user's own files keep from the tree."""
-        kept: List[str] = []
+        kept: list[str] = []
         home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
         work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
         for folder in (work, checkpoints):
@@ -103,8 +123,9 @@ class Attempts:
         for sha256 in request.get("trees") or []:
             self._verify_tree(sha256)
         if request.get("link_tree"):
-            kept = link_tree(layout.tree_dir(self._root, request["link_tree"]), work,
-                             trees=os.path.join(self._root, "trees"))
+            kept = link_tree(
+                layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees")
+            )
         checks.check_cwd(request["cwd"])
         if request.get("setup") is None:
             for rank in request["ranks"]:
@@ -115,7 +136,7 @@ class Attempts:
             raise Refusal("python-missing", "the job has a `setup` and this node has no bash", "install bash")
         return kept
 
-    def _hold(self, tag: str, numbers: List[int]) -> Optional[int]:
+    def _hold(self, tag: str, numbers: list[int]) -> int | None:
         if not numbers:
             return None
         with self._held_lock:
@@ -124,8 +145,11 @@ class Attempts:
                 return held.number
             held = ports.hold_first(numbers)
             if held is None:
-                raise Refusal("port-taken", "every port that was proposed is in use on this node: %s"
-                              % fold_numbers(numbers), "free one of them, or see who has it: ss -ltnp")
+                raise Refusal(
+                    "port-taken",
+                    f"every port that was proposed is in use on this node: {fold_numbers(numbers)}",
+                    "free one of them, or see who has it: ss -ltnp",
+                )
             self._held[tag] = held
             return held.number
 
@@ -135,7 +159,7 @@ class Attempts:
         if held is not None:
             held.release()
 
-    def abort(self, tag: str) -> Dict[str, Any]:
+    def abort(self, tag: str) -> dict[str, Any]:
         """Forgets an attempt that got no GO. Raises Refusal("attempt-running") when it did get one."""
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
@@ -143,14 +167,14 @@ class Attempts:
             return {}
         with locked(self._root, tag):
             if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
-                raise Refusal("attempt-running", "attempt %s has been started" % tag, "stop it instead")
+                raise Refusal("attempt-running", f"attempt {tag} has been started", "stop it instead")
             if not os.path.exists(os.path.join(folder, ENDED)):
                 remove_tree(folder)
         return {}
 
     # --- go ---
 
-    def go(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def go(self, request: dict[str, Any]) -> dict[str, Any]:
         """Starts the supervisor, or finds the one that was started: repeatable, from several agents too."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
@@ -159,50 +183,69 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
             if read_json(os.path.join(folder, PREPARED)) is None:
-                raise Refusal("not-prepared", "attempt %s was not prepared on this node" % tag, "prepare it first")
+                raise Refusal("not-prepared", f"attempt {tag} was not prepared on this node", "prepare it first")
             self._release(tag)
             failpoint("launch.before_spawn")
-            answer = self._spawn(folder, {"master_port": request.get("master_port"), "umask": self._umask,
-                                          "secret_env": request.get("secret_env") or {}})
+            answer = self._spawn(
+                folder,
+                {
+                    "master_port": request.get("master_port"),
+                    "umask": self._umask,
+                    "secret_env": request.get("secret_env") or {},
+                },
+            )
             failpoint("agent.after_exec_before_ack")
             if "error" in answer:
                 raise Refusal(**answer["error"])
             identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity:
-            raise Refusal("attempt-stale", "attempt %s was stopped before it was started" % tag, "start a new attempt")
+            raise Refusal("attempt-stale", f"attempt {tag} was stopped before it was started", "start a new attempt")
         return {"supervisor_pid": identity["pid"]}
 
-    def _spawn(self, folder: str, spec: Dict[str, Any]) -> Dict[str, Any]:
+    def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's own first word. Secrets go through the pipe: never argv, environment or disk."""
         env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
-            child = subprocess.Popen(self._agent + ["supervise", folder], stdin=subprocess.PIPE,
-                                     stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True)
+            child = subprocess.Popen(
+                self._agent + ["supervise", folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
         try:
             out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
             answer = json.loads(out.decode("utf-8"))
         except (subprocess.TimeoutExpired, ValueError, OSError) as error:
             child.kill()
             child.communicate()
-            raise Refusal("start-failed", "the supervisor did not start: %s" % (last_line(log.name) or error),
-                          "see %s on the node" % log.name) from error
+            raise Refusal(
+                "start-failed",
+                "the supervisor did not start: %s" % (last_line(log.name) or error),
+                f"see {log.name} on the node",
+            ) from error
         assert isinstance(answer, dict)
         return answer
 
     # --- stop ---
 
-    def stop(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         """Asks for the end; the proof is the event `ended`. Also for attempts that were never heard of here: they can
         never start after this."""
         tag = str(request["tag"])
         folder = layout.attempt_dir(self._root, tag)
-        wish = {"now": bool(request.get("now")), "grace_s": request.get("grace_s"), "reason": request.get("reason"),
-                "at_ns": time.time_ns()}
+        wish = {
+            "now": bool(request.get("now")),
+            "grace_s": request.get("grace_s"),
+            "reason": request.get("reason"),
+            "at_ns": time.time_ns(),
+        }
         try:
             self._record_wish(tag, folder, wish)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
-                raise refusal_of(error, "cannot stop attempt %s in %s" % (tag, self._root)) from error
+                raise refusal_of(error, f"cannot stop attempt {tag} in {self._root}") from error
             self._record_wish(tag, folder, wish)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
@@ -216,7 +259,7 @@ class Attempts:
             self._end_without_supervisor(tag, folder, identity)
         return {}
 
-    def _record_wish(self, tag: str, folder: str, wish: Dict[str, Any]) -> None:
+    def _record_wish(self, tag: str, folder: str, wish: dict[str, Any]) -> None:
         with locked(self._root, tag) as (fence, attempt):
             fence.raise_to(attempt, stopped=True)
             make_private_dir(folder)
@@ -233,20 +276,24 @@ class Attempts:
             time.sleep(0.02)
         return True
 
-    def _wait_gone(self, identity: Dict[str, Any]) -> None:
+    def _wait_gone(self, identity: dict[str, Any]) -> None:
         deadline = time.monotonic() + NOTICE_S
         while procs.is_alive(identity) and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def _end_without_supervisor(self, tag: str, folder: str, identity: Dict[str, Any]) -> None:
+    def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any]) -> None:
         """Nobody else will: kill what the attempt left and write its end."""
         if "pid" in identity:
             self.note_lost(tag)
-        leaders = {event["pid"]: event["start"] for event in read_events(folder)
-                   if event.get("event") == "rank_started"} if identity.get("boot_id") == procs.boot_id() else {}
+        leaders = (
+            {event["pid"]: event["start"] for event in read_events(folder) if event.get("event") == "rank_started"}
+            if identity.get("boot_id") == procs.boot_id()
+            else {}
+        )
         group = identity.get("cgroup")
-        leftovers = end_everything(lambda: reap.find_attempt(tag, root=self._root, ranks=leaders,
-                                                             extra=cgroup.group_pids(group)))
+        leftovers = end_everything(
+            lambda: reap.find_attempt(tag, root=self._root, ranks=leaders, extra=cgroup.group_pids(group))
+        )
         cgroup.remove_group(group)
         with locked(self._root, tag):
             if self.phase(tag) == "ended":
@@ -256,13 +303,13 @@ class Attempts:
             try:
                 write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
             except OSError as error:
-                raise refusal_of(error, "cannot record the end of attempt %s" % tag) from error
+                raise refusal_of(error, f"cannot record the end of attempt {tag}") from error
             finally:
                 records.close()
 
     # --- the truth ---
 
-    def phase(self, tag: str) -> Optional[str]:
+    def phase(self, tag: str) -> str | None:
         """prepared, running, ended or lost; None: no such attempt here."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY))
@@ -274,7 +321,7 @@ class Attempts:
             return "ended"
         return "running" if procs.is_alive(identity) else "lost"
 
-    def listing(self) -> Dict[str, Any]:
+    def listing(self) -> dict[str, Any]:
         found = []
         runs = os.path.join(self._root, "runs")
         for run in sorted(os.listdir(runs) if os.path.isdir(runs) else []):
@@ -283,8 +330,14 @@ class Attempts:
                 phase = self.phase(tag)
                 if phase is not None:
                     identity = read_json(os.path.join(layout.attempt_dir(self._root, tag), IDENTITY)) or {}
-                    found.append({"tag": tag, "phase": phase, "supervisor_pid": identity.get("pid"),
-                                  "boot_id": identity.get("boot_id")})
+                    found.append(
+                        {
+                            "tag": tag,
+                            "phase": phase,
+                            "supervisor_pid": identity.get("pid"),
+                            "boot_id": identity.get("boot_id"),
+                        }
+                    )
         return {"attempts": found}
 
     def note_lost(self, tag: str) -> bool:
@@ -301,16 +354,21 @@ class Attempts:
         records.close()
         return True
 
-    def processes(self, tag: str) -> Dict[str, Any]:
+    def processes(self, tag: str) -> dict[str, Any]:
         """Everything alive of the attempt but the supervisor itself and its sampler."""
         folder = layout.attempt_dir(self._root, tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
-        found = reap.find_attempt(tag, root=self._root, supervisor=supervisor, has_sampler=bool(supervisor),
-                                  extra=cgroup.group_pids(identity.get("cgroup")))
+        found = reap.find_attempt(
+            tag,
+            root=self._root,
+            supervisor=supervisor,
+            has_sampler=bool(supervisor),
+            extra=cgroup.group_pids(identity.get("cgroup")),
+        )
         return {"pids": [pid for pid, _ in found]}
 
-    def forget(self, tag: str) -> Dict[str, Any]:
+    def forget(self, tag: str) -> dict[str, Any]:
         """Removes the attempt's folder; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
@@ -319,12 +377,12 @@ class Attempts:
             self._wait_gone(identity)
         with locked(self._root, tag):
             if self.phase(tag) == "running":
-                raise Refusal("attempt-running", "attempt %s is still running" % tag, "stop it first")
+                raise Refusal("attempt-running", f"attempt {tag} is still running", "stop it first")
             if os.path.isdir(folder):
                 remove_tree(folder)
         return {}
 
-    def _attempts_of(self, run: str) -> List[int]:
+    def _attempts_of(self, run: str) -> list[int]:
         try:
             names = os.listdir(layout.run_dir(self._root, run))
         except (FileNotFoundError, NotADirectoryError):
@@ -338,7 +396,7 @@ class Attempts:
         return any(event.get("event") == "ended" for event in read_events(folder))
 
 
-def end_everything(find: Callable[[], List[Any]]) -> List[int]:
+def end_everything(find: Callable[[], list[Any]]) -> list[int]:
     """KILL until two looks find nobody; the pids that outlive even that (stuck in the kernel)."""
     deadline = time.monotonic() + UNKILLABLE_S
     clean = 0
@@ -352,9 +410,9 @@ def end_everything(find: Callable[[], List[Any]]) -> List[int]:
     return [pid for pid, _ in found]
 
 
-def exit_codes(folder: str) -> Dict[str, Optional[int]]:
+def exit_codes(folder: str) -> dict[str, int | None]:
     """What the story knows of the ranks' ends; None: started, end unknown."""
-    codes: Dict[str, Optional[int]] = {}
+    codes: dict[str, int | None] = {}
     for event in read_events(folder):
         if event.get("event") == "rank_started":
             codes[str(event["rank"])] = None
@@ -363,9 +421,9 @@ def exit_codes(folder: str) -> Dict[str, Optional[int]]:
     return codes
 
 
-def fold_numbers(numbers: List[int]) -> str:
+def fold_numbers(numbers: list[int]) -> str:
     """[29500, 29501, 29502, 29600] as "29500-29502, 29600"."""
-    parts: List[List[int]] = []
+    parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
             parts[-1][1:] = [number]

@@ -16,7 +16,7 @@ from ascendrun.node import layout, procs, reap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
 PRIORITY = 10
 """nice: the ranks come first."""
@@ -30,27 +30,45 @@ class Beside:
     def __init__(self, tag: str, folder: str) -> None:
         self._tag = tag
         self._folder = folder
-        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def is_on(self) -> bool:
         return self._child is not None
 
-    def start(self, prepared: Dict[str, Any]) -> None:
+    def start(self, prepared: dict[str, Any]) -> None:
         """Does nothing for an attempt that is not to be sampled."""
         if not prepared.get("sampling"):
             return
         env = dict(os.environb)
-        env.update({layout.TAG_VARIABLE.encode(): self._tag.encode(), layout.SAMPLER_VARIABLE.encode(): b"1",
-                    layout.ROOT_VARIABLE.encode(): os.fsencode(layout.root_of(self._folder))})
-        argv = [sys.executable or os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0]), "sample",
-                self._folder]
+        env.update(
+            {
+                layout.TAG_VARIABLE.encode(): self._tag.encode(),
+                layout.SAMPLER_VARIABLE.encode(): b"1",
+                layout.ROOT_VARIABLE.encode(): os.fsencode(layout.root_of(self._folder)),
+            }
+        )
+        argv = [
+            sys.executable or os.readlink("/proc/self/exe"),
+            "-I",
+            "-S",
+            os.path.abspath(sys.argv[0]),
+            "sample",
+            self._folder,
+        ]
         try:
             # Low from its first instruction: an interpreter that comes up must not slow down the ranks that do.
-            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, cwd="/",
-                                           start_new_session=True, preexec_fn=lambda: os.nice(PRIORITY))
+            self._child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env=env,
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=lambda: os.nice(PRIORITY),
+            )
         except (OSError, subprocess.SubprocessError) as error:
-            sys.stderr.write("no samples of %s: %s\n" % (self._tag, error))
+            sys.stderr.write(f"no samples of {self._tag}: {error}\n")
 
     def end(self) -> None:
         """Kills it and its tools; there is nothing to save, each of its lines is whole."""

@@ -13,15 +13,15 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    pass
 
 PREFIX = "ascendrun/"
 
 
-def sibling(agent_path: str) -> Optional[str]:
+def sibling(agent_path: str) -> str | None:
     """Where this interpreter's compiled modules belong; None for an interpreter that keeps none."""
     tag = sys.implementation.cache_tag
-    return "%s.%s-%x.zip" % (agent_path[:-len(".pyz")], tag, sys.hexversion) if tag else None
+    return "{}.{}-{:x}.zip".format(agent_path[: -len(".pyz")], tag, sys.hexversion) if tag else None
 
 
 def keep_compiled(agent_path: str) -> None:
@@ -39,7 +39,7 @@ def keep_compiled(agent_path: str) -> None:
 
 def keep_interpreter(agent_path: str) -> None:
     """Records who runs this agent. Never raises: without it the next login looks for a Python again."""
-    path = agent_path[:-len(".pyz")] + ".python"
+    path = agent_path[: -len(".pyz")] + ".python"
     temp = "%s.tmp-%d" % (path, os.getpid())
     try:
         if not agent_path.endswith(".pyz") or not sys.executable:
@@ -57,6 +57,7 @@ def _compile_archive(agent_path: str, target: str) -> None:
     import marshal
     import zipfile
     from importlib.util import MAGIC_NUMBER
+
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w+b") as file, zipfile.ZipFile(file, "w") as out, zipfile.ZipFile(agent_path) as source:
         for name in source.namelist():

@@ -9,10 +9,10 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional
+    pass
 
 
-def parse_mount(mountinfo: str) -> Optional[str]:
+def parse_mount(mountinfo: str) -> str | None:
     """Where the version 2 hierarchy is mounted; None: nowhere."""
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
@@ -21,7 +21,7 @@ def parse_mount(mountinfo: str) -> Optional[str]:
     return None
 
 
-def parse_own(text: str) -> Optional[str]:
+def parse_own(text: str) -> str | None:
     """Our own group's path within the hierarchy, from /proc/self/cgroup."""
     for line in text.splitlines():
         if line.startswith("0::/"):
@@ -29,7 +29,7 @@ def parse_own(text: str) -> Optional[str]:
     return None
 
 
-def make_group(tag: str) -> Optional[str]:
+def make_group(tag: str) -> str | None:
     """The new group's folder; None where we may not make one."""
     try:
         with open("/proc/self/mountinfo") as file:
@@ -47,7 +47,7 @@ def make_group(tag: str) -> Optional[str]:
     return folder
 
 
-def enter_group(folder: Optional[str]) -> None:
+def enter_group(folder: str | None) -> None:
     """Puts the calling process in; does nothing when there is no group or it refuses."""
     if folder is None:
         return
@@ -63,7 +63,7 @@ def enter_group(folder: Optional[str]) -> None:
         os.close(fd)
 
 
-def group_pids(folder: Optional[str]) -> List[int]:
+def group_pids(folder: str | None) -> list[int]:
     """Who is in it; [] without a group."""
     if folder is None:
         return []
@@ -74,7 +74,7 @@ def group_pids(folder: Optional[str]) -> List[int]:
         return []
 
 
-def remove_group(folder: Optional[str]) -> None:
+def remove_group(folder: str | None) -> None:
     """Removes it when it is empty."""
     if folder is None:
         return

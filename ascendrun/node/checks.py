@@ -10,7 +10,7 @@ from ascendrun.node.refusal import Refusal, refusal_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional
+    from typing import Any, Mapping
 
 ROOM_BYTES = 32 << 20
 """Less than this free, and the records of a run are not safe."""
@@ -21,18 +21,24 @@ def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
     if "/" in argv0:
         path = os.path.join(cwd, argv0)
         if not os.path.exists(to_bytes(path)):
-            raise Refusal("python-missing", "%s does not exist on this node" % path,
-                          "install it there, or set `python:` in the job file")
+            raise Refusal(
+                "python-missing",
+                f"{path} does not exist on this node",
+                "install it there, or set `python:` in the job file",
+            )
         if not os.access(to_bytes(path), os.X_OK) or os.path.isdir(to_bytes(path)):
-            raise Refusal("python-missing", "%s is not executable on this node" % path, "chmod +x %s" % path)
+            raise Refusal("python-missing", f"{path} is not executable on this node", f"chmod +x {path}")
         return
     search = environ.get("PATH", os.defpath)
     if find_command(argv0, search) is None:
-        raise Refusal("python-missing", "no command %s in PATH on this node (looked in %s)" % (argv0, search),
-                      "set `python:` to a full path in the job file, or extend PATH in its `env` or `setup`")
+        raise Refusal(
+            "python-missing",
+            f"no command {argv0} in PATH on this node (looked in {search})",
+            "set `python:` to a full path in the job file, or extend PATH in its `env` or `setup`",
+        )
 
 
-def find_command(name: str, search: str) -> Optional[str]:
+def find_command(name: str, search: str) -> str | None:
     """The executable file that this PATH leads to; None: it leads to none."""
     for folder in search.split(os.pathsep):
         path = os.path.join(folder, name)
@@ -57,7 +63,7 @@ def check_folder(path: str, *, make: bool) -> None:
             os.close(fd)
             os.unlink(probe)
     except OSError as error:
-        raise refusal_of(error, "cannot write in %s" % path) from error
+        raise refusal_of(error, f"cannot write in {path}") from error
 
 
 def check_room(path: str) -> None:
@@ -67,18 +73,19 @@ def check_room(path: str) -> None:
     if free < ROOM_BYTES:
         raise Refusal("disk-full", "only %d MB are free in %s" % (free >> 20, path), "free some space there")
     if found.f_files and not found.f_favail:
-        raise Refusal("disk-full", "no free inodes in %s" % path, "remove files there")
+        raise Refusal("disk-full", f"no free inodes in {path}", "remove files there")
 
 
 def check_cwd(path: str) -> None:
     """Raises Refusal("bad-folder") unless the ranks can be started there."""
     if not os.path.isdir(to_bytes(path)):
-        raise Refusal("bad-folder", "the working folder %s does not exist on this node" % path, "create it there")
+        raise Refusal("bad-folder", f"the working folder {path} does not exist on this node", "create it there")
     if not os.access(to_bytes(path), os.X_OK):
-        raise Refusal("bad-folder", "the working folder %s cannot be entered" % path, "check its mode and owner")
+        raise Refusal("bad-folder", f"the working folder {path} cannot be entered", "check its mode and owner")
 
 
-def checkpoint_folders(ranks: Any) -> Dict[str, None]:
+def checkpoint_folders(ranks: Any) -> dict[str, None]:
     """The folders that the ranks will save to, each once, in order."""
-    return {rank["env"]["ASCENDRUN_CHECKPOINT_DIR"]: None for rank in ranks
-            if rank["env"].get("ASCENDRUN_CHECKPOINT_DIR")}
+    return {
+        rank["env"]["ASCENDRUN_CHECKPOINT_DIR"]: None for rank in ranks if rank["env"].get("ASCENDRUN_CHECKPOINT_DIR")
+    }

@@ -10,7 +10,7 @@ from ascendrun.node.spool import Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
     from ascendrun.node.ranks import Started
 
@@ -48,20 +48,22 @@ class MetricsTail:
 class Rank:
     """One rank. `code` and `signal` are None until it has ended; `spools` is by stream, "out" and "err"."""
 
-    def __init__(self, plan: Dict[str, Any], folder: str, *, limit: int, watch: linger.LingerWatch,
-                 metrics: str) -> None:
+    def __init__(
+        self, plan: dict[str, Any], folder: str, *, limit: int, watch: linger.LingerWatch, metrics: str
+    ) -> None:
         self.number = int(plan["rank"])
         self.plan = plan
-        self.spools = {stream: Spool(folder, "rank-%d.%s" % (self.number, stream), limit=limit)
-                       for stream in ("out", "err")}
+        self.spools = {
+            stream: Spool(folder, "rank-%d.%s" % (self.number, stream), limit=limit) for stream in ("out", "err")
+        }
         self.watch = watch
         self.metrics = MetricsTail(metrics)
-        self.started: Optional[Started] = None
+        self.started: Started | None = None
         self.start_ticks = -1
         self.setup_word = b""
         self.has_ended = False
-        self.code: Optional[int] = None
-        self.signal: Optional[int] = None
+        self.code: int | None = None
+        self.signal: int | None = None
         self.killed_as_finished = False
         self._told_dropped = {"out": 0, "err": 0}
         self._told_s = 0.0
@@ -71,7 +73,7 @@ class Rank:
         return self.started is not None and not self.has_ended
 
     @property
-    def result(self) -> Optional[int]:
+    def result(self) -> int | None:
         """The exit code, a signal as a negative number, or None: never started or never seen to end."""
         return self.code if self.signal is None else -self.signal
 
@@ -105,10 +107,13 @@ class Rank:
         if self.runs and self.started is not None:
             procs.send_signal(self.started.pid, self.start_ticks, signum)
 
-    def newly_dropped(self, now_s: float, *, last: bool) -> Dict[str, int]:
+    def newly_dropped(self, now_s: float, *, last: bool) -> dict[str, int]:
         """Log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
-        lost = {stream: spool.dropped_bytes - self._told_dropped[stream] for stream, spool in self.spools.items()
-                if spool.dropped_bytes > self._told_dropped[stream]}
+        lost = {
+            stream: spool.dropped_bytes - self._told_dropped[stream]
+            for stream, spool in self.spools.items()
+            if spool.dropped_bytes > self._told_dropped[stream]
+        }
         if not lost or (not last and now_s - self._told_s < DROP_NOTE_S and any(self._told_dropped.values())):
             return {}
         self._told_s = now_s
@@ -117,7 +122,7 @@ class Rank:
         return lost
 
 
-def read_some(fd: int, limit: int = READ_BYTES) -> Optional[bytes]:
+def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:
     """What is there: b"" at the end of the stream, None: nothing now."""
     try:
         return os.read(fd, limit)

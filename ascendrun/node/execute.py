@@ -15,7 +15,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+    from typing import Any, Mapping, Sequence
 
 MARK = "ASCENDRUN_EXEC"
 MAX_BYTES = 3 << 20
@@ -28,23 +28,39 @@ DRAIN_S = 0.2
 class Commands:
     """The commands that run now, so that all can be ended with the agent."""
 
-    def __init__(self, login: Dict[bytes, bytes], umask: int) -> None:
+    def __init__(self, login: dict[bytes, bytes], umask: int) -> None:
         self._login = login
         self._umask = umask
-        self._running: Dict[str, int] = {}
+        self._running: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def run(self, request: Dict[str, Any], stdin: bytes) -> Tuple[Dict[str, Any], bytes]:
+    def run(self, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
         """The reply's fields and its body (standard output, then standard error). Raises Refusal("cannot-start")."""
         argv = [to_bytes(part) for part in request["argv"]]
         limit = max(0, min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES))
         done = self.carry_out(argv, self._login, stdin, timeout_s=float(request.get("timeout_s") or 60), limit=limit)
-        fields = {"code": done.code, "signal": done.signal, "timed_out": done.timed_out, "out_bytes": len(done.out),
-                  "err_bytes": len(done.err), "truncated": done.truncated, "wall_s": done.wall_s}
+        fields = {
+            "code": done.code,
+            "signal": done.signal,
+            "timed_out": done.timed_out,
+            "out_bytes": len(done.out),
+            "err_bytes": len(done.err),
+            "truncated": done.truncated,
+            "wall_s": done.wall_s,
+        }
         return fields, done.out + done.err
 
-    def carry_out(self, argv: List[bytes], env: Mapping[bytes, bytes], stdin: bytes, *, timeout_s: float, limit: int,
-                  cwd: Optional[str] = None, keep: Sequence[int] = ()) -> Done:
+    def carry_out(
+        self,
+        argv: list[bytes],
+        env: Mapping[bytes, bytes],
+        stdin: bytes,
+        *,
+        timeout_s: float,
+        limit: int,
+        cwd: str | None = None,
+        keep: Sequence[int] = (),
+    ) -> Done:
         """Runs one command to its end or its deadline; `keep`: descriptors that it inherits.
 
         Raises Refusal("cannot-start"), whose cause is what the system said.
@@ -54,9 +70,18 @@ class Commands:
         marked = dict(env)
         marked[MARK.encode("ascii")] = mark.encode("ascii")
         try:
-            child = subprocess.Popen(argv, env=marked, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                     stderr=subprocess.PIPE, start_new_session=True, bufsize=0, pass_fds=keep,
-                                     **self._umask_option())
+            child = subprocess.Popen(
+                argv,
+                env=marked,
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+                pass_fds=keep,
+                **self._umask_option(),
+            )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".")
             raise Refusal(refusal.code, refusal.message, refusal.hint) from error
@@ -70,10 +95,15 @@ class Commands:
         finally:
             with self._lock:
                 self._running.pop(mark, None)
-        return Done(code=code if code is not None and code >= 0 else None,
-                    signal=-code if code is not None and code < 0 else None,
-                    timed_out=gathered.timed_out, truncated=gathered.truncated,
-                    wall_s=round(time.monotonic() - began, 6), out=bytes(gathered.out), err=bytes(gathered.err))
+        return Done(
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            timed_out=gathered.timed_out,
+            truncated=gathered.truncated,
+            wall_s=round(time.monotonic() - began, 6),
+            out=bytes(gathered.out),
+            err=bytes(gathered.err),
+        )
 
     def end_all(self) -> None:
         with self._lock:
@@ -81,7 +111,7 @@ class Commands:
         for mark in marks:
             end_marked(mark)
 
-    def _umask_option(self) -> Dict[str, Any]:
+    def _umask_option(self) -> dict[str, Any]:
         # Code of ours between fork and exec is risky in a process with threads; before 3.9 there is no other way.
         if sys.hexversion >= 0x03090000:
             return {"umask": self._umask}
@@ -91,8 +121,17 @@ class Commands:
 class Done:
     """How a command ended. `code` and `signal` both None: not even SIGKILL ended it (it hangs in a driver)."""
 
-    def __init__(self, *, code: Optional[int], signal: Optional[int], timed_out: bool, truncated: bool, wall_s: float,
-                 out: bytes, err: bytes) -> None:
+    def __init__(
+        self,
+        *,
+        code: int | None,
+        signal: int | None,
+        timed_out: bool,
+        truncated: bool,
+        wall_s: float,
+        out: bytes,
+        err: bytes,
+    ) -> None:
         self.code = code
         self.signal = signal
         self.timed_out = timed_out
@@ -102,7 +141,7 @@ class Done:
         self.err = err
 
 
-def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> Optional[int]:
+def _status_of(child: subprocess.Popen[bytes], *, is_killed: bool) -> int | None:
     try:
         return child.wait(UNKILLABLE_S if is_killed else None)
     except subprocess.TimeoutExpired:
@@ -139,7 +178,7 @@ def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, li
     result = _Gathered()
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     sinks = {child.stdout.fileno(): result.out, child.stderr.fileno(): result.err}
-    feed: List[int] = []
+    feed: list[int] = []
     if stdin:
         os.set_blocking(child.stdin.fileno(), False)
         feed = [child.stdin.fileno()]
@@ -173,10 +212,10 @@ def _gather(child: subprocess.Popen[bytes], stdin: bytes, *, deadline: float, li
     return result
 
 
-def _feed(child: subprocess.Popen[bytes], left: memoryview, feed: List[int]) -> Tuple[memoryview, List[int]]:
+def _feed(child: subprocess.Popen[bytes], left: memoryview, feed: list[int]) -> tuple[memoryview, list[int]]:
     assert child.stdin is not None
     try:
-        left = left[os.write(feed[0], left[:1 << 16]):]
+        left = left[os.write(feed[0], left[: 1 << 16]) :]
     except BlockingIOError:
         return left, feed
     except BrokenPipeError:

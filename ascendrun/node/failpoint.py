@@ -23,7 +23,7 @@ def parse(text: str) -> dict[str, list[object]]:
         place, _, action = part.strip().partition("=")
         name, _, count = place.partition(":")
         if not name or action not in ("kill", "exit", "raise", "pause"):
-            raise ValueError("not a failpoint: %r (name[:n]=kill|exit|raise|pause)" % part)
+            raise ValueError(f"not a failpoint: {part!r} (name[:n]=kill|exit|raise|pause)")
         armed[name] = [int(count or 1), action]
     return armed
 
@@ -39,7 +39,7 @@ def failpoint(name: str) -> None:
     entry[0] = int(str(entry[0])) - 1
     if entry[0] != 0:
         return
-    os.write(2, ("failpoint %s: %s\n" % (name, entry[1])).encode("ascii"))
+    os.write(2, (f"failpoint {name}: {entry[1]}\n").encode("ascii"))
     if entry[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif entry[1] == "exit":

@@ -15,7 +15,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Tuple
+    from typing import Iterator
 
 
 class Fence:
@@ -30,11 +30,15 @@ class Fence:
     def check(self, attempt: int) -> None:
         """Raises Refusal("attempt-stale") for an attempt that must not start any more."""
         if attempt < self.attempt:
-            raise Refusal("attempt-stale", "attempt %d is older than attempt %d, which this node has already seen"
-                          % (attempt, self.attempt), "start a new attempt")
+            raise Refusal(
+                "attempt-stale",
+                "attempt %d is older than attempt %d, which this node has already seen" % (attempt, self.attempt),
+                "start a new attempt",
+            )
         if attempt == self.attempt and self.is_stopped:
-            raise Refusal("attempt-stale", "attempt %d was already stopped on this node" % attempt,
-                          "start a new attempt")
+            raise Refusal(
+                "attempt-stale", "attempt %d was already stopped on this node" % attempt, "start a new attempt"
+            )
 
     def raise_to(self, attempt: int, *, stopped: bool) -> None:
         """Never lowers it. Raises OSError."""
@@ -45,7 +49,7 @@ class Fence:
 
 
 @contextlib.contextmanager
-def locked(root: str, tag: str) -> Iterator[Tuple[Fence, int]]:
+def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
     """(the run's fence, the tag's attempt number), with other agents of this user kept out meanwhile.
 
     Makes the run's folder. Raises ValueError on a tag that is none, Refusal, OSError.

@@ -11,7 +11,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -24,10 +24,13 @@ def make_private_dir(path: str) -> None:
         pass
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise Refusal("bad-folder", "%s is no folder" % path, "remove what stands there")
+        raise Refusal("bad-folder", f"{path} is no folder", "remove what stands there")
     if found.st_uid != os.geteuid():
-        raise Refusal("bad-folder", "%s belongs to user %d, not to %d" % (path, found.st_uid, os.geteuid()),
-                      "remove it, or set ASCENDRUN_NODE_ROOT to a folder of your own")
+        raise Refusal(
+            "bad-folder",
+            "%s belongs to user %d, not to %d" % (path, found.st_uid, os.geteuid()),
+            "remove it, or set ASCENDRUN_NODE_ROOT to a folder of your own",
+        )
     if found.st_mode & 0o077:
         os.chmod(path, 0o700)
 
@@ -36,7 +39,7 @@ def write_all(fd: int, data: bytes) -> None:
     """All of `data`, however the kernel cuts it. Raises OSError."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view):]
+        view = view[os.write(fd, view) :]
 
 
 def write_json(path: str, value: Any) -> None:
@@ -67,7 +70,7 @@ def claim_json(path: str, value: Any) -> bool:
     return True
 
 
-def read_json(path: str) -> Optional[Dict[str, Any]]:
+def read_json(path: str) -> dict[str, Any] | None:
     """The object in the file; None when there is no such file or it holds no whole JSON object."""
     try:
         with open(path, "rb") as file:
@@ -106,6 +109,7 @@ def remove_tree(path: str) -> None:
     for base, _, _ in os.walk(os.fsencode(path)):
         os.chmod(base, 0o700)
     import shutil
+
     shutil.rmtree(path)
 
 

@@ -12,7 +12,7 @@ from ascendrun.node.failpoint import failpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Set, Tuple
+    from typing import Any, Callable, Dict, Tuple
 
     Offsets = Dict[Tuple[str, int], int]
 
@@ -28,9 +28,9 @@ LOOK_S = 0.04
 LOST_CHECK_S = 1.0
 
 
-def file_sizes(root: str, tag: str) -> Dict[str, Dict[str, int]]:
+def file_sizes(root: str, tag: str) -> dict[str, dict[str, int]]:
     """{file: {generation: bytes}} of every pulled file of the attempt; empty when there is no such attempt."""
-    sizes: Dict[str, Dict[str, int]] = {}
+    sizes: dict[str, dict[str, int]] = {}
     try:
         with os.scandir(layout.attempt_dir(root, tag)) as entries:
             for entry in entries:
@@ -46,16 +46,20 @@ def file_sizes(root: str, tag: str) -> Dict[str, Dict[str, int]]:
 class Follow:
     """One attempt that is followed. Pure of threads: `look` does one round."""
 
-    def __init__(self, root: str, tag: str, offsets: Dict[str, Dict[str, int]],
-                 send: Callable[[Dict[str, Any], bytes], None]) -> None:
+    def __init__(
+        self, root: str, tag: str, offsets: dict[str, dict[str, int]], send: Callable[[dict[str, Any], bytes], None]
+    ) -> None:
         self._root = root
         self._tag = tag
         self._send = send
         self._folder = layout.attempt_dir(root, tag)
-        self._sent: Offsets = {(file, int(generation)): int(offset) for file, generations in offsets.items()
-                               for generation, offset in generations.items()}
-        self._told_truncated: Set[Tuple[str, int, int]] = set()
-        self._held: Set[Tuple[str, int]] = set()
+        self._sent: Offsets = {
+            (file, int(generation)): int(offset)
+            for file, generations in offsets.items()
+            for generation, offset in generations.items()
+        }
+        self._told_truncated: set[tuple[str, int, int]] = set()
+        self._held: set[tuple[str, int]] = set()
         self._last_batch_s = 0.0
 
     def look(self, now_s: float) -> bool:
@@ -75,7 +79,7 @@ class Follow:
         elif not full and now_s - self._last_batch_s < BATCH_S:
             return False
         more = False
-        unfinished: Set[str] = set()
+        unfinished: set[str] = set()
         for key, size in found:
             if key[0] in unfinished:
                 continue  # a generation is sent whole before the next one begins: readers go on with the next for good
@@ -86,7 +90,7 @@ class Follow:
             self._last_batch_s = now_s
         return more
 
-    def _news(self) -> List[Tuple[Tuple[str, int], int]]:
+    def _news(self) -> list[tuple[tuple[str, int], int]]:
         """The events file, when it has grown."""
         try:
             size = os.lstat(os.path.join(self._folder, "%s.%d" % EVENTS)).st_size
@@ -94,7 +98,7 @@ class Follow:
             return []
         return [(EVENTS, size)] if size > self._sent.get(EVENTS, 0) else []
 
-    def _grown(self) -> List[Tuple[Tuple[str, int], int]]:
+    def _grown(self) -> list[tuple[tuple[str, int], int]]:
         """The other files that have something new, by name and generation."""
         found = []
         try:
@@ -113,13 +117,22 @@ class Follow:
             return []
         return sorted(found)
 
-    def _tell_truncated(self, key: Tuple[str, int], size: int) -> None:
+    def _tell_truncated(self, key: tuple[str, int], size: int) -> None:
         """Somebody cut the file: what we sent is no longer there; go on from its new end."""
-        self._send({"event": "truncated", "tag": self._tag, "file": key[0], "generation": key[1], "size": size,
-                    "sent": self._sent[key]}, b"")
+        self._send(
+            {
+                "event": "truncated",
+                "tag": self._tag,
+                "file": key[0],
+                "generation": key[1],
+                "size": size,
+                "sent": self._sent[key],
+            },
+            b"",
+        )
         self._sent[key] = size
 
-    def _send_file(self, key: Tuple[str, int], size: int) -> bool:
+    def _send_file(self, key: tuple[str, int], size: int) -> bool:
         """True when there is more of it to send."""
         path = os.path.join(self._folder, "%s.%d" % key)
         try:
@@ -135,8 +148,9 @@ class Follow:
                 chunk = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
                 if not chunk:
                     return False
-                self._send({"event": "data", "tag": self._tag, "file": key[0], "generation": key[1],
-                            "offset": offset}, chunk)
+                self._send(
+                    {"event": "data", "tag": self._tag, "file": key[0], "generation": key[1], "offset": offset}, chunk
+                )
                 self._sent[key] = offset + len(chunk)
                 failpoint("run.after_data")
         finally:
@@ -144,29 +158,32 @@ class Follow:
         self._held.discard(key)
         return self._sent[key] < size
 
-    def _hold(self, key: Tuple[str, int], error: OSError) -> None:
+    def _hold(self, key: tuple[str, int], error: OSError) -> None:
         """It cannot be opened now: its bytes, and those behind them, come when it can. Said once."""
         if key not in self._held:
             self._held.add(key)
-            self._send({"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1],
-                        "message": str(error)}, b"")
+            self._send(
+                {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "message": str(error)},
+                b"",
+            )
 
 
 class Follower:
     """The thread that looks at all followed attempts. `note_lost(tag)` is asked once a second per attempt."""
 
-    def __init__(self, root: str, *, send: Callable[[Dict[str, Any], bytes], None],
-                 note_lost: Callable[[str], Any]) -> None:
+    def __init__(
+        self, root: str, *, send: Callable[[dict[str, Any], bytes], None], note_lost: Callable[[str], Any]
+    ) -> None:
         self._root = root
         self._send = send
         self._note_lost = note_lost
-        self._follows: Dict[str, Follow] = {}
-        self._lost_check_s: Dict[str, float] = {}
+        self._follows: dict[str, Follow] = {}
+        self._lost_check_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._changed = threading.Event()
-        self._thread: List[threading.Thread] = []
+        self._thread: list[threading.Thread] = []
 
-    def follow(self, tag: str, offsets: Dict[str, Dict[str, int]]) -> None:
+    def follow(self, tag: str, offsets: dict[str, dict[str, int]]) -> None:
         """Replaces an earlier follow of the tag. Raises ValueError on a tag that is none."""
         entry = Follow(self._root, tag, offsets, self._send)
         with self._lock:

@@ -34,7 +34,7 @@ from ascendrun.node.sift import MOST_LOOKED_AT, choose_parts, excerpt, expand_fi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional
+    from typing import Any, Callable, Dict, Mapping
 
     from ascendrun.node.execute import Commands
 
@@ -71,8 +71,9 @@ class Story:
 class Gathering:
     """One answer. Its threads send what they find; after the end nothing more is sent, whatever still hangs."""
 
-    def __init__(self, root: str, request: Dict[str, Any], *, login: Mapping[bytes, bytes], commands: Commands,
-                 send: Send) -> None:
+    def __init__(
+        self, root: str, request: dict[str, Any], *, login: Mapping[bytes, bytes], commands: Commands, send: Send
+    ) -> None:
         self._tag = str(request["tag"])
         self._login = login
         self._commands = commands
@@ -83,11 +84,11 @@ class Gathering:
         self._unanswered = collections.Counter(str(item["name"]) for item in request["items"])
         self._room = min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES)
         self._lock = threading.Lock()
-        self._files: List[Dict[str, Any]] = []
-        self._problems: List[Dict[str, str]] = []
+        self._files: list[dict[str, Any]] = []
+        self._problems: list[dict[str, str]] = []
         self._is_over = False
 
-    def run(self) -> Dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         done = threading.Semaphore(0)
         count = len(self._items)
         for _ in range(min(AT_ONCE, count)):
@@ -98,8 +99,13 @@ class Gathering:
         with self._lock:
             self._is_over = True
             late = [{"name": name, "text": "no answer in time"} for name in +self._unanswered]
-            return {"files": list(self._files), "problems": self._problems + late, "start_ns": self._story.start_ns,
-                    "boot_ns": boot_ns(), "at_ns": time.time_ns()}
+            return {
+                "files": list(self._files),
+                "problems": self._problems + late,
+                "start_ns": self._story.start_ns,
+                "boot_ns": boot_ns(),
+                "at_ns": time.time_ns(),
+            }
 
     def _work(self, done: threading.Semaphore) -> None:
         while True:
@@ -111,7 +117,7 @@ class Gathering:
             try:
                 {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
             except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
-                text = error.message if isinstance(error, Refusal) else "%s: %s" % (type(error).__name__, error)
+                text = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
                 self._note(item, text)
             with self._lock:
                 self._unanswered[str(item["name"])] -= 1
@@ -131,26 +137,29 @@ class Gathering:
             self._note(item, "%d more files were left out" % (len(found) - most))
         for one in found[:most]:
             if time.monotonic() > deadline:
-                self._note(item, "no time was left for %s and what follows" % one.path)
+                self._note(item, f"no time was left for {one.path} and what follows")
                 return
             if room[0] <= 0 or self._room <= 0:
-                self._note(item, "no room was left for %s and what follows" % one.path)
+                self._note(item, f"no room was left for {one.path} and what follows")
                 return
             try:
                 room[0] -= self._send_file(item, one, room[0])
             except OSError as error:
-                self._note(item, "%s: %s" % (one.path, error.strerror))
+                self._note(item, f"{one.path}: {error.strerror}")
 
     def _list(self, item: Item, deadline: float) -> None:
         lines = ["%12d  %s  %s" % (one.size, _stamp(one.mtime_ns), one.path) for one in self._find(item, deadline)]
         if lines:
-            self._send_text(item, "\n".join(lines[:MOST_LOOKED_AT]).encode("utf-8", "surrogateescape") + b"\n",
-                            source=" ".join(item["patterns"]))
+            self._send_text(
+                item,
+                "\n".join(lines[:MOST_LOOKED_AT]).encode("utf-8", "surrogateescape") + b"\n",
+                source=" ".join(item["patterns"]),
+            )
 
-    def _find(self, item: Item, deadline: float) -> List[Found]:
+    def _find(self, item: Item, deadline: float) -> list[Found]:
         """What matches and lies really below its base: ours first, then the newest."""
         start_ns = self._story.start_ns if item.get("since_start") else 0
-        found: Dict[str, Found] = {}
+        found: dict[str, Found] = {}
         bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._story.environs) if base})
         for number, base in enumerate(bases):
             prefix = "" if number == 0 else "base-%d/" % (number + 1)
@@ -161,7 +170,7 @@ class Gathering:
                     found[path] = Found(path, name, facts, is_ours)
         return sorted(found.values(), key=lambda one: (one.is_ours is not True, -one.mtime_ns, one.path))
 
-    def _is_ours(self, item: Item, path: str) -> Optional[bool]:
+    def _is_ours(self, item: Item, path: str) -> bool | None:
         """Whether the pid in the file's name is a rank's; None: no pid is to be seen in it."""
         match = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
         return int(match.group(1)) in self._story.pids if match else None
@@ -182,8 +191,16 @@ class Gathering:
                 sent += self._send_part(item, one, fd, start, count, sent)
         finally:
             os.close(fd)
-        self._add_file(item, one.name, source=one.path, sent=sent, of_bytes=sent + left_out, cut_at=cut_at,
-                       mtime_ns=one.mtime_ns, is_ours=one.is_ours)
+        self._add_file(
+            item,
+            one.name,
+            source=one.path,
+            sent=sent,
+            of_bytes=sent + left_out,
+            cut_at=cut_at,
+            mtime_ns=one.mtime_ns,
+            is_ours=one.is_ours,
+        )
         return sent
 
     def _send_part(self, item: Item, one: Found, fd: int, start: int, count: int, offset: int) -> int:
@@ -203,19 +220,25 @@ class Gathering:
         problems = []
         for argv in item["commands"]:
             try:
-                done = self._commands.carry_out([to_bytes(part) for part in argv], self._login, b"", limit=limit,
-                                                timeout_s=max(0.1, deadline - time.monotonic()))
+                done = self._commands.carry_out(
+                    [to_bytes(part) for part in argv],
+                    self._login,
+                    b"",
+                    limit=limit,
+                    timeout_s=max(0.1, deadline - time.monotonic()),
+                )
             except Refusal as refusal:
                 problems.append(refusal.message)
                 continue
             if done.timed_out:
-                problems.append("%s: no end in time, killed" % argv[0])
+                problems.append(f"{argv[0]}: no end in time, killed")
             elif done.code != 0:
                 said = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
-                problems.append("%s: exit code %s%s" % (argv[0], done.code, ": " + said if said else ""))
+                problems.append("{}: exit code {}{}".format(argv[0], done.code, ": " + said if said else ""))
             if done.code == 0 or (done.out and argv is item["commands"][-1]):
-                self._send_text(item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])),
-                                is_cut=done.truncated)
+                self._send_text(
+                    item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])), is_cut=done.truncated
+                )
                 if done.code == 0:
                     return
         self._note(item, "; ".join(problems))
@@ -230,19 +253,28 @@ class Gathering:
     # --- out ---
 
     def _send_text(self, item: Item, text: bytes, *, source: str, is_cut: bool = False) -> None:
-        text = text[:max(0, min(len(text), self._room))]
+        text = text[: max(0, min(len(text), self._room))]
         for offset in range(0, len(text), CHUNK_BYTES):
-            self._send(item, item["file"], offset, text[offset:offset + CHUNK_BYTES])
-        self._add_file(item, item["file"], source=source, sent=len(text), of_bytes=None if is_cut else len(text),
-                       cut_at=len(text) if is_cut else None, mtime_ns=None, is_ours=None)
+            self._send(item, item["file"], offset, text[offset : offset + CHUNK_BYTES])
+        self._add_file(
+            item,
+            item["file"],
+            source=source,
+            sent=len(text),
+            of_bytes=None if is_cut else len(text),
+            cut_at=len(text) if is_cut else None,
+            mtime_ns=None,
+            is_ours=None,
+        )
 
     def _send(self, item: Item, file: str, offset: int, chunk: bytes) -> None:
         with self._lock:
             if self._is_over:
                 raise OSError(0, "the answer has gone without it")
             self._room -= len(chunk)
-        self._send_event({"event": "gathered", "tag": self._tag, "name": item["name"], "file": file,
-                          "offset": offset}, chunk)
+        self._send_event(
+            {"event": "gathered", "tag": self._tag, "name": item["name"], "file": file, "offset": offset}, chunk
+        )
 
     def _add_file(self, item: Item, file: str, *, sent: int, **facts: Any) -> None:
         with self._lock:
@@ -252,7 +284,7 @@ class Gathering:
 class Found:
     """One file that was found. `name`: its path below the base, as the head shall call it."""
 
-    def __init__(self, path: str, name: str, facts: os.stat_result, is_ours: Optional[bool]) -> None:
+    def __init__(self, path: str, name: str, facts: os.stat_result, is_ours: bool | None) -> None:
         self.path = path
         self.name = name
         self.size = facts.st_size

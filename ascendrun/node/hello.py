@@ -16,21 +16,31 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any
 
 
-def hello(root: str, agent_path: str) -> Dict[str, Any]:
+def hello(root: str, agent_path: str) -> dict[str, Any]:
     """The agent's first event."""
     with open(agent_path, "rb") as file:
         digest = sha256(file.read()).hexdigest()
     return {
-        "event": "hello", "protocol": wire.PROTOCOL, "agent_sha256": digest, "pid": os.getpid(),
-        "boot_id": procs.boot_id(), "machine_id": procs.read_line("/etc/machine-id"),
-        "hostname": os.uname().nodename, "user": user_name(), "uid": os.geteuid(), "root": root,
+        "event": "hello",
+        "protocol": wire.PROTOCOL,
+        "agent_sha256": digest,
+        "pid": os.getpid(),
+        "boot_id": procs.boot_id(),
+        "machine_id": procs.read_line("/etc/machine-id"),
+        "hostname": os.uname().nodename,
+        "user": user_name(),
+        "uid": os.geteuid(),
+        "root": root,
         "python": sys.executable or os.readlink("/proc/self/exe"),
         "python_version": ".".join(str(part) for part in sys.version_info[:3]),
-        "kernel": os.uname().release, "arch": os.uname().machine, "cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "at_ns": time.time_ns(),
+        "kernel": os.uname().release,
+        "arch": os.uname().machine,
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "at_ns": time.time_ns(),
     }
 
 

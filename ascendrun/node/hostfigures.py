@@ -7,7 +7,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Any
 
 SECTOR_BYTES = 512
 DISK_EVERY_S = 30.0
@@ -22,18 +22,22 @@ class HostFigures:
     def __init__(self, root: str) -> None:
         self._space = _Space(root)
         self._disks = _real_disks()
-        self._cpu: Optional[Tuple[int, int]] = None
-        self._io: Optional[Tuple[int, ...]] = None
-        self._at_s: Optional[float] = None
+        self._cpu: tuple[int, int] | None = None
+        self._io: tuple[int, ...] | None = None
+        self._at_s: float | None = None
 
-    def take(self, now_s: float) -> Dict[str, Any]:
+    def take(self, now_s: float) -> dict[str, Any]:
         """`now_s`: monotonic. The first look has no rates."""
         passed_s = None if self._at_s is None or now_s <= self._at_s else now_s - self._at_s
         self._at_s = now_s
         memory = parse_memory(read("/proc/meminfo"))
-        figures: Dict[str, Any] = {"cpu": self._cpu_percent(), "load1": parse_load(read("/proc/loadavg")),
-                                   "memory_used_bytes": memory[0], "memory_total_bytes": memory[1],
-                                   "disk_free_bytes": self._space.look(now_s)}
+        figures: dict[str, Any] = {
+            "cpu": self._cpu_percent(),
+            "load1": parse_load(read("/proc/loadavg")),
+            "memory_used_bytes": memory[0],
+            "memory_total_bytes": memory[1],
+            "disk_free_bytes": self._space.look(now_s),
+        }
         before = self._io
         self._io = parse_disks(read("/proc/diskstats"), self._disks) + parse_net(read("/proc/net/dev"))
         names = ("disk_read_bytes_s", "disk_write_bytes_s", "net_rx_bytes_s", "net_tx_bytes_s")
@@ -41,7 +45,7 @@ class HostFigures:
             figures[name] = _rate(before, self._io, place, passed_s)
         return figures
 
-    def _cpu_percent(self) -> Optional[float]:
+    def _cpu_percent(self) -> float | None:
         before, self._cpu = self._cpu, parse_cpu(read("/proc/stat", 4096))
         if before is None or self._cpu is None or self._cpu[1] <= before[1]:
             return None
@@ -55,10 +59,10 @@ class _Space:
     def __init__(self, path: str) -> None:
         self._path = path
         self._asked_s = -DISK_EVERY_S
-        self._answer: Optional[Tuple[float, int]] = None
-        self._thread: Optional[threading.Thread] = None
+        self._answer: tuple[float, int] | None = None
+        self._thread: threading.Thread | None = None
 
-    def look(self, now_s: float) -> Optional[int]:
+    def look(self, now_s: float) -> int | None:
         if now_s - self._asked_s >= DISK_EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked_s = now_s
             self._thread = threading.Thread(target=self._ask, args=(now_s,), daemon=True)
@@ -75,7 +79,7 @@ class _Space:
         self._answer = now_s, found.f_bavail * found.f_frsize
 
 
-def parse_cpu(text: str) -> Optional[Tuple[int, int]]:
+def parse_cpu(text: str) -> tuple[int, int] | None:
     """(busy, all) ticks of all CPUs since boot, from /proc/stat."""
     words = text.split("\n", 1)[0].split()
     if len(words) < 6 or words[0] != "cpu":
@@ -84,12 +88,12 @@ def parse_cpu(text: str) -> Optional[Tuple[int, int]]:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-def parse_load(text: str) -> Optional[float]:
+def parse_load(text: str) -> float | None:
     words = text.split()
     return float(words[0]) if words else None
 
 
-def parse_memory(text: str) -> Tuple[Optional[int], Optional[int]]:
+def parse_memory(text: str) -> tuple[int | None, int | None]:
     """(used, total) bytes; what can be had without swapping is not used."""
     found = {}
     for line in text.split("\n"):
@@ -100,7 +104,7 @@ def parse_memory(text: str) -> Tuple[Optional[int], Optional[int]]:
     return None if total is None or free is None else total - free, total
 
 
-def parse_disks(text: str, disks: Optional[frozenset[str]]) -> Tuple[int, ...]:
+def parse_disks(text: str, disks: frozenset[str] | None) -> tuple[int, ...]:
     """(read, written) bytes of these disks since boot; -1 where it is not known which are disks."""
     if disks is None:
         return (-1, -1)
@@ -113,28 +117,27 @@ def parse_disks(text: str, disks: Optional[frozenset[str]]) -> Tuple[int, ...]:
     return sectors[0] * SECTOR_BYTES, sectors[1] * SECTOR_BYTES
 
 
-def parse_net(text: str) -> Tuple[int, ...]:
+def parse_net(text: str) -> tuple[int, ...]:
     """(received, sent) bytes of the interfaces that are hardware, or, where none is (a container), of all but lo."""
-    counted: Dict[str, Tuple[int, int]] = {}
+    counted: dict[str, tuple[int, int]] = {}
     for line in text.split("\n")[2:]:
         name, separator, rest = line.partition(":")
         words = rest.split()
         if separator and name.strip() != "lo" and len(words) >= 9:
             counted[name.strip()] = int(words[0]), int(words[8])
-    hardware = [name for name in counted if os.path.exists("/sys/class/net/%s/device" % name)]
+    hardware = [name for name in counted if os.path.exists(f"/sys/class/net/{name}/device")]
     chosen = [counted[name] for name in hardware or counted]
     return sum(one[0] for one in chosen), sum(one[1] for one in chosen)
 
 
-def _real_disks() -> Optional[frozenset[str]]:
+def _real_disks() -> frozenset[str] | None:
     try:
         return frozenset(name for name in os.listdir("/sys/block") if not name.startswith(_NO_DISKS))
     except OSError:
         return None
 
 
-def _rate(before: Optional[Tuple[int, ...]], now: Tuple[int, ...], place: int, passed_s: Optional[float]
-          ) -> Optional[float]:
+def _rate(before: tuple[int, ...] | None, now: tuple[int, ...], place: int, passed_s: float | None) -> float | None:
     """A second; None at the first look, where nothing is counted, and where a counter went back."""
     if before is None or passed_s is None or now[place] < 0 or now[place] < before[place]:
         return None

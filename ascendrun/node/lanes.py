@@ -7,7 +7,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Deque, Dict
+    from typing import Callable
 
 MAX_LANES = 64
 
@@ -16,7 +16,7 @@ class Lanes:
     """A lane's thread lives as long as the lane has jobs."""
 
     def __init__(self) -> None:
-        self._lanes: Dict[str, Deque[Callable[[], None]]] = {}
+        self._lanes: dict[str, collections.deque[Callable[[], None]]] = {}
         self._idle = threading.Condition()
 
     def add(self, lane: str, job: Callable[[], None]) -> bool:

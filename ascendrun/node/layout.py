@@ -30,7 +30,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Mapping, Tuple
+    from typing import Mapping
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 TAG_VARIABLE = "ASCENDRUN_TAG"
@@ -51,24 +51,24 @@ def node_root(environ: Mapping[str, str]) -> str:
 
 
 def make_run(head_id: str, job_id: str) -> str:
-    return "%s-%s" % (head_id, job_id)
+    return f"{head_id}-{job_id}"
 
 
 def make_tag(run: str, attempt: int) -> str:
     return "%s.%d" % (run, attempt)
 
 
-def split_tag(tag: str) -> Tuple[str, int]:
+def split_tag(tag: str) -> tuple[str, int]:
     """(run, attempt). Raises ValueError when the text is no tag; a tag never names a folder outside ROOT/runs."""
     match = re.match(r"^([A-Za-z0-9][A-Za-z0-9_-]{0,80})\.([1-9][0-9]{0,6})\Z", tag)
     if not match:
-        raise ValueError("not a tag: %r" % (tag,))
+        raise ValueError(f"not a tag: {tag!r}")
     return match.group(1), int(match.group(2))
 
 
 def tree_dir(root: str, sha256: str) -> str:
     if not re.match(r"^[0-9a-f]{64}\Z", sha256):
-        raise ValueError("not a tree hash: %r" % (sha256,))
+        raise ValueError(f"not a tree hash: {sha256!r}")
     return os.path.join(root, "trees", sha256)
 
 

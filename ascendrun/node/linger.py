@@ -9,7 +9,7 @@ import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    pass
 
 EXIT_S = 10.0
 """How long a rank may live after it wrote that it is done."""
@@ -40,17 +40,17 @@ class LingerWatch:
     def __init__(self, *, exit_s: float = EXIT_S, linger_s: float = LINGER_S) -> None:
         self._exit_s = exit_s
         self._linger_s = linger_s
-        self._done_s: Optional[float] = None
-        self._idle_s: Optional[float] = None
+        self._done_s: float | None = None
+        self._idle_s: float | None = None
         self._idle_cpu_s = 0.0
         self._idle_bytes = 0
-        self._said: Optional[str] = None
+        self._said: str | None = None
 
     def see_done(self, now_s: float) -> None:
         if self._done_s is None:
             self._done_s = now_s
 
-    def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: Optional[float]) -> Optional[str]:
+    def look(self, now_s: float, *, cpu_s: float, written_bytes: int, other_exited_s: float | None) -> str | None:
         """FINISHED or IDLE, each once; None: nothing to say. `other_exited_s`: when another rank first exited 0."""
         if self._done_s is not None and now_s - self._done_s >= self._exit_s:
             return self._say(FINISHED)
@@ -63,7 +63,7 @@ class LingerWatch:
             return self._say(IDLE)
         return None
 
-    def _say(self, why: str) -> Optional[str]:
+    def _say(self, why: str) -> str | None:
         if self._said == why:
             return None
         self._said = why

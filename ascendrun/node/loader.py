@@ -16,7 +16,7 @@ from ascendrun.node import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, NamedTuple
+    from typing import NamedTuple
 
     class Step(NamedTuple):
         """What the far side has come to: a kind of below, and its detail as text."""
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         detail: str
 else:
     from collections import namedtuple
+
     Step = namedtuple("Step", "kind detail")
 
 NEED_AGENT = "need-agent"
@@ -38,8 +39,19 @@ FAILED = "failed"
 
 EXIT_FAILED, EXIT_NO_PYTHON = 96, 97
 
-PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", "python3.13", "python3.12", "python3.11",
-           "python3.10", "python3.9", "python3.8", "python3.7", "python")
+PYTHONS = (
+    "python3",
+    "/usr/bin/python3",
+    "/usr/local/bin/python3",
+    "python3.13",
+    "python3.12",
+    "python3.11",
+    "python3.10",
+    "python3.9",
+    "python3.8",
+    "python3.7",
+    "python",
+)
 
 NOISE_BYTES = 65536
 MAX_UPLOADS = 3
@@ -109,29 +121,39 @@ except Exception as e:
 # No newline, no backslash, no exclamation mark and no single quote may stand in it: csh and fish read those within
 # single quotes too. The script tells the interpreter's true path on descriptor 3 (python3 may be a slow shim), its
 # dialogue goes through 4, a copy of the standard output.
-_SHELL = ('r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; a="$r/agent-%(sha)s.pyz"; i="$r/agent-%(sha)s.python"; '
-          'if [ -L "$a" ] || [ -L "$i" ]; then :; '
-          'elif [ -O "$a" ] && [ -O "$i" ] && IFS= read -r e <"$i" && [ -x "$e" ]; then '
-          'case $(sha256sum "$a" 2>/dev/null) in %(sha)s*) '
-          'true 2>/dev/null >"$i" && exec "$e" -I -S "$a" serve;; esac; fi; '
-          'exec 4>&1; for p in %(pythons)s; do '
-          'command -v $p >/dev/null 2>&1 || continue; '
-          'e=$($p -I -S -c "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))" '
-          '%(script)s "$r" %(sha)s 3>&1 >&4 4>&- 2>/dev/null); '
-          'case $? in 0) exec "${e:-$p}" -I -S "$a" serve 4>&-;; %(failed)d) exit %(failed)d;; esac; '
-          'done; echo; echo ASCENDRUN-NO-PYTHON; exit %(no_python)d')
+_SHELL = (
+    'r="${ASCENDRUN_NODE_ROOT:-$HOME/.ascendrun}"; a="$r/agent-%(sha)s.pyz"; i="$r/agent-%(sha)s.python"; '
+    'if [ -L "$a" ] || [ -L "$i" ]; then :; '
+    'elif [ -O "$a" ] && [ -O "$i" ] && IFS= read -r e <"$i" && [ -x "$e" ]; then '
+    'case $(sha256sum "$a" 2>/dev/null) in %(sha)s*) '
+    'true 2>/dev/null >"$i" && exec "$e" -I -S "$a" serve;; esac; fi; '
+    "exec 4>&1; for p in %(pythons)s; do "
+    "command -v $p >/dev/null 2>&1 || continue; "
+    'e=$($p -I -S -c "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))" '
+    '%(script)s "$r" %(sha)s 3>&1 >&4 4>&- 2>/dev/null); '
+    'case $? in 0) exec "${e:-$p}" -I -S "$a" serve 4>&-;; %(failed)d) exit %(failed)d;; esac; '
+    "done; echo; echo ASCENDRUN-NO-PYTHON; exit %(no_python)d"
+)
 
-_WORD = re.compile(br"\nASCENDRUN-(?:(AGENT) 1|(NEED) ([0-9a-f]{16})|(NO-PYTHON)|(FAILED) ([^\n]*))\n")
+_WORD = re.compile(rb"\nASCENDRUN-(?:(AGENT) 1|(NEED) ([0-9a-f]{16})|(NO-PYTHON)|(FAILED) ([^\n]*))\n")
 _LONGEST_WORD = 4096
 
 
 def login_command(sha256_16: str) -> str:
     """The fixed line, for the first 16 hex digits of the agent's hash. Raises ValueError on anything else."""
     if not re.match(r"^[0-9a-f]{16}\Z", sha256_16):
-        raise ValueError("not the start of a hash: %r" % (sha256_16,))
+        raise ValueError(f"not the start of a hash: {sha256_16!r}")
     script = base64.b64encode(zlib.compress(_SCRIPT.strip().encode("ascii"), 9)).decode("ascii")
-    return "sh -c '%s'" % (_SHELL % {"pythons": " ".join(PYTHONS), "script": script, "sha": sha256_16,
-                                     "failed": EXIT_FAILED, "no_python": EXIT_NO_PYTHON})
+    return "sh -c '%s'" % (
+        _SHELL
+        % {
+            "pythons": " ".join(PYTHONS),
+            "script": script,
+            "sha": sha256_16,
+            "failed": EXIT_FAILED,
+            "no_python": EXIT_NO_PYTHON,
+        }
+    )
 
 
 def upload(pyz: bytes, sha256: str) -> bytes:
@@ -152,13 +174,13 @@ class Boot:
         self._buffer = bytearray()
         self._uploads = 0
 
-    def feed(self, data: bytes) -> List[Step]:
+    def feed(self, data: bytes) -> list[Step]:
         """The steps that `data` completes, in order; after READY, NO_PYTHON or FAILED no more come."""
         if self.is_over:
             self.leftover += data
             return []
         self._buffer += data
-        steps: List[Step] = []
+        steps: list[Step] = []
         while True:
             match = _WORD.search(bytes(self._buffer))
             if match is None:
@@ -166,7 +188,7 @@ class Boot:
                 return steps
             steps.append(self._step(match))
             self._keep_noise(match.start())
-            del self._buffer[:match.end() - match.start()]
+            del self._buffer[: match.end() - match.start()]
             if steps[-1].kind != NEED_AGENT:
                 self.is_over = True
                 self.leftover = bytes(self._buffer)
@@ -178,12 +200,13 @@ class Boot:
         return (self.noise + bytes(self._buffer))[:NOISE_BYTES]
 
     def _step(self, match: re.Match[bytes]) -> Step:
-        agent, need, name, no_python, _, why = (part.decode("utf-8", "replace") if part else ""
-                                                for part in match.groups())
+        agent, need, name, no_python, _, why = (
+            part.decode("utf-8", "replace") if part else "" for part in match.groups()
+        )
         if agent:
             return Step(READY, "")
         if no_python:
-            return Step(NO_PYTHON, "no Python of 3.7 or newer (tried %s)" % ", ".join(PYTHONS))
+            return Step(NO_PYTHON, "no Python of 3.7 or newer (tried {})".format(", ".join(PYTHONS)))
         if not need:
             return Step(FAILED, why)
         self._uploads += 1

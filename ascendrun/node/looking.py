@@ -16,7 +16,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -29,13 +29,22 @@ _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISCHR, "devi
 
 def look(item: Item, deadline: float) -> Raw:
     """The raw answer of one item. Raises OSError, ValueError or KeyError when it cannot be answered as a whole."""
-    kinds: Dict[str, Callable[[Item, float], Raw]] = {
-        "file": _file, "files": _files, "listdir": _listdir, "glob": _glob, "stat": _stat, "size": _size,
-        "disk": _disk, "write_probe": _write_probe, "limits": _limits, "bind": _bind, "openers": _openers,
+    kinds: dict[str, Callable[[Item, float], Raw]] = {
+        "file": _file,
+        "files": _files,
+        "listdir": _listdir,
+        "glob": _glob,
+        "stat": _stat,
+        "size": _size,
+        "disk": _disk,
+        "write_probe": _write_probe,
+        "limits": _limits,
+        "bind": _bind,
+        "openers": _openers,
     }
     kind = kinds.get(item["kind"])
     if kind is None:
-        raise ValueError("this agent knows no survey item of kind %r" % (item["kind"],))
+        raise ValueError("this agent knows no survey item of kind {!r}".format(item["kind"]))
     return kind(item, deadline)
 
 
@@ -75,7 +84,7 @@ def _glob(item: Item, deadline: float) -> Raw:
     return {"paths": sorted(path for pattern in item["patterns"] for path in glob.glob(pattern))}
 
 
-def _each(paths: List[str], deadline: float, call: Callable[[str], Raw]) -> Dict[str, Raw]:
+def _each(paths: list[str], deadline: float, call: Callable[[str], Raw]) -> dict[str, Raw]:
     answers = {}
     for path in paths:
         try:
@@ -102,9 +111,17 @@ def _stat(item: Item, deadline: float) -> Raw:
     def one(path: str) -> Raw:
         place = to_bytes(below + path)
         found = os.stat(place)
-        return {"kind": _kind(found.st_mode), "bytes": found.st_size, "mode": found.st_mode & 0o7777,
-                "uid": found.st_uid, "gid": found.st_gid, "mtime_s": found.st_mtime,
-                "readable": os.access(place, os.R_OK), "writable": os.access(place, os.W_OK)}
+        return {
+            "kind": _kind(found.st_mode),
+            "bytes": found.st_size,
+            "mode": found.st_mode & 0o7777,
+            "uid": found.st_uid,
+            "gid": found.st_gid,
+            "mtime_s": found.st_mtime,
+            "readable": os.access(place, os.R_OK),
+            "writable": os.access(place, os.W_OK),
+        }
+
     return {"stats": _each(item["paths"], deadline, one)}
 
 
@@ -142,29 +159,47 @@ def _disk(item: Item, deadline: float) -> Raw:
     def one(path: str) -> Raw:
         at = _standing(path)
         found = os.statvfs(to_bytes(at))
-        return {"at": at, "free_bytes": free_bytes(at), "total_bytes": found.f_blocks * found.f_frsize,
-                "free_inodes": found.f_favail, "total_inodes": found.f_files}
+        return {
+            "at": at,
+            "free_bytes": free_bytes(at),
+            "total_bytes": found.f_blocks * found.f_frsize,
+            "free_inodes": found.f_favail,
+            "total_inodes": found.f_files,
+        }
+
     return {"disks": _each(item["paths"], deadline, one)}
 
 
 def _write_probe(item: Item, deadline: float) -> Raw:
     """A folder that is not there yet is not made: the nearest one above it must take it."""
+
     def one(path: str) -> Raw:
         at = _standing(path)
         began = time.monotonic()
         try:
             checks.check_folder(at, make=False)
         except Refusal as refusal:
-            return {"at": at, "error": refusal.message, "code": refusal.code, "uid": os.stat(to_bytes(at)).st_uid,
-                    "late": False}
-        return {"at": at, "wall_s": round(time.monotonic() - began, 6), "free_bytes": free_bytes(at),
-                "uid": os.stat(to_bytes(at)).st_uid}
+            return {
+                "at": at,
+                "error": refusal.message,
+                "code": refusal.code,
+                "uid": os.stat(to_bytes(at)).st_uid,
+                "late": False,
+            }
+        return {
+            "at": at,
+            "wall_s": round(time.monotonic() - began, 6),
+            "free_bytes": free_bytes(at),
+            "uid": os.stat(to_bytes(at)).st_uid,
+        }
+
     return {"folders": _each(item["paths"], deadline, one)}
 
 
 def _limits(item: Item, deadline: float) -> Raw:
     import resource
-    found: Dict[str, List[Optional[int]]] = {}
+
+    found: dict[str, list[int | None]] = {}
     for name in LIMITS:
         number = getattr(resource, "RLIMIT_" + name, None)
         if number is not None:
@@ -181,14 +216,18 @@ def _bind(item: Item, deadline: float) -> Raw:
         else:
             held.release()
     owners = _owners(taken) if taken else {}
-    return {"taken": {str(number): owners.get(number, {"uid": None, "pid": None, "command": None, "tag": None})
-                      for number in taken}}
+    return {
+        "taken": {
+            str(number): owners.get(number, {"uid": None, "pid": None, "command": None, "tag": None})
+            for number in taken
+        }
+    }
 
 
-def _owners(wanted: List[int]) -> Dict[int, Raw]:
+def _owners(wanted: list[int]) -> dict[int, Raw]:
     """Who holds each port, as far as this user may see: the owner's number for all, the process for its own."""
-    inodes: Dict[str, int] = {}
-    found: Dict[int, Raw] = {}
+    inodes: dict[str, int] = {}
+    found: dict[int, Raw] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = _read(path, 8 << 20).splitlines()[1:]
@@ -205,7 +244,7 @@ def _owners(wanted: List[int]) -> Dict[int, Raw]:
     return found
 
 
-def parse_socket_line(line: str) -> Tuple[int, int, str]:
+def parse_socket_line(line: str) -> tuple[int, int, str]:
     """(local port, owner's uid, inode) of one line of /proc/net/tcp; (0, 0, "") of what is none."""
     fields = line.split()
     try:
@@ -219,14 +258,14 @@ def _open_files() -> Any:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        folder = "/proc/%s/fd" % name
+        folder = f"/proc/{name}/fd"
         try:
             descriptors = os.listdir(folder)
         except OSError:
             continue
         for descriptor in descriptors:
             try:
-                yield int(name), descriptor, os.readlink("%s/%s" % (folder, descriptor))
+                yield int(name), descriptor, os.readlink(f"{folder}/{descriptor}")
             except OSError:
                 continue
 
@@ -235,33 +274,33 @@ def _openers(item: Item, deadline: float) -> Raw:
     """Processes that hold files of the patterns open. `hidden`: how many processes this user may not look into."""
     wanted = {path for pattern in item["patterns"] for path in glob.glob(pattern)}
     found = {(pid, target) for pid, _, target in _open_files() if target in wanted}
-    hidden = sum(1 for name in os.listdir("/proc") if name.isdigit() and not os.access("/proc/%s/fd" % name, os.R_OK))
+    hidden = sum(1 for name in os.listdir("/proc") if name.isdigit() and not os.access(f"/proc/{name}/fd", os.R_OK))
     return {"openers": [_describe(pid, path) for pid, path in sorted(found)], "hidden": hidden}
 
 
 def _describe(pid: int, path: str) -> Raw:
     try:
-        uid: Optional[int] = os.stat("/proc/%d" % pid).st_uid
+        uid: int | None = os.stat("/proc/%d" % pid).st_uid
     except OSError:
         uid = None
     return {"path": path, "pid": pid, "uid": uid, "user": _user(uid), "command": _command(pid), "tag": _tag(pid)}
 
 
-def _tag(pid: int) -> Optional[str]:
+def _tag(pid: int) -> str | None:
     """The attempt that the process belongs to; None: to none of ascendrun's, or not to be seen."""
     mark = to_bytes(layout.TAG_VARIABLE) + b"="
-    tags = [one[len(mark):] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
+    tags = [one[len(mark) :] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
     return tags[0].decode("utf-8", "replace") if tags else None
 
 
-def _user(uid: Optional[int]) -> Optional[str]:
+def _user(uid: int | None) -> str | None:
     try:
         return None if uid is None else pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 
 
-def _command(pid: int) -> Optional[str]:
+def _command(pid: int) -> str | None:
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             words = file.read(2048).replace(b"\0", b" ").strip()

@@ -12,7 +12,7 @@ from ascendrun.node.files import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict
+    from typing import Any, Callable
 
 LIMIT_BYTES = 4 << 20
 JOIN_BYTES = 1 << 18
@@ -27,14 +27,14 @@ class Outbox:
         self._fd = fd
         self._beat_s = beat_s
         self._on_broken = on_broken
-        self._frames: Deque[bytes] = collections.deque()
+        self._frames: collections.deque[bytes] = collections.deque()
         self._waiting_bytes = 0
         self._busy = False
         self._broken = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True, name="writer").start()
 
-    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Waits while the reader is slow. Frames for a reader who is gone are dropped."""
         frame = wire.pack(header, body)
         with self._changed:

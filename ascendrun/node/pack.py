@@ -10,7 +10,7 @@ import zipfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Tuple
+    pass
 
 LEFT_OUT = ("pack.py", "loader.py")
 """The head's side of the matter."""
@@ -43,13 +43,13 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=1)
-def agent_pyz() -> Tuple[bytes, str]:
+def agent_pyz() -> tuple[bytes, str]:
     """(the archive, its SHA-256 in hex)."""
     data = pack_files(_sources())
     return data, hashlib.sha256(data).hexdigest()
 
 
-def pack_files(files: Dict[str, bytes]) -> bytes:
+def pack_files(files: dict[str, bytes]) -> bytes:
     """A zip archive that depends on names and contents only."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -62,7 +62,7 @@ def pack_files(files: Dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _sources() -> Dict[str, bytes]:
+def _sources() -> dict[str, bytes]:
     folder = os.path.dirname(os.path.abspath(__file__))
     files = {"__main__.py": MAIN, "ascendrun/__init__.py": b""}
     for name in os.listdir(folder):

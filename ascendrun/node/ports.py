@@ -6,13 +6,13 @@ import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, List, Optional
+    from typing import Iterable
 
 
 class HeldPort:
     """A port bound on every address and not listened on: nobody else can have it until `release`."""
 
-    def __init__(self, number: int, sockets: List[socket.socket]) -> None:
+    def __init__(self, number: int, sockets: list[socket.socket]) -> None:
         self.number = number
         self._sockets = sockets
 
@@ -22,13 +22,13 @@ class HeldPort:
         self._sockets = []
 
 
-def hold_port(number: int, *, after_others: bool = False) -> Optional[HeldPort]:
+def hold_port(number: int, *, after_others: bool = False) -> HeldPort | None:
     """None when somebody has it, on any address of IPv4 or IPv6, or when this user may not have it.
 
     `after_others`: connections that have ended, and that the kernel remembers for a minute, are no hindrance, as they
     are none to a server that sets SO_REUSEADDR.
     """
-    sockets: List[socket.socket] = []
+    sockets: list[socket.socket] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             bound = socket.socket(family, socket.SOCK_STREAM)
@@ -49,7 +49,7 @@ def hold_port(number: int, *, after_others: bool = False) -> Optional[HeldPort]:
     return HeldPort(number, sockets)
 
 
-def hold_first(numbers: Iterable[int]) -> Optional[HeldPort]:
+def hold_first(numbers: Iterable[int]) -> HeldPort | None:
     """The first free one of `numbers`, in their order; None: all are taken."""
     for number in numbers:
         held = hold_port(number)

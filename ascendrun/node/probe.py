@@ -10,17 +10,17 @@ from ascendrun.node.files import free_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any
 
 RESOLVE_S = 8.0
 """All peers are looked up side by side; who has no answer by then is told as unknown."""
 PARALLEL = 32
 
 
-def probe(root: str, peers: Dict[str, List[str]]) -> Dict[str, Any]:
+def probe(root: str, peers: dict[str, list[str]]) -> dict[str, Any]:
     """{at_ns, free_bytes, routes}: each peer's route is {interface, source, error}, None: unknown, `error` says why."""
-    late = {"interface": None, "source": None, "error": "no answer from the name service within %g s" % RESOLVE_S}
-    found: Dict[str, Any] = {}
+    late = {"interface": None, "source": None, "error": f"no answer from the name service within {RESOLVE_S:g} s"}
+    found: dict[str, Any] = {}
     names = list(peers)
     lock = threading.Lock()
 

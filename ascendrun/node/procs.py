@@ -11,7 +11,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """System call numbers, the same on every architecture; Python offers them from 3.9 on only."""
@@ -40,12 +40,18 @@ class Stat:
 
 def parse_stat(text: bytes) -> Stat:
     """The name in the second field may hold anything, brackets and spaces too: count from its last bracket."""
-    fields = text[text.rindex(b")") + 2:].split()
-    return Stat(int(text[:text.index(b" ")]), fields[0].decode("ascii"), int(fields[1]), int(fields[3]),
-                int(fields[11]) + int(fields[12]), int(fields[19]))
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Stat(
+        int(text[: text.index(b" ")]),
+        fields[0].decode("ascii"),
+        int(fields[1]),
+        int(fields[3]),
+        int(fields[11]) + int(fields[12]),
+        int(fields[19]),
+    )
 
 
-def read_stat(pid: int) -> Optional[Stat]:
+def read_stat(pid: int) -> Stat | None:
     """None when there is no such process."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
@@ -54,7 +60,7 @@ def read_stat(pid: int) -> Optional[Stat]:
         return None
 
 
-def snapshot() -> Dict[int, Stat]:
+def snapshot() -> dict[int, Stat]:
     """Every process that this user may see, by pid."""
     found = {}
     for name in os.listdir("/proc"):
@@ -87,13 +93,13 @@ def read_line(path: str) -> str:
         return ""
 
 
-def identify(pid: int) -> Dict[str, Any]:
+def identify(pid: int) -> dict[str, Any]:
     """What names this process for good: {pid, start, boot_id}; start is -1 for a process that is gone."""
     stat = read_stat(pid)
     return {"pid": pid, "start": stat.start if stat else -1, "boot_id": boot_id()}
 
 
-def is_alive(identity: Dict[str, Any]) -> bool:
+def is_alive(identity: dict[str, Any]) -> bool:
     """Whether the very process of `identify` still runs: not a later one with its number, not its zombie."""
     if identity.get("boot_id") != boot_id():
         return False
@@ -126,7 +132,7 @@ def send_signal(pid: int, start: int, signum: int) -> bool:
             os.close(handle)
 
 
-def _pidfd_open(pid: int) -> Optional[int]:
+def _pidfd_open(pid: int) -> int | None:
     """None where the kernel cannot. Raises ProcessLookupError."""
     try:
         if hasattr(os, "pidfd_open"):

@@ -12,7 +12,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional
+    from typing import Any, Callable, Mapping
 
 PORT_TOKEN = "\0MASTER_PORT\0"
 """The same as core/plan.PORT_TOKEN; a test holds them together."""
@@ -42,8 +42,15 @@ def to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master_port: Optional[int],
-                 secret: Mapping[str, str], tag: str, root: str) -> Dict[bytes, bytes]:
+def rank_environ(
+    login: Mapping[bytes, bytes],
+    own: Mapping[str, str],
+    *,
+    master_port: int | None,
+    secret: Mapping[str, str],
+    tag: str,
+    root: str,
+) -> dict[bytes, bytes]:
     """What the rank sees: the login's variables without ours, the plan's, the port, the secrets, tag and node root."""
     env = dict(login)
     for name in layout.OURS:
@@ -58,14 +65,14 @@ def rank_environ(login: Mapping[bytes, bytes], own: Mapping[str, str], *, master
     return env
 
 
-def put_port(text: str, master_port: Optional[int]) -> str:
+def put_port(text: str, master_port: int | None) -> str:
     return text if master_port is None else text.replace(PORT_TOKEN, str(master_port))
 
 
 class Started:
     """A rank that runs: its process and our ends of its pipes. `status_fd`: where a set-up reports, None: no set-up."""
 
-    def __init__(self, process: subprocess.Popen[bytes], status_fd: Optional[int]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], status_fd: int | None) -> None:
         assert process.stdout is not None and process.stderr is not None
         self.process = process
         self.pid = process.pid
@@ -74,8 +81,9 @@ class Started:
         self.status_fd = status_fd
 
 
-def start_rank(argv: List[str], env: Dict[bytes, bytes], *, cwd: str, setup: Optional[str], umask: int,
-               enter: Callable[[], None]) -> Started:
+def start_rank(
+    argv: list[str], env: dict[bytes, bytes], *, cwd: str, setup: str | None, umask: int, enter: Callable[[], None]
+) -> Started:
     """Starts the command, through bash when there is a set-up. `enter` runs in the child before the command.
 
     Raises Refusal("cannot-start") saying what the system said: no such command, not executable, too long.
@@ -94,8 +102,9 @@ def start_rank(argv: List[str], env: Dict[bytes, bytes], *, cwd: str, setup: Opt
         os.close(theirs)
 
 
-def _popen(argv: List[bytes], env: Dict[bytes, bytes], *, cwd: str, umask: int, enter: Callable[[], None],
-           keep: Any) -> subprocess.Popen[bytes]:
+def _popen(
+    argv: list[bytes], env: dict[bytes, bytes], *, cwd: str, umask: int, enter: Callable[[], None], keep: Any
+) -> subprocess.Popen[bytes]:
     def prepare() -> None:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -104,9 +113,18 @@ def _popen(argv: List[bytes], env: Dict[bytes, bytes], *, cwd: str, umask: int, 
         os.umask(umask)
 
     try:
-        process = subprocess.Popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, start_new_session=True, preexec_fn=prepare,
-                                   pass_fds=keep, bufsize=0)
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=prepare,
+            pass_fds=keep,
+            bufsize=0,
+        )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd) from error
     for pipe in (process.stdout, process.stderr):
@@ -120,24 +138,29 @@ def explain_start_failure(error: Exception, command: str, cwd: str) -> Refusal:
     """The system's word, with the thing and the way out. Pure."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and getattr(error, "filename", None) in (cwd, os.fsencode(cwd)):
-        return Refusal("cannot-start", "the working folder %s does not exist" % cwd, "create it or change it")
+        return Refusal("cannot-start", f"the working folder {cwd} does not exist", "create it or change it")
     hints = {
-        errno.ENOENT: ("no such command: %s" % command, "give its full path, or set PATH in the job's env or setup"),
-        errno.EACCES: ("%s is not executable" % command, "chmod +x it, or start it through its interpreter"),
-        errno.ENOEXEC: ("%s is no program for this machine" % command,
-                        "check its first line (#!) and that it was built for this architecture"),
-        errno.E2BIG: ("the arguments and environment of %s are too long for the kernel" % command,
-                      "pass large values in a file"),
-        errno.EAGAIN: ("the process limit is reached; %s was not started" % command, "see: ulimit -u"),
-        errno.ENOMEM: ("there is not enough memory to start %s" % command, None),
+        errno.ENOENT: (f"no such command: {command}", "give its full path, or set PATH in the job's env or setup"),
+        errno.EACCES: (f"{command} is not executable", "chmod +x it, or start it through its interpreter"),
+        errno.ENOEXEC: (
+            f"{command} is no program for this machine",
+            "check its first line (#!) and that it was built for this architecture",
+        ),
+        errno.E2BIG: (
+            f"the arguments and environment of {command} are too long for the kernel",
+            "pass large values in a file",
+        ),
+        errno.EAGAIN: (f"the process limit is reached; {command} was not started", "see: ulimit -u"),
+        errno.ENOMEM: (f"there is not enough memory to start {command}", None),
     }
-    message, hint = hints.get(number or 0, ("cannot start %s: %s" % (command, error), None))
+    message, hint = hints.get(number or 0, (f"cannot start {command}: {error}", None))
     return Refusal("cannot-start", message, hint)
 
 
 def _widen(fd: int) -> None:
     """A bigger pipe lets a flood run on while we write; the kernel may refuse, and that is fine."""
     import fcntl
+
     try:
         fcntl.fcntl(fd, 1031, PIPE_BYTES)
     except OSError:

@@ -13,13 +13,20 @@ from ascendrun.node import layout, procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Mapping, Optional, Set, Tuple
+    from typing import Iterable, Mapping, Tuple
 
     Who = Tuple[int, int]
 
 
-def find_attempt(tag: str, *, root: str = "", supervisor: int = 0, ranks: Mapping[int, int] = {},
-                 extra: Iterable[int] = (), has_sampler: bool = False) -> List[Who]:
+def find_attempt(
+    tag: str,
+    *,
+    root: str = "",
+    supervisor: int = 0,
+    ranks: Mapping[int, int] = {},
+    extra: Iterable[int] = (),
+    has_sampler: bool = False,
+) -> list[Who]:
     """(pid, start time) of every living process of the attempt, oldest first, without the supervisor itself.
 
     `root`: only those of the node with this root, since one machine may be several nodes; "": of all of them.
@@ -27,11 +34,12 @@ def find_attempt(tag: str, *, root: str = "", supervisor: int = 0, ranks: Mappin
     `extra`: pids known from elsewhere (a cgroup). `has_sampler`: the supervisor's own sampler and its tools run as
     well; they are passed over.
     """
-    return find_marked(_marks(tag, root), supervisor=supervisor, ranks=ranks, extra=extra,
-                       aside=_SAMPLER if has_sampler else None)
+    return find_marked(
+        _marks(tag, root), supervisor=supervisor, ranks=ranks, extra=extra, aside=_SAMPLER if has_sampler else None
+    )
 
 
-def find_sampler(tag: str, *, root: str) -> List[Who]:
+def find_sampler(tag: str, *, root: str) -> list[Who]:
     """The sampler of an attempt and its tools."""
     return find_marked(dict(_marks(tag, root), **_SAMPLER))
 
@@ -39,12 +47,18 @@ def find_sampler(tag: str, *, root: str) -> List[Who]:
 _SAMPLER = {layout.SAMPLER_VARIABLE: "1"}
 
 
-def _marks(tag: str, root: str) -> Dict[str, str]:
+def _marks(tag: str, root: str) -> dict[str, str]:
     return {layout.TAG_VARIABLE: tag, layout.ROOT_VARIABLE: root} if root else {layout.TAG_VARIABLE: tag}
 
 
-def find_marked(marks: Mapping[str, str], *, supervisor: int = 0, ranks: Mapping[int, int] = {},
-                extra: Iterable[int] = (), aside: Optional[Mapping[str, str]] = None) -> List[Who]:
+def find_marked(
+    marks: Mapping[str, str],
+    *,
+    supervisor: int = 0,
+    ranks: Mapping[int, int] = {},
+    extra: Iterable[int] = (),
+    aside: Mapping[str, str] | None = None,
+) -> list[Who]:
     """The same for any variables in the environment, all of which must be there. `aside`: more variables; who has
     them too is not looked at."""
     table = procs.snapshot()
@@ -60,15 +74,14 @@ def find_marked(marks: Mapping[str, str], *, supervisor: int = 0, ranks: Mapping
     spared = {os.getpid(), supervisor}
     seeds = (marked | set(extra) | in_sessions(table, ranks)) - spared
     kin = descendants(table, seeds | ({supervisor} if supervisor else set())) - spared
-    return [(pid, table[pid].start) for pid in sorted(kin, key=lambda pid: table[pid].start)
-            if not table[pid].is_dead]
+    return [(pid, table[pid].start) for pid in sorted(kin, key=lambda pid: table[pid].start) if not table[pid].is_dead]
 
 
-def _pairs(marks: Mapping[str, str]) -> Set[bytes]:
-    return {os.fsencode("%s=%s" % mark) for mark in marks.items()}
+def _pairs(marks: Mapping[str, str]) -> set[bytes]:
+    return {os.fsencode("{}={}".format(*mark)) for mark in marks.items()}
 
 
-def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> Set[int]:
+def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> set[int]:
     """The members of the sessions whose leader is still the recorded process.
 
     A session without its leader is not trusted: its number could have been given to a stranger since.
@@ -77,12 +90,12 @@ def in_sessions(table: Mapping[int, procs.Stat], leaders: Mapping[int, int]) -> 
     return {stat.pid for stat in table.values() if stat.session in mine}
 
 
-def descendants(table: Mapping[int, procs.Stat], roots: Iterable[int]) -> Set[int]:
+def descendants(table: Mapping[int, procs.Stat], roots: Iterable[int]) -> set[int]:
     """The roots that live and all below them."""
-    children: Dict[int, List[int]] = {}
+    children: dict[int, list[int]] = {}
     for stat in table.values():
         children.setdefault(stat.ppid, []).append(stat.pid)
-    found: Set[int] = set()
+    found: set[int] = set()
     todo = [pid for pid in roots if pid in table]
     while todo:
         pid = todo.pop()

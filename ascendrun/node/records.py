@@ -13,7 +13,7 @@ from ascendrun.node.layout import ENDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any
 
 RESERVE_BYTES = 1 << 20
 """Space held by a file of nothing, given up when the disk is full: room for a few thousand records."""
@@ -23,7 +23,7 @@ _RESERVE = "reserve"
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def parse_events(data: bytes) -> List[Dict[str, Any]]:
+def parse_events(data: bytes) -> list[dict[str, Any]]:
     """The whole records in `data`; a torn line (power loss, full disk) is passed over."""
     found = []
     for line in data.split(b"\n"):
@@ -36,7 +36,7 @@ def parse_events(data: bytes) -> List[Dict[str, Any]]:
     return found
 
 
-def read_events(folder: str) -> List[Dict[str, Any]]:
+def read_events(folder: str) -> list[dict[str, Any]]:
     """The attempt's records so far, in order; [] when there are none."""
     try:
         with open(os.path.join(folder, EVENTS), "rb") as file:
@@ -56,8 +56,9 @@ class Records:
 
     def hold_reserve(self) -> None:
         """Takes the reserve. Raises OSError: then the disk is full already."""
-        fd = os.open(os.path.join(self._folder, _RESERVE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-                     0o600)
+        fd = os.open(
+            os.path.join(self._folder, _RESERVE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             write_all(fd, b"\0" * RESERVE_BYTES)
         finally:
@@ -109,8 +110,9 @@ def free_reserve(folder: str) -> bool:
     return True
 
 
-def write_end(folder: str, records: Records, *, leftovers: List[int], codes: Dict[str, Optional[int]],
-              wait_s: Optional[float] = None) -> None:
+def write_end(
+    folder: str, records: Records, *, leftovers: list[int], codes: dict[str, int | None], wait_s: float | None = None
+) -> None:
     """The last word of an attempt: the event, then the file that makes its phase `ended`.
 
     While the disk is full it is tried again every `wait_s`; None: OSError is raised.

@@ -6,12 +6,9 @@ import errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional
+    pass
 
-_FULL = {
-    errno.ENOSPC: "the disk is full (or has no free inodes)",
-    errno.EDQUOT: "the disk quota is used up",
-}
+_FULL = {errno.ENOSPC: "the disk is full (or has no free inodes)", errno.EDQUOT: "the disk quota is used up"}
 _UNWRITABLE = {
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "permission denied",
@@ -25,13 +22,13 @@ _UNWRITABLE = {
 class Refusal(Exception):
     """An operation's "no". `code` is stable and for programs; `hint` is the way out, None when there is none."""
 
-    def __init__(self, code: str, message: str, hint: Optional[str] = None) -> None:
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
 
-    def as_json(self) -> Dict[str, Optional[str]]:
+    def as_json(self) -> dict[str, str | None]:
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
@@ -41,8 +38,7 @@ def refusal_of(error: OSError, doing: str) -> Refusal:
     `doing` names the thing, such as "cannot write /home/x/.ascendrun".
     """
     if error.errno in _FULL:
-        return Refusal("disk-full", "%s: %s" % (doing, _FULL[error.errno]), "free some space there, then try again")
+        return Refusal("disk-full", f"{doing}: {_FULL[error.errno]}", "free some space there, then try again")
     if error.errno in _UNWRITABLE:
-        return Refusal("bad-folder", "%s: %s" % (doing, _UNWRITABLE[error.errno]),
-                       "check the folder's owner, mode and mount")
-    return Refusal("os-error", "%s: %s" % (doing, error.strerror or error), None)
+        return Refusal("bad-folder", f"{doing}: {_UNWRITABLE[error.errno]}", "check the folder's owner, mode and mount")
+    return Refusal("os-error", f"{doing}: {error.strerror or error}", None)

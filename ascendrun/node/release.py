@@ -9,12 +9,12 @@ from ascendrun.node import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Tuple
+    from typing import Any, Mapping
 
 _LOG = re.compile(r"^(rank-\d+\.(?:out|err))(\.times)?\.(\d+)$")
 
 
-def release(root: str, request: Dict[str, Any]) -> Dict[str, Any]:
+def release(root: str, request: dict[str, Any]) -> dict[str, Any]:
     """{tag, have: {"rank-3.out": {"0": bytes}, "rank-3.out.times": {...}}, keep_bytes} -> {freed_bytes, kept_bytes}.
 
     `have`: what the head holds. Generations of which it holds every byte, and every arrival time, may go, the oldest
@@ -25,7 +25,7 @@ def release(root: str, request: Dict[str, Any]) -> Dict[str, Any]:
     have = request["have"]
     found = _logs(folder)
     total = sum(one.size for one in found)
-    newest: Dict[str, int] = {}
+    newest: dict[str, int] = {}
     for one in found:
         newest[one.name] = max(newest.get(one.name, 0), one.generation)
     freed = 0
@@ -48,7 +48,7 @@ class _Log:
     def __init__(self, name: str, generation: int) -> None:
         self.name = name
         self.generation = generation
-        self.parts: Dict[str, int] = {}
+        self.parts: dict[str, int] = {}
         self.mtime_ns = 0
 
     @property
@@ -56,12 +56,14 @@ class _Log:
         return sum(self.parts.values())
 
     def is_held(self, have: Mapping[str, Mapping[str, int]]) -> bool:
-        return all(int(have.get(self.name + part, {}).get(str(self.generation), 0)) >= size
-                   for part, size in self.parts.items())
+        return all(
+            int(have.get(self.name + part, {}).get(str(self.generation), 0)) >= size
+            for part, size in self.parts.items()
+        )
 
 
-def _logs(folder: str) -> List[_Log]:
-    found: Dict[Tuple[str, int], _Log] = {}
+def _logs(folder: str) -> list[_Log]:
+    found: dict[tuple[str, int], _Log] = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

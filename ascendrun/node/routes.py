@@ -8,7 +8,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Sequence, Tuple
+    from typing import Sequence
 
 _RTM_GETROUTE, _NLM_F_REQUEST, _NLMSG_ERROR = 26, 1, 2
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
@@ -24,7 +24,7 @@ def pack_question(family: int, address: bytes) -> bytes:
     return _HEADER.pack(_HEADER.size + len(body), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + body
 
 
-def parse_answer(data: bytes) -> Tuple[Optional[int], Optional[bytes]]:
+def parse_answer(data: bytes) -> tuple[int | None, bytes | None]:
     """(interface index, own address) from the kernel's reply; None where it names none (no route)."""
     length, kind = _HEADER.unpack_from(data)[:2]
     if kind == _NLMSG_ERROR:
@@ -33,7 +33,7 @@ def parse_answer(data: bytes) -> Tuple[Optional[int], Optional[bytes]]:
     at = _HEADER.size + _ROUTE.size
     while at + 4 <= min(length, len(data)):
         size, name = _ATTRIBUTE.unpack_from(data, at)
-        value = data[at + 4:at + size]
+        value = data[at + 4 : at + size]
         if name == _RTA_OIF:
             index = struct.unpack("=I", value)[0]
         elif name == _RTA_PREFSRC:
@@ -42,7 +42,7 @@ def parse_answer(data: bytes) -> Tuple[Optional[int], Optional[bytes]]:
     return index, source
 
 
-def route_to(address: str) -> Tuple[Optional[str], Optional[str]]:
+def route_to(address: str) -> tuple[str | None, str | None]:
     """(interface, own address) for a numeric address; (None, None): there is no route. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address.split("%")[0])
@@ -54,29 +54,29 @@ def route_to(address: str) -> Tuple[Optional[str], Optional[str]]:
     return interface, socket.inet_ntop(family, source) if source else None
 
 
-def resolve(name: str) -> List[str]:
+def resolve(name: str) -> list[str]:
     """Numeric addresses of a name, IPv4 first, each once. Raises OSError; may wait long for a silent DNS server."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda answer: answer[0] != socket.AF_INET)
     return list(dict.fromkeys(str(answer[4][0]) for answer in found))
 
 
-def find_route(names: Sequence[str]) -> Dict[str, Optional[str]]:
+def find_route(names: Sequence[str]) -> dict[str, str | None]:
     """{interface, source, error} by the first of `names` that resolves and has a route."""
     error = "no address was given"
     for name in names:
         try:
             addresses = resolve(name)
         except (OSError, UnicodeError) as problem:
-            error = "%s: %s" % (name, getattr(problem, "strerror", None) or problem)
+            error = "{}: {}".format(name, getattr(problem, "strerror", None) or problem)
             continue
         for address in addresses:
             try:
                 interface, source = route_to(address)
             except OSError as problem:
-                error = "%s: %s" % (address, problem.strerror or os.strerror(problem.errno or 0))
+                error = f"{address}: {problem.strerror or os.strerror(problem.errno or 0)}"
                 continue
             if interface is not None:
                 return {"interface": interface, "source": source, "error": None}
-            error = "%s: no route" % address
+            error = f"{address}: no route"
     return {"interface": None, "source": None, "error": error}

@@ -27,7 +27,7 @@ from ascendrun.node.records import read_events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence
+    from typing import Any, Callable, Sequence
 
 FILE = "samples"
 ROTATE_BYTES = 4 << 20
@@ -48,11 +48,11 @@ class SampleFile:
         self._limit = limit
         self._keep = keep
         self._generation = 0
-        self._fd: Optional[int] = None
+        self._fd: int | None = None
         self._looked_s = -SPARE_LOOK_S
         self._has_room = True
 
-    def write(self, line: Dict[str, Any], now_s: float) -> None:
+    def write(self, line: dict[str, Any], now_s: float) -> None:
         """Whole or not at all; never raises for a disk that is full or broken."""
         if now_s - self._looked_s >= SPARE_LOOK_S:
             self._looked_s = now_s
@@ -98,8 +98,16 @@ class SampleFile:
 class Sampler:
     """The loop. `out(line, now_s)` takes each line; `until_fd`: when it says anything, or ends, so does the loop."""
 
-    def __init__(self, sampling: Dict[str, Any], *, root: str, leaders: Sequence[Leader], group: Optional[str],
-                 out: Callable[[Dict[str, Any], float], None], until_fd: int) -> None:
+    def __init__(
+        self,
+        sampling: dict[str, Any],
+        *,
+        root: str,
+        leaders: Sequence[Leader],
+        group: str | None,
+        out: Callable[[dict[str, Any], float], None],
+        until_fd: int,
+    ) -> None:
         self._every_s = max(0.1, float(sampling["every_s"]))
         self._out = out
         self._until_fd = until_fd
@@ -125,26 +133,33 @@ class Sampler:
 
     def _look(self, now_s: float) -> None:
         at_ns = time.time_ns()
-        self._out({"at_ns": at_ns, "host": _known(self._host.take(now_s)),
-                   "ranks": [_known(rank) for rank in self._ranks.take(now_s)]}, now_s)
+        self._out(
+            {
+                "at_ns": at_ns,
+                "host": _known(self._host.take(now_s)),
+                "ranks": [_known(rank) for rank in self._ranks.take(now_s)],
+            },
+            now_s,
+        )
 
-    def _said(self, line: Dict[str, Any], text: bytes) -> None:
+    def _said(self, line: dict[str, Any], text: bytes) -> None:
         self._out(dict(line, **pack_text(text)), time.monotonic())
 
 
-def pack_text(text: bytes) -> Dict[str, str]:
+def pack_text(text: bytes) -> dict[str, str]:
     if len(text) < PACKED_FROM:
         return {"text": text.decode("utf-8", "replace")}
     return {"z": base64.b64encode(zlib.compress(text, 6)).decode("ascii")}
 
 
-def _known(figures: Dict[str, Any]) -> Dict[str, Any]:
+def _known(figures: dict[str, Any]) -> dict[str, Any]:
     """What is not known is not written: it reads as not known."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def sample_once(root: str, items: Sequence[Dict[str, Any]],
-                survey: Callable[[List[Dict[str, Any]]], Dict[str, Any]]) -> Dict[str, Any]:
+def sample_once(
+    root: str, items: Sequence[dict[str, Any]], survey: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> dict[str, Any]:
     """How this host is now, without a job: {lines: as above, at_ns}. `survey` asks the tools, each with a deadline."""
     figures = HostFigures(root)
     began_s = time.monotonic()
@@ -153,16 +168,23 @@ def sample_once(root: str, items: Sequence[Dict[str, Any]],
     results = survey([dict(item, kind="argv", max_bytes=sampletools.MAX_BYTES) for item in items])
     # Not time.sleep: it fails where a test shifts this host's clock.
     select.select([], [], [], max(0.0, FIRST_RATE_S - (time.monotonic() - began_s)))
-    lines: List[Dict[str, Any]] = [{"at_ns": time.time_ns(), "host": _known(figures.take(time.monotonic()))}]
+    lines: list[dict[str, Any]] = [{"at_ns": time.time_ns(), "host": _known(figures.take(time.monotonic()))}]
     for item in items:
         raw = results[item["name"]]
         text = raw.get("out", "") + raw.get("err", "") if "error" not in raw else raw["error"]
-        lines.append({"at_ns": at_ns, "tool": item["name"], "code": raw.get("code"),
-                      "timed_out": bool(raw.get("timed_out") or raw.get("late")), "text": text})
+        lines.append(
+            {
+                "at_ns": at_ns,
+                "tool": item["name"],
+                "code": raw.get("code"),
+                "timed_out": bool(raw.get("timed_out") or raw.get("late")),
+                "text": text,
+            }
+        )
     return {"lines": lines, "at_ns": time.time_ns()}
 
 
-def leaders_of(folder: str, prepared: Dict[str, Any]) -> List[Leader]:
+def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
     """The processes that the story of this attempt says were started."""
     environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
     found = []
@@ -170,8 +192,14 @@ def leaders_of(folder: str, prepared: Dict[str, Any]) -> List[Leader]:
         if event.get("event") == "rank_started":
             env = environments.get(int(event["rank"]), {})
             rank, local_rank = env.get("RANK"), env.get("LOCAL_RANK")
-            found.append(Leader(int(event["pid"]), int(event["start"]), None if rank is None else int(rank),
-                                None if local_rank is None else int(local_rank)))
+            found.append(
+                Leader(
+                    int(event["pid"]),
+                    int(event["start"]),
+                    None if rank is None else int(rank),
+                    None if local_rank is None else int(local_rank),
+                )
+            )
     return found
 
 
@@ -185,8 +213,14 @@ def main(folder: str) -> int:
         return 0
     identity = read_json(os.path.join(folder, layout.IDENTITY)) or {}
     file = SampleFile(folder, limit=int(sampling.get("rotate_bytes") or ROTATE_BYTES))
-    Sampler(sampling, root=layout.root_of(folder), leaders=leaders_of(folder, prepared), group=identity.get("cgroup"),
-            out=file.write, until_fd=sys.stdin.fileno()).run()
+    Sampler(
+        sampling,
+        root=layout.root_of(folder),
+        leaders=leaders_of(folder, prepared),
+        group=identity.get("cgroup"),
+        out=file.write,
+        until_fd=sys.stdin.fileno(),
+    ).run()
     return 0
 
 

@@ -14,7 +14,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+    from typing import Any, Callable, Mapping, Sequence
 
 MAX_BYTES = 1 << 20
 RAREST_S = 300.0
@@ -27,19 +27,19 @@ ALONE_S = 3.0
 class Tool:
     """One item {name, argv, every_s, timeout_s}."""
 
-    def __init__(self, item: Dict[str, Any], now_s: float) -> None:
+    def __init__(self, item: dict[str, Any], now_s: float) -> None:
         self.name = str(item["name"])
         self.argv = [str(word) for word in item["argv"]]
         self.every_s = max(0.1, float(item["every_s"]))
         self.timeout_s = float(item["timeout_s"])
         self.due_s = now_s
         self.failures = 0
-        self.child: Optional[subprocess.Popen[bytes]] = None
+        self.child: subprocess.Popen[bytes] | None = None
         self.out = bytearray()
         self.is_cut = False
         self.began_s = 0.0
         self.began_ns = 0
-        self.ended_s: Optional[float] = None
+        self.ended_s: float | None = None
         self.is_killed = False
 
     @property
@@ -51,18 +51,25 @@ class Tool:
 class Tools:
     """Use from one thread. `said(line)` gets what a tool answered, as the line to be written."""
 
-    def __init__(self, items: Sequence[Dict[str, Any]], *, env: Mapping[bytes, bytes],
-                 said: Callable[[Dict[str, Any], bytes], None]) -> None:
+    def __init__(
+        self,
+        items: Sequence[dict[str, Any]],
+        *,
+        env: Mapping[bytes, bytes],
+        said: Callable[[dict[str, Any], bytes], None],
+    ) -> None:
         now_s = time.monotonic()
         self._tools = [Tool(item, now_s) for item in items]
         self._env = dict(env)
         self._said = said
 
-    def fds(self) -> List[int]:
+    def fds(self) -> list[int]:
         """What to wait for."""
-        return [tool.child.stdout.fileno() for tool in self._tools
-                if tool.runs and tool.child is not None and tool.child.stdout is not None
-                and not tool.child.stdout.closed]
+        return [
+            tool.child.stdout.fileno()
+            for tool in self._tools
+            if tool.runs and tool.child is not None and tool.child.stdout is not None and not tool.child.stdout.closed
+        ]
 
     def wait_s(self, now_s: float) -> float:
         """When `turn` has something to do at the latest."""
@@ -72,8 +79,9 @@ class Tools:
                 until = min(until, max(tool.due_s, self._free_s()))
         for tool in self._tools:
             if tool.runs:
-                until = min(until, now_s + 0.02 if tool.ended_s or self._is_silent(tool) else
-                            tool.began_s + tool.timeout_s)
+                until = min(
+                    until, now_s + 0.02 if tool.ended_s or self._is_silent(tool) else tool.began_s + tool.timeout_s
+                )
         return max(0.0, until - now_s)
 
     def turn(self, now_s: float) -> None:
@@ -102,8 +110,15 @@ class Tools:
         # Through a shell of the system's: should the tool's own file hang, it hangs there and not in us.
         argv = tool.argv if tool.argv[0] == "sh" else ["sh", "-c", 'exec "$@"', "sh"] + tool.argv
         try:
-            tool.child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                          stderr=subprocess.STDOUT, env=self._env, cwd="/", start_new_session=True)
+            tool.child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                cwd="/",
+                start_new_session=True,
+            )
         except OSError as error:
             self._tell(tool, now_s, code=None, text=str(error).encode("utf-8"))
             return
@@ -150,8 +165,7 @@ class Tools:
             if tool.is_cut:
                 return  # who talks without end is ended
 
-    def _tell(self, tool: Tool, now_s: float, *, code: Optional[int], text: bytes = b"", timed_out: bool = False
-              ) -> None:
+    def _tell(self, tool: Tool, now_s: float, *, code: int | None, text: bytes = b"", timed_out: bool = False) -> None:
         tool.due_s = max(tool.due_s, now_s + min(tool.every_s, now_s - tool.began_s))  # it rests as long as it took
         tool.failures = 0 if code == 0 else tool.failures + 1
         if tool.failures:
@@ -165,7 +179,7 @@ class Tools:
         self._said(line, text or bytes(tool.out))
 
 
-def wait(fds: Sequence[int], timeout_s: float) -> List[int]:
+def wait(fds: Sequence[int], timeout_s: float) -> list[int]:
     """Those with something to read."""
     poll = select.poll()
     for fd in fds:

@@ -17,7 +17,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+    from typing import Any, Callable, Mapping, NamedTuple
 
     from ascendrun.node.attempts import Attempts
     from ascendrun.node.execute import Commands
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
         keep order per attempt or tree; "own" runs beside everything. `deadline_s`: when the head gets an answer
         whether the work is done or not; None: the request's own time-out decides."""
 
-        run: Callable[[Dict[str, Any], bytes], Tuple[Dict[str, Any], bytes]]
+        run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
         lane: str
-        deadline_s: Optional[float]
+        deadline_s: float | None
 else:
     from collections import namedtuple
+
     Operation = namedtuple("Operation", "run lane deadline_s")
 
 READ_BYTES = 1 << 18
@@ -43,7 +44,7 @@ LAST_WORK_S = 5.0
 class Pending:
     """One request that is being worked on: answered exactly once, by the work or by its deadline."""
 
-    def __init__(self, number: Any, op: str, deadline: Optional[float]) -> None:
+    def __init__(self, number: Any, op: str, deadline: float | None) -> None:
         self.number = number
         self.op = op
         self.deadline = deadline
@@ -64,7 +65,7 @@ class Pending:
 class Agent:
     """The loop. Fast operations run in it; the others beside it, so that a beat is never late."""
 
-    def __init__(self, root: str, *, agent: List[str], umask: int, in_fd: int, out_fd: int) -> None:
+    def __init__(self, root: str, *, agent: list[str], umask: int, in_fd: int, out_fd: int) -> None:
         login = dict(os.environb)
         clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in layout.OURS}
         self._root = root
@@ -74,12 +75,16 @@ class Agent:
         self._lanes = Lanes()
         self._login, self._clean_login = login, clean
         self._making = threading.RLock()
-        self._made: Dict[str, Any] = {}
-        self._follower = Follower(root, send=lambda header, body: self.outbox.send(header, body),
-                                  note_lost=lambda tag: self._attempts().note_lost(tag))
-        self.outbox = Outbox(out_fd, lambda: self.close(0),
-                             lambda: wire.BEAT_S if self._follower.is_busy else wire.RESTING_BEAT_S)
-        self._pending: List[Pending] = []
+        self._made: dict[str, Any] = {}
+        self._follower = Follower(
+            root,
+            send=lambda header, body: self.outbox.send(header, body),
+            note_lost=lambda tag: self._attempts().note_lost(tag),
+        )
+        self.outbox = Outbox(
+            out_fd, lambda: self.close(0), lambda: wire.BEAT_S if self._follower.is_busy else wire.RESTING_BEAT_S
+        )
+        self._pending: list[Pending] = []
         self._own_lanes = 0
         self._operations = self._make_operations()
 
@@ -94,29 +99,40 @@ class Agent:
     def _attempts(self) -> Attempts:
         def make() -> Attempts:
             from ascendrun.node.attempts import Attempts
-            return Attempts(self._root, agent=self._agent, login=self._login, umask=self._umask,
-                            verify_tree=lambda sha256: self._trees().verify(sha256))
+
+            return Attempts(
+                self._root,
+                agent=self._agent,
+                login=self._login,
+                umask=self._umask,
+                verify_tree=lambda sha256: self._trees().verify(sha256),
+            )
+
         made: Attempts = self._once("attempts", make)
         return made
 
     def _trees(self) -> Trees:
         def make() -> Trees:
             from ascendrun.node.trees import Trees
+
             return Trees(self._root)
+
         made: Trees = self._once("trees", make)
         return made
 
     def _commands(self) -> Commands:
         def make() -> Commands:
             from ascendrun.node.execute import Commands
+
             return Commands(self._clean_login, self._umask)
+
         made: Commands = self._once("commands", make)
         return made
 
-    def _make_operations(self) -> Dict[str, Operation]:
+    def _make_operations(self) -> dict[str, Operation]:
         attempts, trees = self._attempts, self._trees
 
-        def simple(call: Callable[[Dict[str, Any]], Optional[Dict[str, Any]]]) -> Any:
+        def simple(call: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
             return lambda request, body: (call(request) or {}, b"")
 
         return {
@@ -125,8 +141,9 @@ class Agent:
             "follow": Operation(simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {})), "", None),
             "unfollow": Operation(simple(lambda r: self._follower.unfollow(r["tag"])), "", None),
             "tree_have": Operation(simple(lambda r: {"have": trees().have(r["sha256"])}), "sha256", 30),
-            "tree_put": Operation(lambda r, body: (trees().put(r["sha256"], r["offset"], r["total"], body), b""),
-                                  "sha256", 600),
+            "tree_put": Operation(
+                lambda r, body: (trees().put(r["sha256"], r["offset"], r["total"], body), b""), "sha256", 600
+            ),
             "prepare": Operation(simple(lambda r: attempts().prepare(r)), "tag", 300),
             "go": Operation(simple(lambda r: attempts().go(r)), "tag", 30),
             "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
@@ -144,35 +161,46 @@ class Agent:
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
         }
 
-    def _probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.probe import probe
+
         return probe(self._root, request.get("peers") or {})
 
-    def _survey(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.survey import Surveys
+
         return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
 
-    def _release(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.release import release
+
         return release(self._root, request)
 
-    def _grep(self, request: Dict[str, Any]) -> Tuple[Dict[str, Any], bytes]:
+    def _grep(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         from ascendrun.node.grep import grep
+
         return grep(self._root, request, agent=self._agent, commands=self._commands(), login=self._clean_login)
 
-    def _gather(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.gather import Gathering
-        return Gathering(self._root, request, login=self._clean_login, commands=self._commands(),
-                         send=self.outbox.send).run()
 
-    def _sample(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        return Gathering(
+            self._root, request, login=self._clean_login, commands=self._commands(), send=self.outbox.send
+        ).run()
+
+    def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
         from ascendrun.node.sample import sample_once
-        return sample_once(self._root, request["items"], lambda items: self._survey(
-            {"items": items, "timeout_s": request.get("timeout_s")})["results"])
+
+        return sample_once(
+            self._root,
+            request["items"],
+            lambda items: self._survey({"items": items, "timeout_s": request.get("timeout_s")})["results"],
+        )
 
     def run(self) -> int:
         """Until the input ends, `bye`, or nonsense arrives."""
         from ascendrun.node.hello import hello
+
         self.outbox.send(hello(self._root, self._agent[-1]))
         self._lanes.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
         self._lanes.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
@@ -189,7 +217,7 @@ class Agent:
             try:
                 frames = reader.feed(data)
             except wire.FrameError as error:
-                sys.stderr.write("ascendrun agent: %s\n" % error)
+                sys.stderr.write(f"ascendrun agent: {error}\n")
                 return 2
             for header, body in frames:
                 self._take(header, body)
@@ -203,7 +231,7 @@ class Agent:
     def close(self, status: int) -> None:
         """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
         with self._making:
-            commands: Optional[Commands] = self._made.get("commands")
+            commands: Commands | None = self._made.get("commands")
         if commands is not None:
             commands.end_all()
         self._lanes.wait_idle(LAST_WORK_S)
@@ -212,12 +240,16 @@ class Agent:
 
     # --- requests ---
 
-    def _take(self, header: Dict[str, Any], body: bytes) -> None:
+    def _take(self, header: dict[str, Any], body: bytes) -> None:
         name = str(header.get("op"))
         operation = self._operations.get(name)
         if operation is None:
-            self._refuse(header.get("id"), Refusal("unknown-op", "this agent knows no operation %r" % name,
-                                                   "use the agent that came with this head"))
+            self._refuse(
+                header.get("id"),
+                Refusal(
+                    "unknown-op", f"this agent knows no operation {name!r}", "use the agent that came with this head"
+                ),
+            )
             return
         deadline_s = header.get("deadline_s") or operation.deadline_s
         pending = Pending(header.get("id"), name, time.monotonic() + deadline_s if deadline_s else None)
@@ -241,10 +273,10 @@ class Agent:
             self._own_lanes += 1
             return "own-%d" % self._own_lanes
         if kind == "release":  # a slow disk must not hold up the stop of the same attempt
-            return "release-%s" % header.get("tag")
-        return "%s-%s" % (kind, header.get(kind))
+            return "release-{}".format(header.get("tag"))
+        return f"{kind}-{header.get(kind)}"
 
-    def _work(self, pending: Pending, operation: Operation, header: Dict[str, Any], body: bytes) -> None:
+    def _work(self, pending: Pending, operation: Operation, header: dict[str, Any], body: bytes) -> None:
         try:
             fields, reply_body = operation.run(header, body)
             refusal = None
@@ -262,7 +294,7 @@ class Agent:
 
     # --- deadlines ---
 
-    def _wait_s(self) -> Optional[float]:
+    def _wait_s(self) -> float | None:
         self._pending = [pending for pending in self._pending if not pending.is_answered]
         deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -270,8 +302,14 @@ class Agent:
     def _expire(self, now: float) -> None:
         for pending in self._pending:
             if pending.deadline is not None and pending.deadline <= now and pending.take():
-                self._refuse(pending.number, Refusal("deadline", "%s did not end in time on this node" % pending.op,
-                                                     "see what the node is busy with: a slow disk or name service?"))
+                self._refuse(
+                    pending.number,
+                    Refusal(
+                        "deadline",
+                        f"{pending.op} did not end in time on this node",
+                        "see what the node is busy with: a slow disk or name service?",
+                    ),
+                )
 
 
 def explain(error: Exception, op: str) -> Refusal:
@@ -279,13 +317,14 @@ def explain(error: Exception, op: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
-        return Refusal("bad-request", "%s: %s: %s" % (op, type(error).__name__, error), None)
+        return Refusal("bad-request", f"{op}: {type(error).__name__}: {error}", None)
     import traceback
+
     sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    return Refusal("internal", "%s: %s: %s" % (op, type(error).__name__, error), "see the agent's standard error")
+    return Refusal("internal", f"{op}: {type(error).__name__}: {error}", "see the agent's standard error")
 
 
-def own_command() -> List[str]:
+def own_command() -> list[str]:
     """How to start this very agent again with another role."""
     executable = sys.executable or os.readlink("/proc/self/exe")
     return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
@@ -298,7 +337,7 @@ def main() -> int:
     try:
         make_private_dir(root)
     except (Refusal, OSError) as error:
-        sys.stderr.write("ascendrun agent: cannot use %s: %s\n" % (root, error))
+        sys.stderr.write(f"ascendrun agent: cannot use {root}: {error}\n")
         return 96
     null = os.open(os.devnull, os.O_RDONLY)
     in_fd, out_fd = private_copy(0, null), private_copy(1, 2)

@@ -10,7 +10,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, List, Mapping, Optional, Set, Tuple
+    from typing import Iterator, Mapping
 
 HEAD_BYTES = 256 << 10
 """Of a file that is too long so much of its beginning is kept: settings stand there; the rest is its end."""
@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _KERNEL_STAMP = re.compile(rb"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
 
 
-def expand_first(bases: List[str], environ: Mapping[str, str]) -> Optional[str]:
+def expand_first(bases: list[str], environ: Mapping[str, str]) -> str | None:
     """The first base whose variables are all set and not empty, absolute; None: there is none."""
     for base in bases:
         names = [name.strip("{}") for name in _VARIABLE.findall(base)] + (["HOME"] if base.startswith("~") else [])
@@ -33,17 +33,21 @@ def expand_first(bases: List[str], environ: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def walk(base: str, patterns: List[str], deadline: float) -> Iterator[Tuple[str, os.stat_result]]:
+def walk(base: str, patterns: list[str], deadline: float) -> Iterator[tuple[str, os.stat_result]]:
     """Regular files that match one of `patterns` ("debug/plog/plog-*.log") and lie below `base` themselves: a link
     below it is not followed, `base` itself may be one."""
     looked_at = 0
-    seen: Set[str] = set()
+    seen: set[str] = set()
     for pattern in patterns:
         folders = [os.path.realpath(base)]
         *parents, last = pattern.split("/")
         for part in parents:
-            folders = [entry.path for folder in folders for entry in _entries(folder)
-                       if fnmatch.fnmatchcase(entry.name, part) and entry.is_dir(follow_symlinks=False)]
+            folders = [
+                entry.path
+                for folder in folders
+                for entry in _entries(folder)
+                if fnmatch.fnmatchcase(entry.name, part) and entry.is_dir(follow_symlinks=False)
+            ]
         for folder in folders:
             for entry in _entries(folder):
                 looked_at += 1
@@ -60,7 +64,7 @@ def walk(base: str, patterns: List[str], deadline: float) -> Iterator[Tuple[str,
                     yield entry.path, facts
 
 
-def _entries(folder: str) -> List[os.DirEntry[str]]:
+def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -68,7 +72,7 @@ def _entries(folder: str) -> List[os.DirEntry[str]]:
         return []
 
 
-def choose_parts(size: int, room: int) -> Tuple[List[Tuple[int, int]], int]:
+def choose_parts(size: int, room: int) -> tuple[list[tuple[int, int]], int]:
     """Which (start, count) of a file are sent when there is room for so much, and how many bytes are left out.
 
     All of it; else its beginning and, most of all, its end.
@@ -79,15 +83,21 @@ def choose_parts(size: int, room: int) -> Tuple[List[Tuple[int, int]], int]:
     return [(0, head), (size - (room - head), room - head)], size - room
 
 
-def excerpt(text: bytes, patterns: List[str], *, around: int) -> bytes:
+def excerpt(text: bytes, patterns: list[str], *, around: int) -> bytes:
     """The lines in which one of the patterns is found, and so many about each; `...` where lines were left out."""
-    search = re.compile("|".join("(?:%s)" % pattern for pattern in patterns).encode("utf-8"), re.IGNORECASE).search
+    search = re.compile("|".join(f"(?:{pattern})" for pattern in patterns).encode("utf-8"), re.IGNORECASE).search
     lines = text.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    wanted = sorted({near for at, line in enumerate(lines) if search(line)
-                     for near in range(max(0, at - around), min(len(lines), at + around + 1))})
-    out: List[bytes] = []
+    wanted = sorted(
+        {
+            near
+            for at, line in enumerate(lines)
+            if search(line)
+            for near in range(max(0, at - around), min(len(lines), at + around + 1))
+        }
+    )
+    out: list[bytes] = []
     for before, at in zip([-1] + wanted, wanted):
         if at != before + 1 and out:
             out.append(b"...")

@@ -18,7 +18,7 @@ from ascendrun.node.files import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Tuple
+    pass
 
 ROTATE_BYTES = 256 << 20
 SLACK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ TIMES = struct.Struct("!QQ")
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> Tuple[bytes, bytes]:
+def split_at_limit(chunk: bytes, size: int, *, limit: int, slack: int) -> tuple[bytes, bytes]:
     """What still belongs to a generation of `size` bytes, and what to the next one.
 
     The last line end before the limit is best, then the first one after it, then, beyond the slack, any place.
@@ -55,13 +55,13 @@ class Spool:
         self._name = name
         self._limit = limit
         self._slack = min(SLACK_BYTES, limit)
-        self._files: List[int] = []
+        self._files: list[int] = []
         self._size = 0
         self.generation = 0
         self.total_bytes = 0
         self.dropped_bytes = 0
         self.drop_reason = ""
-        self.cuts: List[Tuple[int, int]] = []
+        self.cuts: list[tuple[int, int]] = []
 
     def write(self, chunk: bytes, at_ns: int) -> None:
         """Takes the bytes over; never raises for a disk that is full or broken."""
@@ -107,7 +107,7 @@ class Spool:
             if not self._files:
                 self._open()
             while view:
-                view = view[os.write(self._files[0], view):]
+                view = view[os.write(self._files[0], view) :]
         except OSError as error:
             self._drop(len(view), error)
         if self._files and len(view) < len(chunk):

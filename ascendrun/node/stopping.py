@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, NamedTuple, Optional, Sequence
+    from typing import NamedTuple, Sequence
 
     class Step(NamedTuple):
         """At `at_s` (monotonic) send `signal` to everything, or to the ranks' own processes only."""
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         everything: bool
 else:
     from collections import namedtuple
+
     Step = namedtuple("Step", "at_s signal everything")
 
 FAILURE_GRACE_S = 5.0
@@ -28,17 +29,20 @@ UNKILLABLE_S = 30.0
 """So long after SIGKILL a process that still lives (stuck in the kernel) is told as left over."""
 
 
-def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> List[Step]:
+def steps_for(by: str, *, now_s: float, signal: str, grace_s: float) -> list[Step]:
     """The way to the end. `by`: head, limit and node ask the program to save first; failure and finished do not."""
     if by == "failure":
         return [Step(now_s, "TERM", True), Step(now_s + min(grace_s, FAILURE_GRACE_S), "KILL", True)]
     if by == "finished":
         return [Step(now_s, "TERM", True), Step(now_s + LEFTOVER_GRACE_S, "KILL", True)]
-    return [Step(now_s, signal, False), Step(now_s + grace_s, "TERM", True),
-            Step(now_s + grace_s + TERM_GRACE_S, "KILL", True)]
+    return [
+        Step(now_s, signal, False),
+        Step(now_s + grace_s, "TERM", True),
+        Step(now_s + grace_s + TERM_GRACE_S, "KILL", True),
+    ]
 
 
-def kill_now(now_s: float) -> List[Step]:
+def kill_now(now_s: float) -> list[Step]:
     return [Step(now_s, "KILL", True)]
 
 
@@ -46,7 +50,7 @@ class Ladder:
     """The steps still to be taken. A new way replaces the old one only when it kills sooner."""
 
     def __init__(self) -> None:
-        self._steps: List[Step] = []
+        self._steps: list[Step] = []
         self.reached_kill = False
 
     @property
@@ -60,13 +64,13 @@ class Ladder:
         self._steps = list(steps)
         return True
 
-    def due(self, now_s: float) -> List[Step]:
+    def due(self, now_s: float) -> list[Step]:
         """The steps whose time has come, each once."""
         due = [step for step in self._steps if step.at_s <= now_s]
-        self._steps = self._steps[len(due):]
+        self._steps = self._steps[len(due) :]
         self.reached_kill = self.reached_kill or any(step.signal == "KILL" for step in due)
         return due
 
-    def next_s(self) -> Optional[float]:
+    def next_s(self) -> float | None:
         """When the next step is due; None: there is none."""
         return self._steps[0].at_s if self._steps else None

@@ -19,7 +19,7 @@ from ascendrun.node.watch import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any
 
 
 def main(folder: str) -> int:
@@ -35,7 +35,7 @@ def main(folder: str) -> int:
     try:
         supervisor = _take_over(folder, spec)
     except OSError as error:
-        _tell({"error": refusal_of(error, "cannot keep records in %s" % folder).as_json()})
+        _tell({"error": refusal_of(error, f"cannot keep records in {folder}").as_json()})
         return 1
     if supervisor is None:
         _tell({"already": True})
@@ -45,7 +45,7 @@ def main(folder: str) -> int:
     return 0
 
 
-def _take_over(folder: str, spec: Dict[str, Any]) -> Optional[Supervisor]:
+def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
     """Claims the attempt; None when it was claimed before. Raises OSError; then nothing is claimed."""
     prepared = read_json(os.path.join(folder, PREPARED))
     if prepared is None:
@@ -68,7 +68,7 @@ def _take_over(folder: str, spec: Dict[str, Any]) -> Optional[Supervisor]:
     return Supervisor(folder, prepared, spec, records, group)
 
 
-def _tell(answer: Dict[str, Any]) -> None:
+def _tell(answer: dict[str, Any]) -> None:
     """The serving agent may be gone: the attempt goes on without it."""
     try:
         os.write(1, json.dumps(answer).encode("ascii") + b"\n")
@@ -79,5 +79,3 @@ def _tell(answer: Dict[str, Any]) -> None:
         os.dup2(null, fd)
     os.close(null)
     sys.stdout = None
-
-

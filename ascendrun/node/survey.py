@@ -35,7 +35,7 @@ from ascendrun.node.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+    from typing import Any, Callable, Dict, Mapping
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -56,12 +56,12 @@ class Surveys:
         self._login = login
         self._commands = commands
 
-    def run(self, request: Dict[str, Any]) -> Raw:
+    def run(self, request: dict[str, Any]) -> Raw:
         """{"results": {item's name: raw answer}}: every item has one, also when this node hangs in places."""
         shell = request.get("shell")
         items = list(request["items"])
         end = time.monotonic() + float(request.get("timeout_s") or SURVEY_S)
-        results: Dict[str, Raw] = {}
+        results: dict[str, Raw] = {}
         lock = threading.Lock()
         todo = list(reversed(items))
         done = threading.Semaphore(0)
@@ -89,12 +89,12 @@ class Surveys:
             todo.clear()
             return {"results": {item["name"]: results.setdefault(item["name"], late) for item in items}}
 
-    def _answer(self, item: Item, shell: Optional[Dict[str, Any]], end: float) -> Raw:
+    def _answer(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
         now = time.monotonic()
         deadline = min(end, now + float(item.get("timeout_s") or ITEM_S))
         if deadline <= now:
             return {"error": "no time was left for it", "late": True}
-        kinds: Dict[str, Callable[[], Raw]] = {
+        kinds: dict[str, Callable[[], Raw]] = {
             "argv": lambda: self._run(item, None, deadline),
             "shell_argv": lambda: self._run(item, shell or {}, deadline),
             "listen": lambda: touch.listen(item, deadline),
@@ -105,14 +105,20 @@ class Surveys:
                 return kinds[item["kind"]]()
             return _with_deadline(lambda: looking.look(item, deadline), deadline)
         except Exception as error:  # one question that goes wrong must not cost the others' answers; the head shows it
-            return {"error": "%s: %s" % (type(error).__name__, error), "late": False}
+            return {"error": f"{type(error).__name__}: {error}", "late": False}
 
-    def _run(self, item: Item, shell: Optional[Dict[str, Any]], deadline: float) -> Raw:
+    def _run(self, item: Item, shell: dict[str, Any] | None, deadline: float) -> Raw:
         argv = [to_bytes(part) for part in item["argv"]]
         if shell is None:
             return self._gather(argv, self._login, item, cwd=None, deadline=deadline)
-        env = rank_environ(self._login, shell.get("env") or {}, master_port=None, tag="", root=self._root,
-                           secret=shell.get("secret_env") or {})
+        env = rank_environ(
+            self._login,
+            shell.get("env") or {},
+            master_port=None,
+            tag="",
+            root=self._root,
+            secret=shell.get("secret_env") or {},
+        )
         del env[to_bytes(layout.TAG_VARIABLE)]
         wanted = shell.get("cwd") or ""
         cwd = wanted if os.path.isdir(to_bytes(wanted)) else self._scratch()
@@ -120,8 +126,14 @@ class Surveys:
             return self._gather(argv, env, item, cwd=cwd, deadline=deadline)
         ours, theirs = os.pipe()
         try:
-            outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs,
-                     to_bytes(shell["setup"])]
+            outer = [
+                b"bash",
+                b"-c",
+                to_bytes(SETUP_SCRIPT),
+                b"ascendrun-setup",
+                b"%d" % theirs,
+                to_bytes(shell["setup"]),
+            ]
             raw = self._gather(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
             os.set_blocking(ours, False)
             raw["setup"] = _setup_word(ours)
@@ -130,17 +142,39 @@ class Surveys:
             os.close(ours)
             os.close(theirs)
 
-    def _gather(self, argv: List[bytes], env: Mapping[bytes, bytes], item: Item, *, cwd: Optional[str],
-                deadline: float, keep: Tuple[int, ...] = ()) -> Raw:
+    def _gather(
+        self,
+        argv: list[bytes],
+        env: Mapping[bytes, bytes],
+        item: Item,
+        *,
+        cwd: str | None,
+        deadline: float,
+        keep: tuple[int, ...] = (),
+    ) -> Raw:
         try:
             done = self._commands.carry_out(
-                argv, env, to_bytes(item.get("stdin") or ""), timeout_s=deadline - time.monotonic(), cwd=cwd,
-                limit=int(item.get("max_bytes") or OUT_BYTES), keep=keep)
+                argv,
+                env,
+                to_bytes(item.get("stdin") or ""),
+                timeout_s=deadline - time.monotonic(),
+                cwd=cwd,
+                limit=int(item.get("max_bytes") or OUT_BYTES),
+                keep=keep,
+            )
         except Refusal as refusal:
             is_missing = isinstance(refusal.__cause__, FileNotFoundError)
             return {"error": refusal.message, "late": False, "missing": is_missing}
-        return {"code": done.code, "signal": done.signal, "timed_out": done.timed_out, "truncated": done.truncated,
-                "wall_s": done.wall_s, "out": _text(done.out), "err": _text(done.err), "setup": None}
+        return {
+            "code": done.code,
+            "signal": done.signal,
+            "timed_out": done.timed_out,
+            "truncated": done.truncated,
+            "wall_s": done.wall_s,
+            "out": _text(done.out),
+            "err": _text(done.err),
+            "setup": None,
+        }
 
     def _scratch(self) -> str:
         """The folder to stand in while the run has none yet: an empty one, so that nothing there is imported."""
@@ -168,8 +202,8 @@ def _text(data: bytes) -> str:
 
 def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
     """The call's answer, or "late": a look at a dead network file system may hang for ever, and nothing ends it."""
-    box: List[Raw] = []
-    failed: List[Exception] = []
+    box: list[Raw] = []
+    failed: list[Exception] = []
 
     def work() -> None:
         try:

@@ -17,7 +17,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict
 
     Item = Dict[str, Any]
     Raw = Dict[str, Any]
@@ -30,8 +30,8 @@ AT_ONCE = 32
 
 def listen(item: Item, deadline: float) -> Raw:
     """Accepts on every port of the item until each has heard all expected names, or the deadline."""
-    answers: Dict[str, Raw] = {}
-    open_ports: Dict[Any, Raw] = {}
+    answers: dict[str, Raw] = {}
+    open_ports: dict[Any, Raw] = {}
     expected = set(item["expect"])
     try:
         for number in item["ports"]:
@@ -89,7 +89,7 @@ def _greet(listener: socket.socket, item: Item, answer: Raw, deadline: float) ->
 def connect_all(item: Item, deadline: float) -> Raw:
     """Goes to every target, side by side."""
     todo = list(item["targets"])
-    touched: List[Raw] = []
+    touched: list[Raw] = []
     lock = threading.Lock()
 
     def work() -> None:
@@ -117,8 +117,9 @@ def _connect(target: Item, item: Item, deadline: float) -> Raw:
     while time.monotonic() < deadline:
         began = time.monotonic()
         try:
-            with socket.create_connection((target["address"], int(target["port"])),
-                                          timeout=max(0.01, deadline - began)) as peer:
+            with socket.create_connection(
+                (target["address"], int(target["port"])), timeout=max(0.01, deadline - began)
+            ) as peer:
                 wall_s = time.monotonic() - began
                 peer.settimeout(max(0.01, deadline - time.monotonic()))
                 peer.sendall((GREETING % (item["nonce"], item["as"])).encode("utf-8"))
@@ -126,7 +127,7 @@ def _connect(target: Item, item: Item, deadline: float) -> Raw:
             if len(words) == 3 and words[1] == item["nonce"]:
                 if words[2] == target["peer"]:
                     return {"wall_s": round(wall_s, 6)}
-                return {"error": "%s answered there" % words[2], "code": "wrong-host"}
+                return {"error": f"{words[2]} answered there", "code": "wrong-host"}
             error = "another program answered there"
         except socket.timeout:
             return {"error": "no answer within the time", "code": "silent"}

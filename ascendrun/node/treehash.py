@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import io
 import os
 import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+    from typing import IO, Iterator, Mapping, NamedTuple, Sequence
 
     class Entry(NamedTuple):
         """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         size: int
 else:
     from collections import namedtuple
+
     Entry = namedtuple("Entry", "path kind digest size")
 
 NAME_BYTES = 255
@@ -43,7 +43,7 @@ class BadTree(ValueError):
     """The folder (or the archive) cannot be a tree; the text names the entry and the rule."""
 
 
-def list_tree(folder: str, exclude: Sequence[str] = ()) -> List[Entry]:
+def list_tree(folder: str, exclude: Sequence[str] = ()) -> list[Entry]:
     """Everything in `folder` that is not excluded, in canonical order, with its hash.
 
     Raises BadTree for what no tree may hold (a socket, a link that leads out), OSError for what cannot be read.
@@ -69,21 +69,25 @@ def tree_hash(folder: str, exclude: Sequence[str] = ()) -> str:
     return hash_listing(list_tree(folder, exclude))
 
 
-def parse_canonical(data: bytes) -> List[Entry]:
+def parse_canonical(data: bytes) -> list[Entry]:
     """The inverse of `canonical` (sizes are 0). Raises BadTree."""
     parts = data.split(b"\0")
     if len(parts) % 3 != 1:
         raise BadTree("the listing is damaged")
-    return [Entry(parts[at + 2], parts[at].lstrip(b"\n").decode("ascii", "replace"), parts[at + 1], 0)
-            for at in range(0, len(parts) - 1, 3)]
+    return [
+        Entry(parts[at + 2], parts[at].lstrip(b"\n").decode("ascii", "replace"), parts[at + 1], 0)
+        for at in range(0, len(parts) - 1, 3)
+    ]
 
 
 def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
     """The listed entries as an uncompressed tar. Raises BadTree when a file changed since it was listed."""
     import tarfile
+
     root = os.fsencode(folder)
-    with tarfile.open(fileobj=out, mode="w:", format=tarfile.GNU_FORMAT, encoding="utf-8",
-                      errors="surrogateescape") as tar:
+    with tarfile.open(
+        fileobj=out, mode="w:", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as tar:
         for entry in entries:
             member = tarfile.TarInfo(entry.path.decode("utf-8", "surrogateescape"))
             member.mode = 0o444 if entry.kind == "f" else 0o555
@@ -98,24 +102,24 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
             with open(os.path.join(root, entry.path), "rb") as file:
                 member.size = entry.size
                 if os.fstat(file.fileno()).st_size != entry.size:
-                    raise BadTree("%s changed while it was being staged" % show(entry.path))
+                    raise BadTree(f"{show(entry.path)} changed while it was being staged")
                 tar.addfile(member, file)
             tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
 
 
-def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Optional[str]:
+def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> str | None:
     """One sentence about the first entry that differs; None: they are the same. Python's own caches do not count."""
     mine = {entry.path: entry for entry in wanted}
     theirs = {entry.path: entry for entry in found}
     for path in sorted(set(mine) | set(theirs)):
         if path not in theirs:
-            return "%s is missing" % show(path)
+            return f"{show(path)} is missing"
         if path not in mine:
             if is_python_cache(path):
                 continue
-            return "%s does not belong to it" % show(path)
+            return f"{show(path)} does not belong to it"
         if (mine[path].kind, mine[path].digest) != (theirs[path].kind, theirs[path].digest):
-            return "%s was changed" % show(path)
+            return f"{show(path)} was changed"
     return None
 
 
@@ -129,6 +133,7 @@ def show(path: bytes) -> str:
 
 
 # --- rules ---
+
 
 def check_entries(entries: Sequence[Entry]) -> None:
     """Raises BadTree unless every path, link and number is one that a tree may have."""
@@ -149,9 +154,9 @@ def check_path(path: bytes) -> None:
     """Raises BadTree for a path that could lead elsewhere or does not fit a file system."""
     parts = path.split(b"/")
     if not path or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
-        raise BadTree("not a path within a tree: %r" % path)
+        raise BadTree(f"not a path within a tree: {path!r}")
     if len(path) > PATH_BYTES or any(len(part) > NAME_BYTES for part in parts):
-        raise BadTree("the name is too long: %r..." % path[:80])
+        raise BadTree(f"the name is too long: {path[:80]!r}...")
 
 
 def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
@@ -159,7 +164,7 @@ def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
     end = path.find(b"/")
     while links and end >= 0:
         if path[:end] in links:
-            raise BadTree("%s lies below the link %s" % (show(path), show(path[:end])))
+            raise BadTree(f"{show(path)} lies below the link {show(path[:end])}")
         end = path.find(b"/", end + 1)
 
 
@@ -167,7 +172,7 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
     """Raises BadTree unless the link, followed through all other links of the tree, stays inside."""
     check_folders(path, links)
     todo = path.split(b"/")
-    here: List[bytes] = []
+    here: list[bytes] = []
     depth = 0
     while todo:
         part = todo.pop(0)
@@ -175,7 +180,7 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         if part == b"..":
             if not here:
-                raise BadTree("the link %s leads out of the tree" % show(path))
+                raise BadTree(f"the link {show(path)} leads out of the tree")
             here.pop()
             continue
         here.append(part)
@@ -184,9 +189,9 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         depth += 1
         if depth > LINK_DEPTH:
-            raise BadTree("the link %s goes round in circles" % show(path))
+            raise BadTree(f"the link {show(path)} goes round in circles")
         if not target or target.startswith(b"/") or b"\0" in target:
-            raise BadTree("the link %s leads out of the tree: %s" % (show(path), show(target)))
+            raise BadTree(f"the link {show(path)} leads out of the tree: {show(target)}")
         here.pop()
         todo = target.split(b"/") + todo
 
@@ -209,12 +214,13 @@ def is_excluded(path: bytes, patterns: Sequence[str], *, is_dir: bool) -> bool:
 
 # --- reading ---
 
-def hash_file(path: bytes, dir_fd: Optional[int] = None) -> Tuple[bytes, int]:
+
+def hash_file(path: bytes, dir_fd: int | None = None) -> tuple[bytes, int]:
     """(SHA-256 in hex, size)."""
     digest = hashlib.sha256()
     size = 0
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    with io.open(fd, "rb", buffering=0) as file:
+    with open(fd, "rb", buffering=0) as file:
         while True:
             chunk = file.read(CHUNK)
             if not chunk:
@@ -223,7 +229,7 @@ def hash_file(path: bytes, dir_fd: Optional[int] = None) -> Tuple[bytes, int]:
             size += len(chunk)
 
 
-def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[Tuple[bytes, os.stat_result]]:
+def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[tuple[bytes, os.stat_result]]:
     with os.scandir(os.path.join(root, below) if below else root) as found:
         names = sorted(entry.name for entry in found)
     for name in names:
@@ -234,8 +240,7 @@ def _walk(root: bytes, below: bytes, exclude: Sequence[str]) -> Iterator[Tuple[b
             continue
         yield path, facts
         if is_dir:
-            for deeper in _walk(root, path, exclude):
-                yield deeper
+            yield from _walk(root, path, exclude)
 
 
 def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
@@ -247,4 +252,4 @@ def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
     if stat.S_ISREG(facts.st_mode):
         digest, size = hash_file(full)
         return Entry(path, "x" if facts.st_mode & 0o100 else "f", digest, size)
-    raise BadTree("%s is neither file, folder nor link: exclude it" % show(path))
+    raise BadTree(f"{show(path)} is neither file, folder nor link: exclude it")

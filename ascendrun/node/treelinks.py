@@ -6,10 +6,10 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List
+    pass
 
 
-def link_tree(tree: str, work: str, *, trees: str) -> List[str]:
+def link_tree(tree: str, work: str, *, trees: str) -> list[str]:
     """Makes the tree's top-level entries visible in the working folder; returns the names that stay the user's own.
 
     Links of ours into another tree are replaced or removed; those that are right are left alone, since another stage

@@ -29,7 +29,7 @@ from ascendrun.node.treehash import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
-    from typing import IO, Any, Dict, List
+    from typing import IO, Any
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,14 +42,14 @@ class Trees:
     def __init__(self, root: str) -> None:
         self._root = root
         self._folder = os.path.join(root, "trees")
-        self._uploads: Dict[str, IO[bytes]] = {}
+        self._uploads: dict[str, IO[bytes]] = {}
         self._lock = threading.Lock()
 
     def have(self, sha256: str) -> bool:
         """Whether the tree stands there; its content is checked by `verify`, before every start."""
         return os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
 
-    def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> Dict[str, Any]:
+    def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
         """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
 
         Raises Refusal: tree-differs (the content is not what its name says), bad-offset, disk-full, bad-folder.
@@ -62,13 +62,13 @@ class Trees:
             self._unpack_upload(sha256)
         except OSError as error:
             self._drop_upload(sha256)
-            raise refusal_of(error, "cannot store the tree in %s" % self._folder) from error
+            raise refusal_of(error, f"cannot store the tree in {self._folder}") from error
         return {"received": received, "have": True}
 
     def verify(self, sha256: str) -> None:
         """Reads every byte again. Raises Refusal: tree-missing, or tree-differs naming the first file that does."""
         if not self.have(sha256):
-            raise Refusal("tree-missing", "the tree %s is not on this node" % sha256[:12], "stage it again")
+            raise Refusal("tree-missing", f"the tree {sha256[:12]} is not on this node", "stage it again")
         try:
             with open(self._listing_path(sha256), "rb") as file:
                 wanted = parse_canonical(file.read())
@@ -78,11 +78,14 @@ class Trees:
         except BadTree as error:
             difference = str(error)
         except OSError as error:
-            raise refusal_of(error, "cannot read the tree %s" % sha256[:12]) from error
+            raise refusal_of(error, f"cannot read the tree {sha256[:12]}") from error
         if difference is not None:
             path = layout.tree_dir(self._root, sha256)
-            raise Refusal("tree-differs", "the staged tree %s was altered: %s" % (path, difference),
-                          "chmod -R u+w %s && rm -rf %s, then start again: it is staged anew" % (path, path))
+            raise Refusal(
+                "tree-differs",
+                f"the staged tree {path} was altered: {difference}",
+                f"chmod -R u+w {path} && rm -rf {path}, then start again: it is staged anew",
+            )
 
     # --- taking in ---
 
@@ -130,13 +133,16 @@ class Trees:
             entries = list_tree(temp)
             found = hash_listing(entries)
             if found != sha256:
-                raise BadTree("its content has the hash %s" % found[:12])
+                raise BadTree(f"its content has the hash {found[:12]}")
             failpoint("stage.before_rename")
             self._settle(temp, sha256, canonical(entries))
             failpoint("stage.after_rename")
         except BadTree as error:
-            raise Refusal("tree-differs", "the tree that arrived is not %s: %s" % (sha256[:12], error),
-                          "the files changed while they were staged, or were damaged on the way: try again") from error
+            raise Refusal(
+                "tree-differs",
+                f"the tree that arrived is not {sha256[:12]}: {error}",
+                "the files changed while they were staged, or were damaged on the way: try again",
+            ) from error
         finally:
             remove_tree(temp)
 
@@ -175,8 +181,9 @@ class Trees:
 
     def _temp_path(self, what: str) -> str:
         identity = procs.identify(os.getpid())
-        return os.path.join(self._folder, ".tmp-%d-%d-%s-%s" % (identity["pid"], identity["start"], what,
-                                                                os.urandom(4).hex()))
+        return os.path.join(
+            self._folder, ".tmp-%d-%d-%s-%s" % (identity["pid"], identity["start"], what, os.urandom(4).hex())
+        )
 
     def _sweep_temps(self) -> None:
         """Removes what agents that are gone left half done."""
@@ -195,6 +202,7 @@ def unpack_tar(archive: IO[bytes], folder: str) -> None:
     Raises BadTree naming the member, OSError.
     """
     import tarfile
+
     count = total = 0
     root = os.open(folder, _DIR)
     try:
@@ -217,7 +225,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
     path = member.name.encode("utf-8", "surrogateescape")
     check_path(path)
     if member.mode & 0o7000:
-        raise BadTree("%s has setuid, setgid or sticky set" % show(path))
+        raise BadTree(f"{show(path)} has setuid, setgid or sticky set")
     parts = path.split(b"/")
     parent = _enter(root, parts[:-1])
     try:
@@ -228,14 +236,14 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
         elif member.type in (b"0", b"\0") and not member.issparse():
             _unpack_file(tar, member, parts[-1], parent)
         else:
-            raise BadTree("%s is neither file, folder nor symbolic link" % show(path))
+            raise BadTree(f"{show(path)} is neither file, folder nor symbolic link")
     except FileExistsError:
-        raise BadTree("%s comes twice" % show(path)) from None
+        raise BadTree(f"{show(path)} comes twice") from None
     finally:
         os.close(parent)
 
 
-def _enter(root: int, parts: List[bytes]) -> int:
+def _enter(root: int, parts: list[bytes]) -> int:
     """A descriptor of the folder, one real folder after the other. Raises BadTree when one is missing or a link."""
     here = os.dup(root)
     for part in parts:
@@ -244,7 +252,7 @@ def _enter(root: int, parts: List[bytes]) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise BadTree("%s has no real folder above it" % show(b"/".join(parts))) from error
+            raise BadTree("{} has no real folder above it".format(show(b"/".join(parts)))) from error
         finally:
             os.close(here)
         here = deeper
@@ -260,7 +268,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
         while left:
             chunk = source.read(min(CHUNK, left))
             if not chunk:
-                raise BadTree("the archive ends within %s" % show(name))
+                raise BadTree(f"the archive ends within {show(name)}")
             write_all(fd, chunk)
             left -= len(chunk)
     finally:

@@ -21,7 +21,7 @@ from ascendrun.node.spool import ROTATE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any
 
 TICK_S = 1.0
 SWEEP_S = 0.02
@@ -35,28 +35,29 @@ CLEAN_LOOKS = 2
 class Supervisor:
     """The loop. Every decision is made in one place a turn: after all that happened has been read."""
 
-    def __init__(self, folder: str, prepared: Dict[str, Any], spec: Dict[str, Any], records: Records,
-                 group: Optional[str]) -> None:
+    def __init__(
+        self, folder: str, prepared: dict[str, Any], spec: dict[str, Any], records: Records, group: str | None
+    ) -> None:
         self.folder = folder
         self.tag = str(prepared["tag"])
         self.prepared = prepared
         self.spec = spec
         self.records = records
         self.group = group
-        self.master_port: Optional[int] = spec.get("master_port")
+        self.master_port: int | None = spec.get("master_port")
         self.ranks = [self._make_rank(plan) for plan in prepared["ranks"]]
-        self.by_pid: Dict[int, Rank] = {}
-        self.streams: Dict[int, Tuple[Rank, str]] = {}
+        self.by_pid: dict[int, Rank] = {}
+        self.streams: dict[int, tuple[Rank, str]] = {}
         self.poll = select.poll()
         self.ladder = stopping.Ladder()
         self.beside = Beside(self.tag, folder)
-        self.stopping_by: Optional[str] = None
+        self.stopping_by: str | None = None
         self.stop_seen: Any = None
-        self.killed_s: Optional[float] = None
+        self.killed_s: float | None = None
         self.clean_looks = 0
-        self.first_good_exit_s: Optional[float] = None
+        self.first_good_exit_s: float | None = None
         self.started_s = time.monotonic()
-        self.leftovers: List[int] = []
+        self.leftovers: list[int] = []
         self.is_over = False
         exit_s = float(prepared.get("exit_s", linger.EXIT_S))
         self.tick_s = max(0.02, min(TICK_S, exit_s / 4))
@@ -73,12 +74,19 @@ class Supervisor:
 
     # --- start ---
 
-    def _make_rank(self, plan: Dict[str, Any]) -> Rank:
+    def _make_rank(self, plan: dict[str, Any]) -> Rank:
         default = os.path.join(self.folder, "rank-%d.metrics.0" % int(plan["rank"]))
-        watch = linger.LingerWatch(exit_s=float(self.prepared.get("exit_s", linger.EXIT_S)),
-                                   linger_s=float(self.prepared.get("linger_s", linger.LINGER_S)))
-        return Rank(plan, self.folder, limit=int(self.prepared.get("rotate_bytes", ROTATE_BYTES)), watch=watch,
-                    metrics=plan["env"].get("ASCENDRUN_METRICS") or default)
+        watch = linger.LingerWatch(
+            exit_s=float(self.prepared.get("exit_s", linger.EXIT_S)),
+            linger_s=float(self.prepared.get("linger_s", linger.LINGER_S)),
+        )
+        return Rank(
+            plan,
+            self.folder,
+            limit=int(self.prepared.get("rotate_bytes", ROTATE_BYTES)),
+            watch=watch,
+            metrics=plan["env"].get("ASCENDRUN_METRICS") or default,
+        )
 
     def _catch_signals(self) -> int:
         ours, theirs = os.pipe()
@@ -103,22 +111,36 @@ class Supervisor:
 
     def _start(self, rank: Rank) -> None:
         plan = rank.plan
-        own = {"ASCENDRUN_METRICS": os.path.join(self.folder, "rank-%d.metrics.0" % rank.number),
-               "TORCHELASTIC_ERROR_FILE": os.path.join(self.folder, "rank-%d.error.0" % rank.number)}
+        own = {
+            "ASCENDRUN_METRICS": os.path.join(self.folder, "rank-%d.metrics.0" % rank.number),
+            "TORCHELASTIC_ERROR_FILE": os.path.join(self.folder, "rank-%d.error.0" % rank.number),
+        }
         own.update(plan["env"])
-        env = rank_environ(os.environb, own, master_port=self.master_port, secret=self.spec.get("secret_env") or {},
-                           tag=self.tag, root=layout.root_of(self.folder))
-        started = start_rank([put_port(part, self.master_port) for part in plan["argv"]], env,
-                             cwd=self.prepared["cwd"], setup=self.prepared.get("setup"), umask=int(self.spec["umask"]),
-                             enter=lambda: cgroup.enter_group(self.group))
+        env = rank_environ(
+            os.environb,
+            own,
+            master_port=self.master_port,
+            secret=self.spec.get("secret_env") or {},
+            tag=self.tag,
+            root=layout.root_of(self.folder),
+        )
+        started = start_rank(
+            [put_port(part, self.master_port) for part in plan["argv"]],
+            env,
+            cwd=self.prepared["cwd"],
+            setup=self.prepared.get("setup"),
+            umask=int(self.spec["umask"]),
+            enter=lambda: cgroup.enter_group(self.group),
+        )
         failpoint("agent.after_fork_before_record")
         stat = procs.read_stat(started.pid)
         rank.started, rank.start_ticks = started, stat.start if stat else -1
         self.by_pid[started.pid] = rank
         self._watch(started.out_fd, rank, "out")
         self._watch(started.err_fd, rank, "err")
-        self.records.add("rank_started", rank=rank.number, local_rank=plan["local_rank"], pid=started.pid,
-                         start=rank.start_ticks)
+        self.records.add(
+            "rank_started", rank=rank.number, local_rank=plan["local_rank"], pid=started.pid, start=rank.start_ticks
+        )
         failpoint("agent.after_record")
 
     def _watch(self, fd: int, rank: Rank, stream: str) -> None:
@@ -153,7 +175,7 @@ class Supervisor:
             until = min(until, step)
         return max(0, int((until - now) * 1000) + 1)
 
-    def _read_ready(self, fds: List[int]) -> int:
+    def _read_ready(self, fds: list[int]) -> int:
         moved = 0
         for fd in fds:
             if fd not in self.streams:
@@ -187,7 +209,7 @@ class Supervisor:
         self._obey_stop_file()
         limit_s = self.prepared.get("max_s")
         if limit_s is not None and now - self.started_s >= limit_s:
-            self._stop("limit", "ran for %g s, the limit of this job" % limit_s)
+            self._stop("limit", f"ran for {limit_s:g} s, the limit of this job")
         for rank in self.ranks:
             self._tell_dropped(rank, now, last=False)
             if rank.runs:
@@ -218,7 +240,7 @@ class Supervisor:
                 bad = rank
         # While a stop is under way a rank that dies of the signal must not cut short another one's saving.
         if bad is not None and self.stopping_by is None and any(rank.runs for rank in self.ranks):
-            how = "exited with %s" % bad.code if bad.signal is None else "was killed by signal %d" % bad.signal
+            how = f"exited with {bad.code}" if bad.signal is None else "was killed by signal %d" % bad.signal
             self._stop("failure", "rank %d %s" % (bad.number, how))
 
     def _read_last(self, rank: Rank) -> None:
@@ -234,22 +256,32 @@ class Supervisor:
     def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
         if rank.setup_failed() and self.stopping_by is None and rank.result != 0:
             self.records.add("start_failed", rank=rank.number, **self._explain_setup(rank))
-        fields: Dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        fields: dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         if usage is not None:
             fields.update(cpu_s=round(usage.ru_utime + usage.ru_stime, 3), max_rss_bytes=usage.ru_maxrss * 1024)
         if rank.killed_as_finished:
             fields["note"] = "finished but did not exit"
-        self.records.add("rank_exited", rank=rank.number, code=rank.code, signal=rank.signal,
-                         stopped=self.stopping_by is not None, **fields)
+        self.records.add(
+            "rank_exited",
+            rank=rank.number,
+            code=rank.code,
+            signal=rank.signal,
+            stopped=self.stopping_by is not None,
+            **fields,
+        )
         failpoint("agent.after_exit_record")
 
-    def _explain_setup(self, rank: Rank) -> Dict[str, Any]:
+    def _explain_setup(self, rank: Rank) -> dict[str, Any]:
         if rank.setup_word == b"m":
-            return {"message": "no such command: %s" % rank.plan["argv"][0],
-                    "hint": "the job's setup ran, but PATH behind it does not lead to this command"}
+            return {
+                "message": "no such command: {}".format(rank.plan["argv"][0]),
+                "hint": "the job's setup ran, but PATH behind it does not lead to this command",
+            }
         said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
-        return {"message": "the job's setup failed with %s: %s" % (rank.result, said or "it printed no error"),
-                "hint": "run the text of `setup` in bash on this node"}
+        return {
+            "message": "the job's setup failed with {}: {}".format(rank.result, said or "it printed no error"),
+            "hint": "run the text of `setup` in bash on this node",
+        }
 
     # --- lingering ---
 
@@ -258,8 +290,9 @@ class Supervisor:
             rank.watch.see_done(now)
         if self.stopping_by is not None:
             return
-        why = rank.watch.look(now, cpu_s=rank.cpu_s(), written_bytes=rank.written_bytes,
-                              other_exited_s=self.first_good_exit_s)
+        why = rank.watch.look(
+            now, cpu_s=rank.cpu_s(), written_bytes=rank.written_bytes, other_exited_s=self.first_good_exit_s
+        )
         if why is None:
             return
         self.records.add("rank_lingers", rank=rank.number, why=why)
@@ -277,8 +310,9 @@ class Supervisor:
         if wish != self.stop_seen:
             self.stop_seen = wish
             self._acknowledge_stop()
-            self._stop("head", wish.get("reason") or "asked to stop", now=bool(wish.get("now")),
-                       grace_s=wish.get("grace_s"))
+            self._stop(
+                "head", wish.get("reason") or "asked to stop", now=bool(wish.get("now")), grace_s=wish.get("grace_s")
+            )
         return True
 
     def _acknowledge_stop(self) -> None:
@@ -286,13 +320,14 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
 
-    def _stop(self, by: str, reason: str, *, now: bool = False, grace_s: Optional[float] = None) -> None:
+    def _stop(self, by: str, reason: str, *, now: bool = False, grace_s: float | None = None) -> None:
         """Sets the way to the end; a slower one than that already taken changes nothing."""
         plan = self.prepared["stop"]
         at = time.monotonic()
         grace_s = 0.0 if now else float(plan["grace_s"] if grace_s is None else grace_s)
-        steps = stopping.kill_now(at) if now else stopping.steps_for(by, now_s=at, signal=plan["signal"],
-                                                                     grace_s=grace_s)
+        steps = (
+            stopping.kill_now(at) if now else stopping.steps_for(by, now_s=at, signal=plan["signal"], grace_s=grace_s)
+        )
         if not self.ladder.set(steps):
             return
         self.stopping_by = self.stopping_by or by
@@ -314,10 +349,16 @@ class Supervisor:
                 procs.send_signal(pid, start, number)
             failpoint("stop.after_kill_before_confirm" if step.signal == "KILL" else "stop.after_term")
 
-    def _find(self) -> List[Tuple[int, int]]:
+    def _find(self) -> list[tuple[int, int]]:
         leaders = {rank.started.pid: rank.start_ticks for rank in self.ranks if rank.started is not None}
-        return reap.find_attempt(self.tag, root=layout.root_of(self.folder), supervisor=os.getpid(), ranks=leaders,
-                                 extra=cgroup.group_pids(self.group), has_sampler=self.beside.is_on)
+        return reap.find_attempt(
+            self.tag,
+            root=layout.root_of(self.folder),
+            supervisor=os.getpid(),
+            ranks=leaders,
+            extra=cgroup.group_pids(self.group),
+            has_sampler=self.beside.is_on,
+        )
 
     def _sweep(self, now: float) -> None:
         """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""
@@ -341,8 +382,13 @@ class Supervisor:
             return
         if self.stopping_by is None:
             self.stopping_by = "finished"
-            self.records.add("stopping", reason="%d processes outlived the ranks that started them" % count,
-                             by="finished", signal="TERM", grace_s=stopping.LEFTOVER_GRACE_S)
+            self.records.add(
+                "stopping",
+                reason="%d processes outlived the ranks that started them" % count,
+                by="finished",
+                signal="TERM",
+                grace_s=stopping.LEFTOVER_GRACE_S,
+            )
         self._climb(now)
 
     # --- the end ---
@@ -354,8 +400,13 @@ class Supervisor:
                 generation, had = spool.cuts.pop(0)
                 self.records.add("log_cut", rank=rank.number, stream=stream, generation=generation, had=had)
         for stream, count in rank.newly_dropped(now, last=last).items():
-            self.records.add("log_dropped", rank=rank.number, stream=stream, bytes=count,
-                             reason=rank.spools[stream].drop_reason.strip())
+            self.records.add(
+                "log_dropped",
+                rank=rank.number,
+                stream=stream,
+                bytes=count,
+                reason=rank.spools[stream].drop_reason.strip(),
+            )
 
     def _finish(self) -> None:
         for fd, (rank, stream) in list(self.streams.items()):
@@ -368,6 +419,11 @@ class Supervisor:
         self.beside.end()
         failpoint("finish.before_terminal")
         free_reserve(self.folder)
-        write_end(self.folder, self.records, leftovers=self.leftovers, wait_s=TICK_S,
-                  codes={str(rank.number): rank.result for rank in self.ranks})
+        write_end(
+            self.folder,
+            self.records,
+            leftovers=self.leftovers,
+            wait_s=TICK_S,
+            codes={str(rank.number): rank.result for rank in self.ranks},
+        )
         cgroup.remove_group(self.group)

@@ -14,7 +14,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple, Union
+    from typing import Any, Union
 
     Bytes = Union[bytes, bytearray, memoryview]
 
@@ -36,7 +36,7 @@ class FrameError(ValueError):
     """The other end does not speak this protocol: a length over the limit, or a header that is no JSON object."""
 
 
-def pack(header: Dict[str, Any], body: Bytes = b"") -> bytes:
+def pack(header: dict[str, Any], body: Bytes = b"") -> bytes:
     """One frame as bytes. Raises FrameError when header or body is over its limit: split the body."""
     head = json.dumps(header, separators=(",", ":")).encode("utf-8")
     if len(head) > HEADER_LIMIT or len(body) > BODY_LIMIT:
@@ -55,7 +55,7 @@ class FrameReader:
         self._waiting_for_magic = expect_magic
         self.noise = b""
 
-    def feed(self, data: Bytes) -> List[Tuple[Dict[str, Any], bytes]]:
+    def feed(self, data: Bytes) -> list[tuple[dict[str, Any], bytes]]:
         """The frames completed by `data`, as a list of (dict, bytes). Raises FrameError on nonsense."""
         self._buffer += data
         if self._waiting_for_magic and not self._skip_noise():
@@ -70,16 +70,16 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             head_at = start + _LENGTHS.size
-            frames.append((self._header(head_at, head_len), bytes(self._buffer[head_at + head_len:end])))
+            frames.append((self._header(head_at, head_len), bytes(self._buffer[head_at + head_len : end])))
             start = end
         del self._buffer[:start]
         return frames
 
-    def _header(self, at: int, length: int) -> Dict[str, Any]:
+    def _header(self, at: int, length: int) -> dict[str, Any]:
         try:
-            header = json.loads(self._buffer[at:at + length].decode("utf-8"))
+            header = json.loads(self._buffer[at : at + length].decode("utf-8"))
         except ValueError as error:
-            raise FrameError("frame header is not JSON: %s" % error) from error
+            raise FrameError(f"frame header is not JSON: {error}") from error
         if not isinstance(header, dict):
             raise FrameError("frame header is not an object")
         return header
@@ -89,9 +89,9 @@ class FrameReader:
         if at < 0:
             keep = len(MAGIC) - 1
             self.noise = (self.noise + bytes(self._buffer[:-keep]))[:65536] if len(self._buffer) > keep else self.noise
-            del self._buffer[:max(0, len(self._buffer) - keep)]
+            del self._buffer[: max(0, len(self._buffer) - keep)]
             return False
         self.noise = (self.noise + bytes(self._buffer[:at]))[:65536]
-        del self._buffer[:at + len(MAGIC)]
+        del self._buffer[: at + len(MAGIC)]
         self._waiting_for_magic = False
         return True

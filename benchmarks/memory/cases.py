@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -33,11 +33,11 @@ class Case:
         weights = torch.bfloat16 if self.dtype == "pure-bfloat16" else torch.float32
         return Precision(weights, compute, False, self.dtype)
 
-    def shapes(self) -> Dict[str, Tuple[Tuple[int, ...], torch.dtype]]:
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"ids": ((self.rows, self.length), torch.int64)}
 
 
-CASES: Dict[str, Case] = {
+CASES: dict[str, Case] = {
     "alone, float32": Case("none", ranks=1),
     "alone, bfloat16 by autocast, checkpointed": Case("none", dtype="bfloat16", checkpointed=True, ranks=1, rows=8),
     "alone, LoRA on a bfloat16 base": Case("none", dtype="pure-bfloat16", lora=True, ranks=1),
@@ -50,16 +50,19 @@ CASES: Dict[str, Case] = {
 }
 
 
-SMALL: Dict[str, Case] = {
+SMALL: dict[str, Case] = {
     "alone, float32": Case("none", ranks=1, hidden=256, layers=3, words=4000, rows=2),
-    "alone, bfloat16 by autocast, checkpointed": Case("none", dtype="bfloat16", checkpointed=True, ranks=1, hidden=256,
-                                                      layers=4, words=2000, rows=4),
-    "alone, LoRA on a bfloat16 base": Case("none", dtype="pure-bfloat16", lora=True, ranks=1, hidden=256, layers=4,
-                                           words=2000),
+    "alone, bfloat16 by autocast, checkpointed": Case(
+        "none", dtype="bfloat16", checkpointed=True, ranks=1, hidden=256, layers=4, words=2000, rows=4
+    ),
+    "alone, LoRA on a bfloat16 base": Case(
+        "none", dtype="pure-bfloat16", lora=True, ranks=1, hidden=256, layers=4, words=2000
+    ),
     "ddp, float32, two pieces": Case("ddp", pieces=2, hidden=256, layers=3, words=4000, rows=2),
     "fsdp2, float32": Case("fsdp2", hidden=256, layers=3, words=2000, rows=2),
-    "zero3, LoRA on a bfloat16 base": Case("zero3", dtype="bfloat16", lora=True, hidden=384, layers=3, words=2000,
-                                           rows=2),
+    "zero3, LoRA on a bfloat16 base": Case(
+        "zero3", dtype="bfloat16", lora=True, hidden=384, layers=3, words=2000, rows=2
+    ),
 }
 """The same kinds, small enough for every run of the tests."""
 
@@ -67,21 +70,30 @@ SMALL: Dict[str, Case] = {
 def builder(case: Case) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         from transformers import Qwen2Config, Qwen2ForCausalLM
+
         config = Qwen2Config(
-            vocab_size=case.words, hidden_size=case.hidden, intermediate_size=case.hidden * 11 // 4,
-            num_hidden_layers=case.layers, num_attention_heads=8, num_key_value_heads=4, use_cache=False)
+            vocab_size=case.words,
+            hidden_size=case.hidden,
+            intermediate_size=case.hidden * 11 // 4,
+            num_hidden_layers=case.layers,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            use_cache=False,
+        )
         model: Any = Qwen2ForCausalLM(config)
         if case.checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if case.lora:
             from peft import LoraConfig, get_peft_model
+
             targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
             model = get_peft_model(model, LoraConfig(r=16, target_modules=targets))
         return model  # type: ignore[no-any-return]
+
     return build
 
 
-def step(model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+def step(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     logits = model(input_ids=tensors["ids"]).logits[:, :-1]
     labels = tensors["ids"][:, 1:]
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")

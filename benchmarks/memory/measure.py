@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from benchmarks.memory.cases import CASES
 
@@ -38,20 +38,33 @@ def main() -> None:
         writer.writerows(rows)
 
 
-def run(name: str, device: str, ranks: int) -> Dict[str, Any]:
+def run(name: str, device: str, ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        processes: List["subprocess.Popen[bytes]"] = []
+        processes: list[subprocess.Popen[bytes]] = []
         for rank in range(ranks):
-            env = {**os.environ, "PYTHONPATH": str(REPO), "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                   "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": device,
-                   "MEMORY_CASES": "large"}
-            processes.append(subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.memory.rank", name, device, str(out)], env=env, cwd=folder,
-                stdout=subprocess.DEVNULL))
+            env = {
+                **os.environ,
+                "PYTHONPATH": str(REPO),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "DS_ACCELERATOR": device,
+                "MEMORY_CASES": "large",
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.memory.rank", name, device, str(out)],
+                    env=env,
+                    cwd=folder,
+                    stdout=subprocess.DEVNULL,
+                )
+            )
         codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"{name}: exit codes {codes}")
@@ -59,10 +72,20 @@ def run(name: str, device: str, ranks: int) -> Dict[str, Any]:
     measured, estimated = found["measured"], found["estimated"]
     parts = {part: round(found["need"][part] / 1e6, 1) for part in PARTS}
     off = round(estimated / measured - 1, 3)
-    print(f"{name:<45} {ranks} rank(s) measured {measured / 1e6:8.1f} MB, estimated {estimated / 1e6:8.1f} MB, "
-          f"off {off:+.1%}", flush=True)
-    return {"case": name, "device": device, "ranks": ranks, "measured_mb": round(measured / 1e6, 1),
-            "estimated_mb": round(estimated / 1e6, 1), "off": off, **parts}
+    print(
+        f"{name:<45} {ranks} rank(s) measured {measured / 1e6:8.1f} MB, estimated {estimated / 1e6:8.1f} MB, "
+        f"off {off:+.1%}",
+        flush=True,
+    )
+    return {
+        "case": name,
+        "device": device,
+        "ranks": ranks,
+        "measured_mb": round(measured / 1e6, 1),
+        "estimated_mb": round(estimated / 1e6, 1),
+        "off": off,
+        **parts,
+    }
 
 
 if __name__ == "__main__":

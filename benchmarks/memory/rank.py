@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import torch
 
@@ -19,7 +19,7 @@ STEPS = 2
 """The second one has the optimizer's moments from its beginning."""
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     """ARGV: the case's name, the device family, the file for the result."""
     name, family, out = argv
     case = (CASES if os.environ.get("MEMORY_CASES") == "large" else SMALL)[name]
@@ -47,12 +47,15 @@ def estimate(case: Case, world_size: int) -> memory.Need:
 
 def train(case: Case, here: start.Runtime) -> None:
     torch.manual_seed(1)
-    engine = parallel.wrap(builder(case)().train(), here, how=case.how, adam=parallel.Adam(),
-                           precision=case.precision())
+    engine = parallel.wrap(
+        builder(case)().train(), here, how=case.how, adam=parallel.Adam(), precision=case.precision()
+    )
     for _ in range(STEPS):
         for piece in range(case.pieces):
-            tensors = {name: torch.ones(shape, dtype=dtype, device=here.device)
-                       for name, (shape, dtype) in case.shapes().items()}
+            tensors = {
+                name: torch.ones(shape, dtype=dtype, device=here.device)
+                for name, (shape, dtype) in case.shapes().items()
+            }
             with engine.accumulate(last=piece + 1 == case.pieces):
                 with engine.autocast():
                     loss = step(engine.model, tensors)
@@ -67,14 +70,15 @@ def peak_of(body: Callable[[], None], here: start.Runtime) -> int:
         here.accelerator.synchronize()
         return here.accelerator.memory_bytes()
     from torch.profiler import ProfilerActivity, profile
+
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         body()
-    totals: List[int] = [0]
+    totals: list[int] = [0]
     gather_totals(profiler.profiler.kineto_results.experimental_event_tree(), totals)
     return max(totals)
 
 
-def gather_totals(events: Any, totals: List[int]) -> None:
+def gather_totals(events: Any, totals: list[int]) -> None:
     for event in events:
         if event.tag.name == "Allocation":
             totals.append(int(event.extra_fields.total_allocated))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import List
 
 import asyncssh
 
@@ -19,7 +18,7 @@ async def ask(host: str, options: asyncssh.SSHClientConnectionOptions) -> int:
         return 255 if done.exit_status is None else done.exit_status
 
 
-async def ask_all(hosts: List[str]) -> int:
+async def ask_all(hosts: list[str]) -> int:
     folder = os.path.expanduser("~/.ssh")
     options = asyncssh.SSHClientConnectionOptions(
         config=None,

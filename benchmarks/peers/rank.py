@@ -6,6 +6,6 @@ import time
 
 if __name__ == "__main__":
     rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
-    os.write(1, ("[FIRST %s %.6f]\n" % (rank, time.time())).encode())  # one write: it arrives whole or was torn apart
+    os.write(1, (f"[FIRST {rank} {time.time():.6f}]\n").encode())  # one write: it arrives whole or was torn apart
     while True:
         signal.pause()

@@ -15,8 +15,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -36,10 +37,17 @@ from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trainer.task import Settings
 
-SETTINGS: Dict[str, Any] = {
-    "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "dora": False, "rslora": False, "packing": True,
+SETTINGS: dict[str, Any] = {
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+    "dora": False,
+    "rslora": False,
+    "packing": True,
     "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    "checkpointing": False, "offload": False}
+    "checkpointing": False,
+    "offload": False,
+}
 LR, SEED = 2e-4, 3
 
 
@@ -67,7 +75,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def make_samples(count: int, longest: int, words: int) -> List[Encoded]:
+def make_samples(count: int, longest: int, words: int) -> list[Encoded]:
     """Lengths lognormal with a mean near a fifth of the longest; the last 40 % of each sample is learned."""
     chance = np.random.default_rng(SEED)
     found = []
@@ -90,7 +98,7 @@ def reset(family: str) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_gb(family: str) -> Optional[float]:
+def peak_gb(family: str) -> float | None:
     return round(torch.cuda.max_memory_allocated() / 2**30, 3) if family == "cuda" else None
 
 
@@ -109,16 +117,23 @@ def filled(config: Any, here: Runtime, precision: Any) -> Any:
     return model
 
 
-def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> Dict[str, Any]:
+def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     here = alone(asked.family)
     precision = choose_precision(asked.dtype, here.accelerator)
     rows = Rows(samples, ("all",), 0, 64)
-    course = Course(Table(("all",), tuple(parse_stages(["1=1"], 1))), [list(range(len(samples)))],
-                    [len(each.ids) for each in samples], steps=asked.steps, batch_size=asked.batch_size, seed=SEED,
-                    row_tokens=asked.length)
+    course = Course(
+        Table(("all",), tuple(parse_stages(["1=1"], 1))),
+        [list(range(len(samples)))],
+        [len(each.ids) for each in samples],
+        steps=asked.steps,
+        batch_size=asked.batch_size,
+        seed=SEED,
+        row_tokens=asked.length,
+    )
     piece = heaviest(rows, course.units, steps=course.steps, world_size=1, micro_batch=asked.rows)
-    report = sizing.reckon(config, SETTINGS, piece, precision=precision, world_size=1, family=asked.family,
-                           card_bytes=None, ways=("ddp",))
+    report = sizing.reckon(
+        config, SETTINGS, piece, precision=precision, world_size=1, family=asked.family, card_bytes=None, ways=("ddp",)
+    )
     reset(asked.family)
     model = filled(config, here, precision)
     engine = parallel.wrap(model, here, how="ddp", adam=parallel.Adam(lr=LR), precision=precision)
@@ -128,7 +143,7 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     loop = Loop(here, engine, course, task, settings, folder=folder / "ours")
     original = loop._count
 
-    def count(told: List[float], share: Any, norm: float) -> None:
+    def count(told: list[float], share: Any, norm: float) -> None:
         original(told, share, norm)
         timed.step(share.tokens)
 
@@ -137,27 +152,37 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     rate = timed.per_second()
     flops = flops_of(model, config, samples)
     assert report.need is not None
-    return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), "piece": piece,
-            "estimated_gb": round(report.need.tensors / 2**30, 3), **used(rate, flops, here)}
+    return {
+        "tokens_per_s": round(rate),
+        "peak_gb": peak_gb(asked.family),
+        "piece": piece,
+        "estimated_gb": round(report.need.tensors / 2**30, 3),
+        **used(rate, flops, here),
+    }
 
 
 def flops_of(model: Any, config: Any, samples: Sequence[Encoded]) -> float:
     every = list(model.parameters())
     trained = [each for each in every if each.requires_grad]
     return metrics.flops_per_token(
-        parameters=sum(each.numel() for each in every), trainable=sum(each.numel() for each in trained),
-        layers=config.num_hidden_layers, hidden=config.hidden_size,
-        mean_length=sum(len(each.ids) ** 2 for each in samples) / sum(len(each.ids) for each in samples))
+        parameters=sum(each.numel() for each in every),
+        trainable=sum(each.numel() for each in trained),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        mean_length=sum(len(each.ids) ** 2 for each in samples) / sum(len(each.ids) for each in samples),
+    )
 
 
-def used(rate: float, flops: float, here: Runtime) -> Dict[str, Any]:
+def used(rate: float, flops: float, here: Runtime) -> dict[str, Any]:
     share = metrics.mfu(rate, flops, metrics.peak_flops(here.accelerator), 1)
     return {} if share is None else {"mfu": round(share, 4)}
 
 
-def theirs(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path, *, grouped: bool
-           ) -> Dict[str, Any]:
+def theirs(
+    config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, folder: Path, *, grouped: bool
+) -> dict[str, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
+
     here = alone(asked.family)
     precision = choose_precision(asked.dtype, here.accelerator)
     reset(asked.family)
@@ -168,10 +193,10 @@ def theirs(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, f
         def __len__(self) -> int:
             return len(samples)
 
-        def __getitem__(self, number: int) -> Dict[str, Any]:
+        def __getitem__(self, number: int) -> dict[str, Any]:
             return {"input_ids": samples[number].ids, "labels": samples[number].labels, "length": lengths[number]}
 
-    def collate(rows: List[Dict[str, Any]]) -> Dict[str, torch.Tensor]:
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         width = -(-max(len(row["input_ids"]) for row in rows) // 8) * 8
         ids = torch.zeros(len(rows), width, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED)
@@ -190,21 +215,39 @@ def theirs(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, f
         def on_step_end(self, *given: Any, **more: Any) -> None:
             timed.step(0)
 
-    order: Dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if grouped else {}
+    order: dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if grouped else {}
     if "train_sampling_strategy" not in TrainingArguments.__dataclass_fields__ and grouped:
         order = {"group_by_length": True}
     make: Any = TrainingArguments
     arguments = make(
-        output_dir=str(folder / "theirs"), per_device_train_batch_size=per_piece, gradient_accumulation_steps=pieces,
-        max_steps=asked.steps, learning_rate=LR, bf16=precision.compute == torch.bfloat16, report_to=[],
-        save_strategy="no", logging_steps=10**6, remove_unused_columns=False, dataloader_num_workers=2,
-        use_cpu=asked.family == "cpu", optim="adamw_torch", disable_tqdm=True, length_column_name="length", **order)
+        output_dir=str(folder / "theirs"),
+        per_device_train_batch_size=per_piece,
+        gradient_accumulation_steps=pieces,
+        max_steps=asked.steps,
+        learning_rate=LR,
+        bf16=precision.compute == torch.bfloat16,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=10**6,
+        remove_unused_columns=False,
+        dataloader_num_workers=2,
+        use_cpu=asked.family == "cpu",
+        optim="adamw_torch",
+        disable_tqdm=True,
+        length_column_name="length",
+        **order,
+    )
     Trainer(model=model, args=arguments, train_dataset=Listed(), data_collator=collate, callbacks=[Clock()]).train()
     wait()
     rows = (asked.steps - asked.warmup) * per_piece * pieces  # of the mean length: more than all rows are seen
     rate = rows * sum(lengths) / len(lengths) / (time.perf_counter() - timed.began_s)
-    return {"tokens_per_s": round(rate), "peak_gb": peak_gb(asked.family), "rows_at_once": per_piece, "pieces": pieces,
-            **used(rate, flops_of(model, config, samples), here)}
+    return {
+        "tokens_per_s": round(rate),
+        "peak_gb": peak_gb(asked.family),
+        "rows_at_once": per_piece,
+        "pieces": pieces,
+        **used(rate, flops_of(model, config, samples), here),
+    }
 
 
 def main() -> None:
@@ -223,9 +266,13 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     config = base.shape_config(asked.shape)
     samples = make_samples(asked.samples, asked.length, config.vocab_size)
-    found: Dict[str, Any] = {
-        "device": open_accelerator(asked.family, 0).name, "torch": torch.__version__, "shape": asked.shape,
-        "length": asked.length, "mean_length": round(sum(len(each.ids) for each in samples) / len(samples), 1)}
+    found: dict[str, Any] = {
+        "device": open_accelerator(asked.family, 0).name,
+        "torch": torch.__version__,
+        "shape": asked.shape,
+        "length": asked.length,
+        "mean_length": round(sum(len(each.ids) for each in samples) / len(samples), 1),
+    }
     with tempfile.TemporaryDirectory() as folder:
         found["ours"] = ours(config, samples, asked, Path(folder))
         found["trainer_grouped"] = attempt(lambda: theirs(config, samples, asked, Path(folder), grouped=True))
@@ -242,7 +289,7 @@ def main() -> None:
         asked.out.write_text(text + "\n", encoding="utf-8")
 
 
-def attempt(body: Any) -> Dict[str, Any]:
+def attempt(body: Any) -> dict[str, Any]:
     """What the peer cannot do is a result too."""
     try:
         return dict(body())

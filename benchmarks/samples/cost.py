@@ -15,8 +15,9 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import NamedTuple
 
 from ascendrun.health.sampling import sampling_items
 from ascendrun.node import layout, pack, procs, reap
@@ -49,8 +50,9 @@ class Row(NamedTuple):
 
 def usage_of(pid: int) -> Usage:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-    return Usage((int(fields[11]) + int(fields[12])) / procs.TICKS_PER_S,
-                 (int(fields[13]) + int(fields[14])) / procs.TICKS_PER_S)
+    return Usage(
+        (int(fields[11]) + int(fields[12])) / procs.TICKS_PER_S, (int(fields[13]) + int(fields[14])) / procs.TICKS_PER_S
+    )
 
 
 def measure(name: str, family: str, *, every_s: float, seconds: float) -> Row:
@@ -72,33 +74,63 @@ def measure(name: str, family: str, *, every_s: float, seconds: float) -> Row:
             attempts.stop({"tag": TAG, "now": True, "grace_s": 0})
             while reap.find_attempt(TAG, root=str(root)):
                 time.sleep(0.05)
-    return Row(name, 100 * (after.own_s - before.own_s) / passed_s, 100 * (after.tools_s - before.tools_s) / passed_s,
-               grown / passed_s * 3600, rss_mb)
+    return Row(
+        name,
+        100 * (after.own_s - before.own_s) / passed_s,
+        100 * (after.tools_s - before.tools_s) / passed_s,
+        grown / passed_s * 3600,
+        rss_mb,
+    )
 
 
-def make_node(temp: Path) -> "tuple[Attempts, Path]":
+def make_node(temp: Path) -> tuple[Attempts, Path]:
     tree, root = temp / "tree", temp / "node"
     install_tree(tree, Scenario(cards=CARDS))
     root.mkdir(mode=0o700)
     pyz, sha256 = pack.agent_pyz()
     agent = root / f"agent-{sha256[:16]}.pyz"
     agent.write_bytes(pyz)
-    environ: Dict[str, str] = environ_of(tree, dict(os.environ))
+    environ: dict[str, str] = environ_of(tree, dict(os.environ))
     login = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
-    return Attempts(str(root), agent=[sys.executable, "-I", "-S", str(agent)], login=login, umask=0o022,
-                    verify_tree=lambda sha256: None), root
+    return Attempts(
+        str(root),
+        agent=[sys.executable, "-I", "-S", str(agent)],
+        login=login,
+        umask=0o022,
+        verify_tree=lambda sha256: None,
+    ), root
 
 
-def make_request(root: str, family: str, every_s: float) -> Dict[str, object]:
+def make_request(root: str, family: str, every_s: float) -> dict[str, object]:
     run, _ = layout.split_tag(TAG)
-    script = "for i in %s; do sleep 3600 & done; exec sleep 3600" % " ".join(str(k) for k in range(CHILDREN))
-    ranks = [{"rank": rank, "local_rank": rank, "argv": ["sh", "-c", script],
-              "env": {"RANK": str(rank), "LOCAL_RANK": str(rank), "ASCENDRUN_SIM_NPU": str(rank)}}
-             for rank in range(RANKS)]
-    return {"tag": TAG, "node_rank": 0, "ranks": ranks, "cwd": layout.work_dir(root, run), "setup": None, "trees": [],
-            "link_tree": None, "ports": [], "start_s": 60, "max_s": None, "stop": {"signal": "TERM", "grace_s": 1},
-            "sampling": {"every_s": every_s, "items": list(sampling_items(family, every_s=every_s)),
-                         "devices": list(range(RANKS))}}
+    script = "for i in {}; do sleep 3600 & done; exec sleep 3600".format(" ".join(str(k) for k in range(CHILDREN)))
+    ranks = [
+        {
+            "rank": rank,
+            "local_rank": rank,
+            "argv": ["sh", "-c", script],
+            "env": {"RANK": str(rank), "LOCAL_RANK": str(rank), "ASCENDRUN_SIM_NPU": str(rank)},
+        }
+        for rank in range(RANKS)
+    ]
+    return {
+        "tag": TAG,
+        "node_rank": 0,
+        "ranks": ranks,
+        "cwd": layout.work_dir(root, run),
+        "setup": None,
+        "trees": [],
+        "link_tree": None,
+        "ports": [],
+        "start_s": 60,
+        "max_s": None,
+        "stop": {"signal": "TERM", "grace_s": 1},
+        "sampling": {
+            "every_s": every_s,
+            "items": list(sampling_items(family, every_s=every_s)),
+            "devices": list(range(RANKS)),
+        },
+    }
 
 
 def sampler_of(root: str) -> int:
@@ -117,27 +149,40 @@ def written(folder: Path) -> int:
 
 
 def table(rows: Sequence[Row], every_s: float, seconds: float) -> str:
-    lines = ["# What sampling costs a node", "",
-             f"`python -m benchmarks.samples.cost`: {CARDS} simulated NPUs, {RANKS} ranks of {CHILDREN + 1} processes,"
-             f" a sample every {every_s:g} s, {seconds:g} s measured, Python {platform.python_version()},"
-             f" {os.cpu_count()} cores, {len(procs.snapshot())} processes on the machine, load"
-             f" {os.getloadavg()[0]:.1f}. Percent of one core; goal: the sampler itself below {GOAL_PERCENT:g}.", "",
-             "| what is asked | sampler itself | tools it ran | written an hour | memory |", "|---|---|---|---|---|"]
-    lines += [f"| {row.name} | {row.own_percent:.2f} % | {row.tools_percent:.2f} % | {row.bytes_an_hour / 1e6:.1f} MB |"
-              f" {row.rss_mb:.0f} MB |" for row in rows]
-    lines += ["", "The tools here are simulated ones, each a Python of its own: their cost says nothing of the real"
-              " ones.", ""]
+    lines = [
+        "# What sampling costs a node",
+        "",
+        f"`python -m benchmarks.samples.cost`: {CARDS} simulated NPUs, {RANKS} ranks of {CHILDREN + 1} processes,"
+        f" a sample every {every_s:g} s, {seconds:g} s measured, Python {platform.python_version()},"
+        f" {os.cpu_count()} cores, {len(procs.snapshot())} processes on the machine, load"
+        f" {os.getloadavg()[0]:.1f}. Percent of one core; goal: the sampler itself below {GOAL_PERCENT:g}.",
+        "",
+        "| what is asked | sampler itself | tools it ran | written an hour | memory |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.name} | {row.own_percent:.2f} % | {row.tools_percent:.2f} % | {row.bytes_an_hour / 1e6:.1f} MB |"
+        f" {row.rss_mb:.0f} MB |"
+        for row in rows
+    ]
+    lines += [
+        "",
+        "The tools here are simulated ones, each a Python of its own: their cost says nothing of the real ones.",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.samples.cost")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--every", type=float, default=5.0)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
-    rows = [measure("host and ranks", "cpu", every_s=options.every, seconds=options.seconds),
-            measure("and 8 NPUs", "npu", every_s=options.every, seconds=options.seconds)]
+    rows = [
+        measure("host and ranks", "cpu", every_s=options.every, seconds=options.seconds),
+        measure("and 8 NPUs", "npu", every_s=options.every, seconds=options.seconds),
+    ]
     text = table(rows, options.every, options.seconds)
     print(text)
     if options.write:

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from ascendrun.insight import KEPT_S
 from ascendrun.sim.ascend.hosts import install_on
@@ -70,10 +69,10 @@ def look(ours: Ours, hostfile: Path, *, patience_s: float = 0.0) -> float:
         assert cost.status == 6 and time.monotonic() < until, cost.tail
 
 
-def phases(bed: Bed, ours: Ours, hostfile: Path) -> Dict[str, float]:
+def phases(bed: Bed, ours: Ours, hostfile: Path) -> dict[str, float]:
     cost = bed.run([sys.executable, "-c", PHASES, str(hostfile)], env=ours.environ())
     assert cost.status == 0, cost.tail
-    found: Dict[str, float] = json.loads(cost.tail.strip().splitlines()[-1])
+    found: dict[str, float] = json.loads(cost.tail.strip().splitlines()[-1])
     return found
 
 
@@ -88,31 +87,46 @@ def measure(hosts: int, times: int, cards: int) -> str:
         kept_s = [look(ours, hostfile) for _ in range(times)]
         parts = phases(bed, ours, hostfile)
         started = ours.run("--version").wall_s
-        asked_s: List[float] = []
+        asked_s: list[float] = []
         for _ in range(min(times, 3)):
             time.sleep(KEPT_S + 1.0)  # until what is kept is too old: that is what is measured
             asked_s.append(look(ours, hostfile, patience_s=PATIENCE_S))
         ours.stop_controller()
-    return table(hosts, cards, {"asked at first": [first_s], "asked": asked_s, "kept": kept_s},
-                 {"starting Python": started, **parts})
+    return table(
+        hosts,
+        cards,
+        {"asked at first": [first_s], "asked": asked_s, "kept": kept_s},
+        {"starting Python": started, **parts},
+    )
 
 
-def table(hosts: int, cards: int, looks: Dict[str, List[float]], parts: Dict[str, float]) -> str:
-    lines = ["# How long `top --once` takes", "",
-             f"`python -m benchmarks.samples.top`: {hosts} virtual hosts of {cards} simulated NPUs on one machine of"
-             f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}. Goal for what is kept: {GOAL_S:g} s.", "",
-             "| look | median | all |", "|---|---|---|"]
-    lines += [f"| {name} | {statistics.median(taken):.2f} s | {', '.join(f'{one:.2f}' for one in taken)} |"
-              for name, taken in looks.items()]
+def table(hosts: int, cards: int, looks: dict[str, list[float]], parts: dict[str, float]) -> str:
+    lines = [
+        "# How long `top --once` takes",
+        "",
+        f"`python -m benchmarks.samples.top`: {hosts} virtual hosts of {cards} simulated NPUs on one machine of"
+        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}. Goal for what is kept: {GOAL_S:g} s.",
+        "",
+        "| look | median | all |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {statistics.median(taken):.2f} s | {', '.join(f'{one:.2f}' for one in taken)} |"
+        for name, taken in looks.items()
+    ]
     whole = sum(parts.values())
     lines += ["", "| part of a look at what is kept | time | share |", "|---|---|---|"]
     lines += [f"| {name} | {1000 * taken:.0f} ms | {100 * taken / whole:.0f} % |" for name, taken in parts.items()]
-    lines += ["", "The simulated tools are a Python each, and all hosts share this machine: what asking costs here says"
-              " nothing of real hosts, which answer side by side.", ""]
+    lines += [
+        "",
+        "The simulated tools are a Python each, and all hosts share this machine: what asking costs here says"
+        " nothing of real hosts, which answer side by side.",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.samples.top")
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--times", type=int, default=5)

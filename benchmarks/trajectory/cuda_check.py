@@ -17,30 +17,75 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
-PARITY = {"tracks": 120, "hidden": 64, "layers": 2, "batch_size": 32, "epochs": 2, "dropout": 0.0, "log_every": 1,
-          "dtype": "float32", "grammar": "motion"}
+PARITY = {
+    "tracks": 120,
+    "hidden": 64,
+    "layers": 2,
+    "batch_size": 32,
+    "epochs": 2,
+    "dropout": 0.0,
+    "log_every": 1,
+    "dtype": "float32",
+    "grammar": "motion",
+}
 QUICKSTART = {"tracks": 2000, "epochs": 5, "log_every": 20, "dtype": "auto", "grammar": "motion"}
-LARGE = {"tracks": 1500, "hidden": 896, "layers": 24, "heads": 14, "batch_size": 128, "epochs": 50, "max_steps": 80,
-         "eval_every": 1000000, "log_every": 10, "dtype": "auto", "keep_best_by": "last", "grammar": "motion",
-         "checkpoint_every": 0, "lr": 0.0003, "crop": 0.0}
-QUICK_LARGE = {**LARGE, "hidden": 64, "layers": 2, "heads": 2, "batch_size": 16, "max_steps": 6, "log_every": 2,
-               "tracks": 200}
+LARGE = {
+    "tracks": 1500,
+    "hidden": 896,
+    "layers": 24,
+    "heads": 14,
+    "batch_size": 128,
+    "epochs": 50,
+    "max_steps": 80,
+    "eval_every": 1000000,
+    "log_every": 10,
+    "dtype": "auto",
+    "keep_best_by": "last",
+    "grammar": "motion",
+    "checkpoint_every": 0,
+    "lr": 0.0003,
+    "crop": 0.0,
+}
+QUICK_LARGE = {
+    **LARGE,
+    "hidden": 64,
+    "layers": 2,
+    "heads": 2,
+    "batch_size": 16,
+    "max_steps": 6,
+    "log_every": 2,
+    "tracks": 200,
+}
 
 
-def train(options: Dict[str, Any], family: str, limit_s: float) -> Dict[str, Any]:
+def train(options: dict[str, Any], family: str, limit_s: float) -> dict[str, Any]:
     """Runs the program as a launcher would; the metrics lines, or how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics"
-        argv = [sys.executable, "-m", "ascendrun.programs.trajectory", f"--device={family}", "--output=out",
-                *(f"--{name}={value}" for name, value in options.items())]
+        argv = [
+            sys.executable,
+            "-m",
+            "ascendrun.programs.trajectory",
+            f"--device={family}",
+            "--output=out",
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
         environ = {**os.environ, "PYTHONPATH": str(REPO), "ASCENDRUN_METRICS": str(metrics), "OMP_NUM_THREADS": "8"}
         began_s = time.monotonic()
         try:
-            ended = subprocess.run(argv, cwd=folder, env=environ, timeout=limit_s, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, check=False)
+            ended = subprocess.run(
+                argv,
+                cwd=folder,
+                env=environ,
+                timeout=limit_s,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {limit_s} s"}
         if ended.returncode:
@@ -49,30 +94,42 @@ def train(options: Dict[str, Any], family: str, limit_s: float) -> Dict[str, Any
         return {"lines": lines, "seconds": round(time.monotonic() - began_s, 1)}
 
 
-def speed(told: Dict[str, Any]) -> Dict[str, Any]:
+def speed(told: dict[str, Any]) -> dict[str, Any]:
     """Of the later half of the run: the first steps make kernels."""
     if "error" in told:
         return told
     steps = [line for line in told["lines"] if "tokens_per_s" in line]
-    later = steps[len(steps) // 2:]
+    later = steps[len(steps) // 2 :]
     begun = next(line for line in told["lines"] if line.get("event") == "start")
     names = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "memory_bytes", "mfu")
-    return {"seconds": told["seconds"], "parameters": begun["parameters"], "last_loss": steps[-1]["loss"],
-            "tokens_per_s": round(max(line["tokens_per_s"] for line in later)),
-            **{name: later[-1][name] for name in names if name in later[-1]},
-            "scores": {name: value for line in told["lines"] for name, value in line.items()
-                       if name.startswith(("test_", "baseline_"))}}
+    return {
+        "seconds": told["seconds"],
+        "parameters": begun["parameters"],
+        "last_loss": steps[-1]["loss"],
+        "tokens_per_s": round(max(line["tokens_per_s"] for line in later)),
+        **{name: later[-1][name] for name in names if name in later[-1]},
+        "scores": {
+            name: value
+            for line in told["lines"]
+            for name, value in line.items()
+            if name.startswith(("test_", "baseline_"))
+        },
+    }
 
 
-def parity(family: str) -> Dict[str, Any]:
+def parity(family: str) -> dict[str, Any]:
     pair = [train(PARITY, each, 60) for each in ("cpu", family)]
     if any("error" in told for told in pair):
         return {"error": [told.get("error") for told in pair]}
-    losses: List[List[float]] = [[line["loss"] for line in told["lines"] if "loss" in line] for told in pair]
+    losses: list[list[float]] = [[line["loss"] for line in told["lines"] if "loss" in line] for told in pair]
     differences = [abs(one - other) / abs(one) for one, other in zip(*losses)]
-    return {"steps": len(differences), "largest_relative_difference": max(differences),
-            "first": [each[0] for each in losses], "last": [each[-1] for each in losses],
-            "agrees": max(differences) < 5e-3}
+    return {
+        "steps": len(differences),
+        "largest_relative_difference": max(differences),
+        "first": [each[0] for each in losses],
+        "last": [each[-1] for each in losses],
+        "agrees": max(differences) < 5e-3,
+    }
 
 
 def main() -> None:
@@ -81,10 +138,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model instead of the large one")
     arguments = parser.parse_args()
     began_s = time.monotonic()
-    told = {"family": arguments.family, "parity": parity(arguments.family),
-            "quickstart": speed(train({**QUICKSTART, **({"tracks": 200} if arguments.quick else {})},
-                                      arguments.family, 90)),
-            "large": speed(train(QUICK_LARGE if arguments.quick else LARGE, arguments.family, 120))}
+    told = {
+        "family": arguments.family,
+        "parity": parity(arguments.family),
+        "quickstart": speed(
+            train({**QUICKSTART, **({"tracks": 200} if arguments.quick else {})}, arguments.family, 90)
+        ),
+        "large": speed(train(QUICK_LARGE if arguments.quick else LARGE, arguments.family, 120)),
+    }
     told["seconds"] = round(time.monotonic() - began_s, 1)
     print(json.dumps(told, indent=1))
 

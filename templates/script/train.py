@@ -72,8 +72,9 @@ def main():
             report({"step": epoch + 1, "loss": loss.item(), "epoch": epoch})
             print("epoch %d loss %.4f" % (epoch, loss.item()), flush=True)
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
-                       path + ".new")
+            torch.save(
+                {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path + ".new"
+            )
             os.replace(path + ".new", path)
         if stop.item():
             break

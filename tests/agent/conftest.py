@@ -11,26 +11,28 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable
 
 import pytest
 
 from ascendrun.node import layout, pack, procs, reap, treehash, wire
 
 DEADLINE_S = 60.0
-_Key = Tuple[str, str, int]
+_Key = tuple[str, str, int]
 
 
-def find_pythons() -> List[str]:
+def find_pythons() -> list[str]:
     """Every interpreter from 3.7 on that is at hand, each minor version once."""
     roots = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
     candidates = [sys.executable, *sorted(glob.glob(roots + "/versions/3.*/bin/python"))]
     candidates += [path for minor in range(7, 15) if (path := shutil.which("python3.%d" % minor))]
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for path in candidates:
-        run = subprocess.run([path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True,
-                             text=True)
+        run = subprocess.run(
+            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+        )
         version = run.stdout.strip()
         if run.returncode == 0 and version and tuple(map(int, version.split("."))) >= (3, 7):
             found.setdefault(version, path)
@@ -45,17 +47,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 class Client:
     """The head's end of one serving agent."""
 
-    def __init__(self, node: "Node", *, python: str, env: Dict[str, str]) -> None:
+    def __init__(self, node: Node, *, python: str, env: dict[str, str]) -> None:
         self.node = node
-        self.process = subprocess.Popen([python, "-I", "-S", str(node.agent), "serve"], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        self.process = subprocess.Popen(
+            [python, "-I", "-S", str(node.agent), "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.reader = wire.FrameReader(expect_magic=True)
         self.number = 0
-        self.replies: Dict[int, Tuple[Dict[str, Any], bytes]] = {}
-        self.events: List[Dict[str, Any]] = []
-        self.files: Dict[_Key, bytearray] = {}
+        self.replies: dict[int, tuple[dict[str, Any], bytes]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.files: dict[_Key, bytearray] = {}
         self.hello = self.wait(lambda: next((e for e in self.events if e["event"] == "hello"), None))
 
     def pump(self, timeout_s: float) -> None:
@@ -64,18 +71,18 @@ class Client:
             return
         data = os.read(self.stdout.fileno(), 1 << 20)
         if not data:
-            raise EOFError("the agent is gone: %s" % self.last_words())
+            raise EOFError(f"the agent is gone: {self.last_words()}")
         for header, body in self.reader.feed(data):
             self._take(header, body)
 
-    def _take(self, header: Dict[str, Any], body: bytes) -> None:
+    def _take(self, header: dict[str, Any], body: bytes) -> None:
         if "re" in header:
             self.replies[header["re"]] = (header, body)
             return
         self.events.append(header)
         if header["event"] == "data":
             kept = self.files.setdefault((header["tag"], header["file"], header["generation"]), bytearray())
-            assert header["offset"] == len(kept), "a gap or a repetition in %s" % header
+            assert header["offset"] == len(kept), f"a gap or a repetition in {header}"
             kept += body
 
     def wait(self, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -85,7 +92,7 @@ class Client:
             value = condition()
             if value:
                 return value
-            assert time.monotonic() < until, "not within %g s; story: %s" % (deadline_s, self.stories())
+            assert time.monotonic() < until, f"not within {deadline_s:g} s; story: {self.stories()}"
             self.pump(0.05)
 
     def post(self, op: str, body: bytes = b"", **fields: Any) -> int:
@@ -96,23 +103,23 @@ class Client:
         self.stdin.flush()
         return self.number
 
-    def ask(self, op: str, body: bytes = b"", **fields: Any) -> Tuple[Dict[str, Any], bytes]:
+    def ask(self, op: str, body: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         number = self.post(op, body, **fields)
         return self.wait(lambda: self.replies.pop(number, None))
 
-    def do(self, op: str, body: bytes = b"", **fields: Any) -> Dict[str, Any]:
+    def do(self, op: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
         reply, _ = self.ask(op, body, **fields)
         assert reply["ok"], reply
         return reply
 
-    def refused(self, op: str, body: bytes = b"", **fields: Any) -> Dict[str, Any]:
+    def refused(self, op: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
         reply, _ = self.ask(op, body, **fields)
         assert not reply["ok"], reply
         error = reply["error"]
         assert error["message"]
         return error
 
-    def stage(self, folder: Path, *, claim: Optional[str] = None, chunk: int = 1000) -> Any:
+    def stage(self, folder: Path, *, claim: str | None = None, chunk: int = 1000) -> Any:
         """Puts the folder as a tree, in small chunks; returns its name, or the error of the first refusal."""
         entries = treehash.list_tree(str(folder))
         sha256 = claim or treehash.hash_listing(entries)
@@ -120,33 +127,33 @@ class Client:
         treehash.write_tar(str(folder), entries, out)
         data = out.getvalue()
         for at in range(0, len(data), chunk):
-            reply, _ = self.ask("tree_put", data[at:at + chunk], sha256=sha256, offset=at, total=len(data))
+            reply, _ = self.ask("tree_put", data[at : at + chunk], sha256=sha256, offset=at, total=len(data))
             if not reply["ok"]:
                 return reply["error"]
         return sha256
 
     # --- a job ---
 
-    def start(self, job: Dict[str, Any], **go: Any) -> None:
+    def start(self, job: dict[str, Any], **go: Any) -> None:
         """prepare, follow, go."""
         ready = self.do("prepare", **job)
         self.do("follow", tag=job["tag"], offsets={})
         self.do("go", **{"tag": job["tag"], "master_port": ready["master_port"], "secret_env": {}, **go})
 
-    def story(self, tag: str) -> List[Dict[str, Any]]:
+    def story(self, tag: str) -> list[dict[str, Any]]:
         data = bytes(self.files.get((tag, "events", 0), b""))
         return [json.loads(line) for line in data.split(b"\n")[:-1] if line]
 
-    def stories(self) -> Dict[str, Any]:
+    def stories(self) -> dict[str, Any]:
         return {tag: [(e["event"], e.get("rank"), e.get("code")) for e in self.story(tag)] for tag in self.node.tags}
 
-    def told(self, tag: str, event: str, **fields: Any) -> List[Dict[str, Any]]:
+    def told(self, tag: str, event: str, **fields: Any) -> list[dict[str, Any]]:
         return [e for e in self.story(tag) if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]
 
-    def wait_told(self, tag: str, event: str, **fields: Any) -> Dict[str, Any]:
+    def wait_told(self, tag: str, event: str, **fields: Any) -> dict[str, Any]:
         return self.wait(lambda: self.told(tag, event, **fields))[0]
 
-    def wait_ended(self, tag: str, deadline_s: float = DEADLINE_S) -> Dict[str, Any]:
+    def wait_ended(self, tag: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         return self.wait(lambda: self.told(tag, "ended"), deadline_s)[0]
 
     def output(self, tag: str, rank: int = 0, stream: str = "out") -> bytes:
@@ -158,7 +165,7 @@ class Client:
         assert self.process.stderr
         return self.process.stderr.read().decode("utf-8", "replace")
 
-    def phase(self, tag: str) -> Optional[str]:
+    def phase(self, tag: str) -> str | None:
         return next((a["phase"] for a in self.do("attempts")["attempts"] if a["tag"] == tag), None)
 
     def kill(self) -> None:
@@ -185,38 +192,50 @@ class Node:
         self.root = root
         pyz, sha256 = pack.agent_pyz()
         root.mkdir(mode=0o700)
-        self.agent = root / ("agent-%s.pyz" % sha256[:16])
+        self.agent = root / (f"agent-{sha256[:16]}.pyz")
         self.agent.write_bytes(pyz)
         self.tags: set[str] = set()
-        self.clients: List[Client] = []
+        self.clients: list[Client] = []
 
     def connect(self, *, python: str = sys.executable, **env: str) -> Client:
         client = Client(self, python=python, env={**os.environ, layout.ROOT_VARIABLE: str(self.root), **env})
         self.clients.append(client)
         return client
 
-    def job(self, tag: str, *commands: List[str], **fields: Any) -> Dict[str, Any]:
+    def job(self, tag: str, *commands: list[str], **fields: Any) -> dict[str, Any]:
         """What `prepare` takes, for ranks that run these commands."""
         run, _ = layout.split_tag(tag)
-        ranks = [{"rank": n, "local_rank": n, "argv": list(argv), "env": {"RANK": str(n)}}
-                 for n, argv in enumerate(commands)]
-        return {"tag": tag, "node_rank": 0, "ranks": ranks, "cwd": layout.work_dir(str(self.root), run),
-                "setup": None, "trees": [], "link_tree": None, "ports": [], "start_s": 60, "max_s": None,
-                "stop": {"signal": "TERM", "grace_s": 5}, **fields}
+        ranks = [
+            {"rank": n, "local_rank": n, "argv": list(argv), "env": {"RANK": str(n)}} for n, argv in enumerate(commands)
+        ]
+        return {
+            "tag": tag,
+            "node_rank": 0,
+            "ranks": ranks,
+            "cwd": layout.work_dir(str(self.root), run),
+            "setup": None,
+            "trees": [],
+            "link_tree": None,
+            "ports": [],
+            "start_s": 60,
+            "max_s": None,
+            "stop": {"signal": "TERM", "grace_s": 5},
+            **fields,
+        }
 
     def folder(self, tag: str) -> Path:
         return Path(layout.attempt_dir(str(self.root), tag))
 
-    def identity(self, tag: str) -> Dict[str, Any]:
+    def identity(self, tag: str) -> dict[str, Any]:
         found = json.loads((self.folder(tag) / layout.IDENTITY).read_text())
         assert isinstance(found, dict)
         return found
 
-    def alive(self, tag: str) -> List[int]:
+    def alive(self, tag: str) -> list[int]:
         """The attempt's processes as the kernel knows them, without the supervisor."""
         return [pid for pid, _ in reap.find_attempt(tag, root=str(self.root))]
 
-    def clean(self) -> List[str]:
+    def clean(self) -> list[str]:
         """Ends everything; returns what should have ended by itself."""
         left = []
         for client in self.clients:
@@ -229,10 +248,10 @@ class Node:
             while (self.alive(tag) or procs.is_alive(identity)) and time.monotonic() < until:
                 time.sleep(0.01)
             for pid, start in reap.find_attempt(tag, root=str(self.root)):
-                left.append("%s: %s" % (tag, Path("/proc/%d/cmdline" % pid).read_bytes()))
+                left.append("{}: {}".format(tag, Path("/proc/%d/cmdline" % pid).read_bytes()))
                 procs.send_signal(pid, start, 9)
             if procs.is_alive(identity):
-                left.append("%s: its supervisor" % tag)
+                left.append(f"{tag}: its supervisor")
                 procs.send_signal(identity["pid"], identity["start"], 9)
         return left
 
@@ -242,7 +261,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path / "node")
     yield node
     left = node.clean()
-    assert not left, "left behind: %s" % left
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture

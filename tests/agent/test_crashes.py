@@ -13,10 +13,13 @@ from ascendrun.node import layout, procs
 
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
-HIDER = [PY, "-c", "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n"
-                   "    os._exit(0)\nos.wait()\nprint('hidden',flush=True)\ntime.sleep(600)"]
-DEAF = [PY, "-c", "import signal,time\nsignal.signal(15,signal.SIG_IGN)\nprint('deaf',flush=True)\n"
-                  "time.sleep(600)"]
+HIDER = [
+    PY,
+    "-c",
+    "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n"
+    "    os._exit(0)\nos.wait()\nprint('hidden',flush=True)\ntime.sleep(600)",
+]
+DEAF = [PY, "-c", "import signal,time\nsignal.signal(15,signal.SIG_IGN)\nprint('deaf',flush=True)\ntime.sleep(600)"]
 TAG = "head-job.1"
 
 
@@ -93,14 +96,21 @@ def test_the_end_of_input_ends_the_agent_and_not_the_ranks(node, agent):
     second.wait_ended(TAG)
 
 
-START_POINTS = ["prepare.before_record", "prepare.after_record", "launch.before_spawn", "launch.before_claim",
-                "launch.after_claim", "agent.after_fork_before_record", "agent.after_record",
-                "agent.after_exec_before_ack"]
+START_POINTS = [
+    "prepare.before_record",
+    "prepare.after_record",
+    "launch.before_spawn",
+    "launch.before_claim",
+    "launch.after_claim",
+    "agent.after_fork_before_record",
+    "agent.after_record",
+    "agent.after_exec_before_ack",
+]
 
 
 @pytest.mark.parametrize("point", START_POINTS)
 def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node, point):
-    hurt = node.connect(ASCENDRUN_FAILPOINT="%s=kill" % point)
+    hurt = node.connect(ASCENDRUN_FAILPOINT=f"{point}=kill")
     job = node.job(TAG, HOLD)
     try:
         hurt.do("prepare", **job)
@@ -128,14 +138,22 @@ def test_killed_while_starting_nothing_runs_twice_and_a_stop_always_ends_it(node
     assert len(agent.told(TAG, "supervising")) <= 1 and len(agent.told(TAG, "rank_started")) <= 1
 
 
-END_POINTS = ["agent.after_exit_before_record", "agent.after_exit_record", "stop.after_mark", "stop.after_term",
-              "stop.before_kill", "stop.after_kill_before_confirm", "finish.before_terminal", "finish.after_event",
-              "stop.after_wish"]
+END_POINTS = [
+    "agent.after_exit_before_record",
+    "agent.after_exit_record",
+    "stop.after_mark",
+    "stop.after_term",
+    "stop.before_kill",
+    "stop.after_kill_before_confirm",
+    "finish.before_terminal",
+    "finish.after_event",
+    "stop.after_wish",
+]
 
 
 @pytest.mark.parametrize("point", END_POINTS)
 def test_killed_while_stopping_the_next_stop_ends_it_once_and_leaves_nobody(node, point):
-    hurt = node.connect(ASCENDRUN_FAILPOINT="%s=kill" % point)
+    hurt = node.connect(ASCENDRUN_FAILPOINT=f"{point}=kill")
     hurt.start(node.job(TAG, HIDER, DEAF))
     hurt.wait(lambda: hurt.output(TAG) == b"hidden\n" and hurt.output(TAG, 1) == b"deaf\n")
     try:

@@ -43,9 +43,11 @@ def test_all_ranks_exit_0_and_the_attempt_ends(node, agent):
 
 
 def test_a_rank_that_saves_on_the_signal_and_exits_0_within_the_grace(node, agent):
-    save = python("import signal,sys,time\n"
-                  "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-                  "print('ready', flush=True)\ntime.sleep(600)")
+    save = python(
+        "import signal,sys,time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
     agent.start(node.job(TAG, save, stop={"signal": "USR1", "grace_s": 60}))
     agent.wait(lambda: agent.output(TAG) == b"ready\n")
     agent.do("stop", tag=TAG, now=False, grace_s=60)
@@ -57,9 +59,11 @@ def test_a_rank_that_saves_on_the_signal_and_exits_0_within_the_grace(node, agen
 
 
 def test_a_rank_that_dies_of_the_stop_signal_does_not_cut_short_another_ones_saving(node, agent):
-    slow = python("import signal,sys,time\n"
-                  "def save(*_):\n    time.sleep(1.0); print('saved', flush=True); sys.exit(0)\n"
-                  "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(600)")
+    slow = python(
+        "import signal,sys,time\n"
+        "def save(*_):\n    time.sleep(1.0); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(600)"
+    )
     agent.start(node.job(TAG, slow, HOLD, stop={"signal": "TERM", "grace_s": 60}))
     agent.wait(lambda: agent.output(TAG) == b"ready\n")
     agent.do("stop", tag=TAG, now=False, grace_s=None)
@@ -68,8 +72,10 @@ def test_a_rank_that_dies_of_the_stop_signal_does_not_cut_short_another_ones_sav
 
 
 def test_a_rank_that_ignores_everything_is_killed_after_the_grace(node, agent):
-    deaf = python("import signal,time\nfor s in (1,2,10,15): signal.signal(s, signal.SIG_IGN)\n"
-                  "print('ready', flush=True)\ntime.sleep(600)")
+    deaf = python(
+        "import signal,time\nfor s in (1,2,10,15): signal.signal(s, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
     agent.start(node.job(TAG, deaf))
     agent.wait(lambda: agent.output(TAG))
     agent.do("stop", tag=TAG, now=False, grace_s=0.2)
@@ -77,8 +83,14 @@ def test_a_rank_that_ignores_everything_is_killed_after_the_grace(node, agent):
 
 
 def test_stop_now_kills_at_once_and_may_overtake_a_gentle_stop(node, agent):
-    agent.start(node.job(TAG, python("import signal,time\nsignal.signal(15, signal.SIG_IGN)\n"
-                                     "print('ready', flush=True)\ntime.sleep(600)")))
+    agent.start(
+        node.job(
+            TAG,
+            python(
+                "import signal,time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
+            ),
+        )
+    )
     agent.wait(lambda: agent.output(TAG))
     agent.do("stop", tag=TAG, now=False, grace_s=500)
     agent.wait_told(TAG, "stopping", by="head")
@@ -89,15 +101,15 @@ def test_stop_now_kills_at_once_and_may_overtake_a_gentle_stop(node, agent):
 
 HIDERS = {
     "setsid": "import os,time\nif os.fork()==0:\n    os.setsid(); time.sleep(600)\n"
-              "print('x',flush=True)\ntime.sleep(600)",
+    "print('x',flush=True)\ntime.sleep(600)",
     "double fork": "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0: time.sleep(600)\n"
-                   "    os._exit(0)\nos.wait()\nprint('x',flush=True)\ntime.sleep(600)",
+    "    os._exit(0)\nos.wait()\nprint('x',flush=True)\ntime.sleep(600)",
     "double fork, cleared environment": "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0:\n"
-                                        "        os.execve('/bin/sleep',['sleep','600'],{})\n    os._exit(0)\n"
-                                        "os.wait()\nprint('x',flush=True)\ntime.sleep(600)",
+    "        os.execve('/bin/sleep',['sleep','600'],{})\n    os._exit(0)\n"
+    "os.wait()\nprint('x',flush=True)\ntime.sleep(600)",
     "ignores TERM, three deep": "import os,signal,time\nsignal.signal(15,signal.SIG_IGN)\n"
-                                "for _ in range(3):\n    if os.fork(): break\n    os.setsid()\nelse: time.sleep(600)\n"
-                                "print('x',flush=True)\ntime.sleep(600)",
+    "for _ in range(3):\n    if os.fork(): break\n    os.setsid()\nelse: time.sleep(600)\n"
+    "print('x',flush=True)\ntime.sleep(600)",
 }
 
 
@@ -134,9 +146,11 @@ def test_the_time_limit_stops_the_attempt(node, agent):
 
 
 def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, agent):
-    hang = python("import os,time\n"
-                  "open(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
-                  "time.sleep(600)")
+    hang = python(
+        "import os,time\n"
+        "open(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
+        "time.sleep(600)"
+    )
     agent.start(node.job(TAG, hang, ["true"], exit_s=0.2))
     assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
     assert agent.told(TAG, "rank_lingers", rank=0)[0]["why"] == "finished"
@@ -157,6 +171,7 @@ def test_a_shutdown_of_the_node_ends_the_ranks_gently(node, agent):
     agent.start(node.job(TAG, HOLD))
     agent.wait_told(TAG, "rank_started", rank=0)
     from ascendrun.node import procs
+
     identity = node.identity(TAG)
     procs.send_signal(identity["pid"], identity["start"], signal.SIGTERM)
     agent.wait_ended(TAG)

@@ -22,8 +22,13 @@ class Login:
     """One login that runs the fixed line; drives the dialogue as a transport does."""
 
     def __init__(self, argv, *, home, path=None, **env):
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        env={"HOME": str(home), "PATH": path or own_path(), **marks(), **env})
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"HOME": str(home), "PATH": path or own_path(), **marks(), **env},
+        )
         self.boot = loader.Boot()
         self.steps = []
 
@@ -78,12 +83,19 @@ def test_first_login_brings_the_agent_and_the_second_finds_it(shell, tmp_path):
         assert command.endswith(b"agent-%s.pyz\0serve\0" % SHA256[:16].encode())
         assert login.close() == 0
     assert os.stat(tmp_path / ".ascendrun").st_mode & 0o777 == 0o700
-    assert os.stat(tmp_path / ".ascendrun" / ("agent-%s.pyz" % SHA256[:16])).st_mode & 0o777 == 0o600
+    assert os.stat(tmp_path / ".ascendrun" / (f"agent-{SHA256[:16]}.pyz")).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("noise", ["echo Welcome", "printf 'no newline'",
-                                   "printf 'ASCENDRUN-NEED'; printf '\\nASCENDRUN-'",
-                                   "head -c 100000 /dev/zero", "echo; echo x >&2; printf '\\377\\376'"])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "echo Welcome",
+        "printf 'no newline'",
+        "printf 'ASCENDRUN-NEED'; printf '\\nASCENDRUN-'",
+        "head -c 100000 /dev/zero",
+        "echo; echo x >&2; printf '\\377\\376'",
+    ],
+)
 def test_noise_of_start_up_files_does_not_matter(noise, tmp_path):
     (tmp_path / ".bashrc").write_text(noise + "\n")
     login = Login(["bash", "-c", ". ~/.bashrc; " + loader.login_command(SHA256[:16])], home=tmp_path)
@@ -124,7 +136,7 @@ def test_a_broken_and_an_old_python_are_passed_over(tmp_path):
     line = loader.login_command(SHA256[:16])
     for absolute in ("/usr/bin/python3", "/usr/local/bin/python3"):
         line = line.replace(" " + absolute + " ", " ")
-    login = Login(["sh", "-c", line], home=tmp_path, path="%s:/bin:/usr/bin" % folder)
+    login = Login(["sh", "-c", line], home=tmp_path, path=f"{folder}:/bin:/usr/bin")
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.hello()["python_version"] == ".".join(map(str, sys.version_info[:3]))
     assert login.close() == 0
@@ -133,7 +145,7 @@ def test_a_broken_and_an_old_python_are_passed_over(tmp_path):
 def test_an_agent_file_that_was_altered_is_brought_again(tmp_path):
     root = tmp_path / ".ascendrun"
     root.mkdir(mode=0o700)
-    file = root / ("agent-%s.pyz" % SHA256[:16])
+    file = root / (f"agent-{SHA256[:16]}.pyz")
     file.write_bytes(PYZ[:-100])
     login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
@@ -143,7 +155,7 @@ def test_an_agent_file_that_was_altered_is_brought_again(tmp_path):
 
 def recorded(root):
     """The record of the interpreter, once the agent has written it behind its hello."""
-    file = root / ("agent-%s.python" % SHA256[:16])
+    file = root / (f"agent-{SHA256[:16]}.python")
     until = time.monotonic() + 60
     while not (file.exists() and file.read_bytes().endswith(b"\n")):
         assert time.monotonic() < until
@@ -165,10 +177,10 @@ def test_the_interpreter_that_ran_the_agent_runs_it_again_without_a_search(tmp_p
     first = log_in(tmp_path)
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "python3").write_text("#!/bin/sh\ntouch %s/asked\nexit 9\n" % tmp_path)
+    (folder / "python3").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexit 9\n")
     (folder / "python3").chmod(0o755)
     for _ in range(2):
-        assert log_in(tmp_path, path="%s:/usr/bin:/bin" % folder)["python"] == first["python"]
+        assert log_in(tmp_path, path=f"{folder}:/usr/bin:/bin")["python"] == first["python"]
     assert not (tmp_path / "asked").exists()
 
 
@@ -177,7 +189,7 @@ def test_a_recorded_interpreter_that_has_broken_since_costs_one_login(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 127\n")
     broken.chmod(0o755)
-    recorded(tmp_path / ".ascendrun").write_text("%s\n" % broken)
+    recorded(tmp_path / ".ascendrun").write_text(f"{broken}\n")
     login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
     assert login.drive() == []
     assert login.close() == 127
@@ -186,7 +198,7 @@ def test_a_recorded_interpreter_that_has_broken_since_costs_one_login(tmp_path):
 
 def test_an_agent_file_that_was_altered_after_it_ran_is_brought_again(tmp_path):
     log_in(tmp_path)
-    file = tmp_path / ".ascendrun" / ("agent-%s.pyz" % SHA256[:16])
+    file = tmp_path / ".ascendrun" / (f"agent-{SHA256[:16]}.pyz")
     file.write_bytes(PYZ[:-100] + bytes(100))
     login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
@@ -199,11 +211,11 @@ def test_a_symbolic_link_in_the_agents_place_is_not_followed(tmp_path):
     root.mkdir(mode=0o700)
     evil = tmp_path / "evil.pyz"
     evil.write_bytes(PYZ)
-    (root / ("agent-%s.pyz" % SHA256[:16])).symlink_to(evil)
+    (root / (f"agent-{SHA256[:16]}.pyz")).symlink_to(evil)
     login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=tmp_path)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]
     assert login.close() == 0
-    assert not (root / ("agent-%s.pyz" % SHA256[:16])).is_symlink() and evil.read_bytes() == PYZ
+    assert not (root / (f"agent-{SHA256[:16]}.pyz")).is_symlink() and evil.read_bytes() == PYZ
 
 
 def test_damaged_bytes_are_refused_and_nothing_is_left(tmp_path):
@@ -224,7 +236,7 @@ def test_a_connection_that_ends_in_mid_upload_leaves_nothing(tmp_path):
 
 
 def test_a_home_with_spaces_and_quotes(tmp_path):
-    home = tmp_path / "it's my \"home\" $(id)"
+    home = tmp_path / 'it\'s my "home" $(id)'
     home.mkdir()
     login = Login(["sh", "-c", loader.login_command(SHA256[:16])], home=home)
     assert login.drive() == [loader.NEED_AGENT, loader.READY]

@@ -23,10 +23,12 @@ def python(code):
 
 
 def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile(node, agent):
-    code = ("import sys,hashlib\nh=hashlib.sha256()\n"
-            "line=b''.join(b'%d some words of a log line\\n'%n for n in range(4000))\n"
-            "n=0\nwhile n<200<<20:\n    sys.stdout.buffer.write(line); h.update(line); n+=len(line)\n"
-            "sys.stdout.flush(); sys.stderr.write(h.hexdigest())")
+    code = (
+        "import sys,hashlib\nh=hashlib.sha256()\n"
+        "line=b''.join(b'%d some words of a log line\\n'%n for n in range(4000))\n"
+        "n=0\nwhile n<200<<20:\n    sys.stdout.buffer.write(line); h.update(line); n+=len(line)\n"
+        "sys.stdout.flush(); sys.stderr.write(h.hexdigest())"
+    )
     agent.start(node.job(TAG, python(code), rotate_bytes=64 << 20))
     agent.wait(lambda: sum(len(f) for k, f in agent.files.items() if k[1] == "rank-0.out") > 20 << 20)
     asked = time.monotonic()
@@ -44,7 +46,7 @@ def test_a_flood_of_200_mb_arrives_byte_for_byte_and_the_agent_answers_meanwhile
 
 def test_binary_bytes_bare_returns_and_a_last_line_without_end_are_kept_when_the_rank_is_killed(node, agent):
     data = bytes(range(256)) * 3 + b"\r 10%\r 20%\n\xff\xfe\x00 last words without an end"
-    agent.start(node.job(TAG, python("import os\nos.write(1,%r)\nos.kill(os.getpid(),9)" % data)))
+    agent.start(node.job(TAG, python(f"import os\nos.write(1,{data!r})\nos.kill(os.getpid(),9)")))
     assert agent.wait_ended(TAG)["codes"] == {"0": -9}
     agent.wait(lambda: agent.output(TAG) == data)
 
@@ -70,7 +72,7 @@ def test_a_line_longer_than_a_generation_is_cut_and_loses_nothing(node, agent):
 
 def test_an_agent_killed_in_mid_run_changes_nothing_and_the_next_one_goes_on_at_the_byte(node):
     first = node.connect()
-    count = ("import time\nfor n in range(3000):\n    print('line',n,flush=True)\n    if n%100==0: time.sleep(0.02)")
+    count = "import time\nfor n in range(3000):\n    print('line',n,flush=True)\n    if n%100==0: time.sleep(0.02)"
     first.start(node.job(TAG, python(count), python(count)))
     first.wait(lambda: len(first.output(TAG)) > 2000)
     first.kill()
@@ -88,8 +90,10 @@ def test_an_agent_killed_in_mid_run_changes_nothing_and_the_next_one_goes_on_at_
 
 
 def test_a_file_that_a_user_truncates_is_told_and_goes_on_in_the_next_generation(node, agent):
-    code = ("import os,time\nos.write(1,b'a'*100)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
-            "os.write(1,b'after\\n')")
+    code = (
+        "import os,time\nos.write(1,b'a'*100)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+        "os.write(1,b'after\\n')"
+    )
     agent.start(node.job(TAG, python(code)))
     agent.wait(lambda: agent.output(TAG) == b"a" * 100)
     os.truncate(node.folder(TAG) / "rank-0.out.0", 10)
@@ -102,8 +106,10 @@ def test_a_file_that_a_user_truncates_is_told_and_goes_on_in_the_next_generation
 
 
 def test_a_log_that_a_user_deletes_goes_on_in_the_next_generation(node, agent):
-    code = ("import os,time\nos.write(1,b'before\\n')\nfor n in range(2):\n"
-            "    while not os.path.exists('go%d' % n): time.sleep(0.01)\n    os.write(1,b'after %d\\n' % n)")
+    code = (
+        "import os,time\nos.write(1,b'before\\n')\nfor n in range(2):\n"
+        "    while not os.path.exists('go%d' % n): time.sleep(0.01)\n    os.write(1,b'after %d\\n' % n)"
+    )
     agent.start(node.job(TAG, python(code)))
     agent.wait(lambda: agent.output(TAG) == b"before\n")
     (node.folder(TAG) / "rank-0.out.0").unlink()
@@ -123,12 +129,18 @@ def holds_open(node, name):
 
 
 def test_metrics_and_error_files_are_followed_too(node, agent):
-    code = ("import os\nopen(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\": 1}\\n')\n"
-            "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')")
+    code = (
+        "import os\nopen(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\": 1}\\n')\n"
+        "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')"
+    )
     agent.start(node.job(TAG, python(code)))
     agent.wait_ended(TAG)
-    agent.wait(lambda: agent.files.get((TAG, "rank-0.metrics", 0)) == b'{"step": 1}\n'
-               and agent.files.get((TAG, "rank-0.error", 0)) == b"{}")
+    agent.wait(
+        lambda: (
+            agent.files.get((TAG, "rank-0.metrics", 0)) == b'{"step": 1}\n'
+            and agent.files.get((TAG, "rank-0.error", 0)) == b"{}"
+        )
+    )
 
 
 def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agent):
@@ -146,6 +158,7 @@ def test_a_reader_who_stops_reading_costs_no_memory_and_loses_nothing(node, agen
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
 def test_a_full_disk_costs_log_bytes_that_are_counted_but_no_record(node, tmp_path):
     import subprocess
+
     runs = node.root / "runs"
     runs.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,mode=700", "tmpfs", str(runs)], check=True)

@@ -43,8 +43,12 @@ def text_of(line):
 def test_host_ranks_and_tools_are_told_while_the_ranks_run_on_every_python(node, python):
     agent = node.connect(python=python)
     busy = ["sh", "-c", "while :; do :; done"]
-    job = node.job(TAG, busy, HOLD, sampling=sampling(tool("talk", "sh", "-c", "echo word; echo $0 $1", "a", "b c"),
-                                                      devices=[4, 6]))
+    job = node.job(
+        TAG,
+        busy,
+        HOLD,
+        sampling=sampling(tool("talk", "sh", "-c", "echo word; echo $0 $1", "a", "b c"), devices=[4, 6]),
+    )
     for number, rank in enumerate(job["ranks"]):
         rank["env"]["LOCAL_RANK"] = str(number)
     agent.start(job)
@@ -74,8 +78,9 @@ def test_the_sampler_is_nothing_that_a_rank_left_behind(node, agent):
 
 
 def test_a_hanging_tool_holds_up_neither_the_figures_nor_the_other_tools(node, agent):
-    agent.start(node.job(TAG, HOLD, sampling=sampling(
-        tool("hang", *HANG, timeout_s=4.0), tool("well", "echo", "fine"))))
+    agent.start(
+        node.job(TAG, HOLD, sampling=sampling(tool("hang", *HANG, timeout_s=4.0), tool("well", "echo", "fine")))
+    )
     agent.wait(lambda: len(said(agent, "well")) >= 2)
     assert not said(agent, "hang"), "the others were asked while it hung"
     assert len([line for line in lines_of(agent) if "host" in line]) >= 3
@@ -89,10 +94,17 @@ def test_a_hanging_tool_holds_up_neither_the_figures_nor_the_other_tools(node, a
 
 
 def test_a_tool_that_talks_without_end_or_is_not_there_costs_a_line(node, agent):
-    agent.start(node.job(TAG, HOLD, sampling=sampling(
-        tool("flood", "sh", "-c", "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", every_s=60.0),
-        tool("missing", "/no/such/tool", every_s=60.0),
-        tool("leaves-a-child", "sh", "-c", "sleep 600 & echo done", every_s=60.0))))
+    agent.start(
+        node.job(
+            TAG,
+            HOLD,
+            sampling=sampling(
+                tool("flood", "sh", "-c", "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", every_s=60.0),
+                tool("missing", "/no/such/tool", every_s=60.0),
+                tool("leaves-a-child", "sh", "-c", "sleep 600 & echo done", every_s=60.0),
+            ),
+        )
+    )
     agent.wait(lambda: said(agent, "flood") and said(agent, "missing") and said(agent, "leaves-a-child"))
     flood, missing, child = (said(agent, name)[0] for name in ("flood", "missing", "leaves-a-child"))
     assert flood["truncated"] and flood["code"] is None and len(text_of(flood)) == 1 << 20
@@ -167,8 +179,11 @@ def test_without_the_wish_nothing_is_sampled(node, agent):
 
 
 def test_a_host_without_a_job_tells_how_it_is_within_the_deadline(node, agent):
-    reply = agent.do("sample", items=[tool("well", "echo", "fine"), tool("hang", *HANG, timeout_s=1.0),
-                                      tool("missing", "/no/such/tool")], timeout_s=20)
+    reply = agent.do(
+        "sample",
+        items=[tool("well", "echo", "fine"), tool("hang", *HANG, timeout_s=1.0), tool("missing", "/no/such/tool")],
+        timeout_s=20,
+    )
     lines = {line.get("tool"): line for line in reply["lines"]}
     assert lines[None]["host"]["memory_total_bytes"] > 0 and "cpu" in lines[None]["host"]
     assert text_of(lines["well"]) == "fine\n" and lines["well"]["code"] == 0

@@ -27,8 +27,10 @@ def test_a_whole_job_runs_on_every_python_at_hand(node, python, tmp_path):
     code.mkdir()
     (code / "train.sh").write_text("echo trained $RANK $MASTER_PORT\n")
     sha256 = agent.stage(code)
-    agent.start(node.job(TAG, ["sh", "train.sh"], ["sh", "train.sh"], trees=[sha256], link_tree=sha256, setup="true"),
-                master_port=29500)
+    agent.start(
+        node.job(TAG, ["sh", "train.sh"], ["sh", "train.sh"], trees=[sha256], link_tree=sha256, setup="true"),
+        master_port=29500,
+    )
     assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
     assert agent.output(TAG, 1) == b"trained 1 29500\n"
     second = "head-job.2"
@@ -79,11 +81,15 @@ def test_beats_and_pings_go_on_while_a_command_hangs_and_a_deadline_is_kept(agen
 
 
 def test_a_command_at_its_timeout_takes_all_it_started_with_it(agent):
-    reply, body = agent.ask("exec", argv=["sh", "-c", "setsid sleep 600 & (sleep 600 &) ; echo $$; sleep 600"],
-                            timeout_s=2)
+    reply, body = agent.ask(
+        "exec", argv=["sh", "-c", "setsid sleep 600 & (sleep 600 &) ; echo $$; sleep 600"], timeout_s=2
+    )
     assert reply["timed_out"]
-    assert not [pid for pid in procs.snapshot() if b"ASCENDRUN_EXEC=" in procs.read_environ(pid)
-                and str(agent.node.root).encode() in procs.read_environ(pid)]
+    assert not [
+        pid
+        for pid in procs.snapshot()
+        if b"ASCENDRUN_EXEC=" in procs.read_environ(pid) and str(agent.node.root).encode() in procs.read_environ(pid)
+    ]
     assert procs.read_stat(int(body)) is None
 
 
@@ -103,8 +109,13 @@ def test_output_of_a_command_is_bounded_and_says_so(agent):
 
 def test_commands_end_with_the_agent(node, agent):
     agent.post("exec", argv=["sleep", "600"], timeout_s=600)
-    sleeper = agent.wait(lambda: [pid for pid in reap.descendants(procs.snapshot(), [agent.process.pid])
-                                  if pid != agent.process.pid and Path("/proc/%d/comm" % pid).read_text() == "sleep\n"])
+    sleeper = agent.wait(
+        lambda: [
+            pid
+            for pid in reap.descendants(procs.snapshot(), [agent.process.pid])
+            if pid != agent.process.pid and Path("/proc/%d/comm" % pid).read_text() == "sleep\n"
+        ]
+    )
     death = os.pidfd_open(sleeper[0])  # of somebody else's child: told when it has died, whoever reaps it and when
     agent.close()
     assert select.select([death], [], [], 30)[0]
@@ -150,8 +161,13 @@ def test_bye_ends_the_agent(agent):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's folder")
 def test_a_root_folder_of_another_user_is_refused(node):
     import subprocess
+
     os.chown(node.root, 12345, 12345)
-    run = subprocess.run([PY, "-I", "-S", str(node.agent), "serve"], input=b"", capture_output=True,
-                         env={**os.environ, "ASCENDRUN_NODE_ROOT": str(node.root)})
+    run = subprocess.run(
+        [PY, "-I", "-S", str(node.agent), "serve"],
+        input=b"",
+        capture_output=True,
+        env={**os.environ, "ASCENDRUN_NODE_ROOT": str(node.root)},
+    )
     assert run.returncode == 96 and b"12345" in run.stderr
     os.chown(node.root, 0, 0)

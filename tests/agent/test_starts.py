@@ -34,6 +34,7 @@ def code(tmp_path):
 
 # --- refusals ---
 
+
 def test_a_taken_port_is_refused_and_named_and_the_next_free_one_is_taken(node, agent):
     with socket.socket() as taken, socket.socket() as spare:
         taken.bind(("127.0.0.1", 0))
@@ -74,9 +75,11 @@ def test_a_tree_that_is_missing_or_was_tampered_with_is_refused_naming_the_file(
     sha256 = agent.stage(code)
     assert agent.refused("prepare", **node.job(TAG, HOLD, trees=["0" * 64]))["code"] == "tree-missing"
     tree = Path(layout.tree_dir(str(node.root), sha256))
-    for damage, named in ((lambda: rewrite(tree / "train.py", "print('evil')\n"), "train.py was changed"),
-                          (lambda: (tree / "pkg" / "run.sh").unlink(), "pkg/run.sh is missing"),
-                          (lambda: rewrite(tree / "extra.py", ""), "extra.py does not belong")):
+    for damage, named in (
+        (lambda: rewrite(tree / "train.py", "print('evil')\n"), "train.py was changed"),
+        (lambda: (tree / "pkg" / "run.sh").unlink(), "pkg/run.sh is missing"),
+        (lambda: rewrite(tree / "extra.py", ""), "extra.py does not belong"),
+    ):
         assert agent.stage(code) == sha256
         agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
         tree.chmod(0o755)
@@ -171,8 +174,15 @@ def test_a_command_that_cannot_be_executed_ends_the_attempt_with_127_and_says_wh
     assert failed["rank"] == 1 and str(broken) in failed["message"]
 
 
-@pytest.mark.parametrize("setup, word", [("echo no driver here >&2; false", "no driver here"), ("exit 4", "4"),
-                                         ("source /no/such/set_env.sh", "set_env.sh"), ("if", "syntax error")])
+@pytest.mark.parametrize(
+    "setup, word",
+    [
+        ("echo no driver here >&2; false", "no driver here"),
+        ("exit 4", "4"),
+        ("source /no/such/set_env.sh", "set_env.sh"),
+        ("if", "syntax error"),
+    ],
+)
 def test_a_failing_setup_is_told_with_its_own_words(node, agent, setup, word):
     agent.start(node.job(TAG, ["true"], setup=setup))
     assert agent.wait_ended(TAG)["codes"]["0"] != 0
@@ -189,16 +199,32 @@ def test_a_command_missing_behind_the_setup_is_told_as_that(node, agent):
 # --- what was planned is what runs ---
 
 ODD = [
-    "", "-x", "a b", "a'; echo b", '"', "$(touch pwn)",
-    "`id`", "\\", "new\nline", "\t", "*", "~", "!x", "ünï汉字\u202e", "\udcff\udcfe", "--port=\0MASTER_PORT\0",
-    "x" * 100000]
+    "",
+    "-x",
+    "a b",
+    "a'; echo b",
+    '"',
+    "$(touch pwn)",
+    "`id`",
+    "\\",
+    "new\nline",
+    "\t",
+    "*",
+    "~",
+    "!x",
+    "ünï汉字\u202e",
+    "\udcff\udcfe",
+    "--port=\0MASTER_PORT\0",
+    "x" * 100000,
+]
 
 
-@pytest.mark.parametrize("setup", [None, "export FROM_SETUP=\"it's $((1+1))\"; set -eu; : \"$@\""])
+@pytest.mark.parametrize("setup", [None, 'export FROM_SETUP="it\'s $((1+1))"; set -eu; : "$@"'])
 def test_arguments_and_environment_arrive_byte_for_byte(node, agent, setup):
     job = node.job(TAG, [*SHOW, *ODD], setup=setup)
-    job["ranks"][0]["env"].update({"A'B": "odd name", "LANG": "C", "EMPTY": "",
-                                   "MULTI": "a\nb='$(id)'", "R": "\u202e汉"})
+    job["ranks"][0]["env"].update(
+        {"A'B": "odd name", "LANG": "C", "EMPTY": "", "MULTI": "a\nb='$(id)'", "R": "\u202e汉"}
+    )
     if setup:
         del job["ranks"][0]["env"]["A'B"]  # bash drops names that are no identifiers
     agent.start(job, master_port=29555, secret_env={"TOKEN": "s3cret"})
@@ -291,6 +317,7 @@ def test_two_agents_may_put_one_tree_at_once(node, code, tmp_path):
 
 # --- at most once ---
 
+
 def test_go_is_repeatable_and_starts_once(node, agent):
     agent.start(node.job(TAG, HOLD))
     first = agent.do("go", tag=TAG, master_port=None, secret_env={})
@@ -333,7 +360,7 @@ def test_a_racing_stop_and_go_end_with_nobody_running(node):
 
 
 def test_the_agent_lives_under_a_path_with_spaces_and_quotes(tmp_path, node):
-    odd = tmp_path / "it's a \"root\" $HOME"
+    odd = tmp_path / 'it\'s a "root" $HOME'
     shutil.copytree(node.root, odd)
     node.root, node.agent = odd, odd / node.agent.name
     agent = node.connect()

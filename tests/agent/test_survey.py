@@ -14,9 +14,11 @@ import pytest
 from ascendrun.node import procs
 
 PY = sys.executable
-HANG = "import signal,subprocess,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \
-       "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); " \
-       "time.sleep(600)"
+HANG = (
+    "import signal,subprocess,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); "
+    "time.sleep(600)"
+)
 
 
 def survey(agent, *items, shell=None, timeout_s=20.0, **more):
@@ -26,8 +28,11 @@ def survey(agent, *items, shell=None, timeout_s=20.0, **more):
 def marked(word: str) -> list[int]:
     """Living processes that carry the word in their environment."""
     wanted = word.encode()
-    return [pid for pid, stat in procs.snapshot().items()
-            if not stat.is_dead and pid != os.getpid() and wanted in procs.read_environ(pid)]
+    return [
+        pid
+        for pid, stat in procs.snapshot().items()
+        if not stat.is_dead and pid != os.getpid() and wanted in procs.read_environ(pid)
+    ]
 
 
 def free_port() -> int:
@@ -41,8 +46,12 @@ def free_port() -> int:
 
 def test_a_tool_that_ignores_term_is_killed_with_all_it_started_and_the_others_answer(agent):
     word = "SURVEY_TEST_%d" % time.monotonic_ns()
-    results = survey(agent, {"name": "hangs", "kind": "shell_argv", "argv": [PY, "-c", HANG], "timeout_s": 1.0},
-                     {"name": "says", "kind": "argv", "argv": ["echo", "hello"]}, shell={"env": {word: "1"}})
+    results = survey(
+        agent,
+        {"name": "hangs", "kind": "shell_argv", "argv": [PY, "-c", HANG], "timeout_s": 1.0},
+        {"name": "says", "kind": "argv", "argv": ["echo", "hello"]},
+        shell={"env": {word: "1"}},
+    )
     assert results["hangs"]["timed_out"] and results["hangs"]["code"] is None
     assert results["says"]["out"] == "hello\n" and results["says"]["code"] == 0
     assert not marked(word)
@@ -58,16 +67,20 @@ def test_when_the_surveys_own_time_is_over_every_item_has_an_answer_all_the_same
 
 def test_a_read_that_never_comes_back_is_late_and_holds_up_nothing(agent, tmp_path):
     os.mkfifo(tmp_path / "pipe")  # who opens it to read waits for a writer, as on a dead network file system
-    results = survey(agent, {"name": "pipe", "kind": "file", "path": str(tmp_path / "pipe"), "timeout_s": 0.5},
-                     {"name": "file", "kind": "file", "path": "/proc/self/comm"})
+    results = survey(
+        agent,
+        {"name": "pipe", "kind": "file", "path": str(tmp_path / "pipe"), "timeout_s": 0.5},
+        {"name": "file", "kind": "file", "path": "/proc/self/comm"},
+    )
     assert results["pipe"]["late"] and "text" in results["file"]
     with open(tmp_path / "pipe", "wb"):
         pass  # lets the reader go
 
 
 def test_output_is_bounded_and_the_rest_is_said_to_be_cut(agent):
-    raw = survey(agent, {"name": "flood", "kind": "argv", "argv": ["sh", "-c", "yes | head -c 1000000"],
-                         "max_bytes": 1000})["flood"]
+    raw = survey(
+        agent, {"name": "flood", "kind": "argv", "argv": ["sh", "-c", "yes | head -c 1000000"], "max_bytes": 1000}
+    )["flood"]
     assert raw["truncated"] and len(raw["out"]) == 1000
 
 
@@ -85,17 +98,24 @@ def test_a_missing_tool_is_missing_and_not_a_failure_of_the_survey(agent):
 
 
 def test_an_unknown_kind_and_a_malformed_item_are_errors_of_their_own(agent):
-    results = survey(agent, {"name": "new", "kind": "of-a-later-release"}, {"name": "bad", "kind": "file"},
-                     {"name": "fine", "kind": "limits"})
+    results = survey(
+        agent,
+        {"name": "new", "kind": "of-a-later-release"},
+        {"name": "bad", "kind": "file"},
+        {"name": "fine", "kind": "limits"},
+    )
     assert "no survey item of kind" in results["new"]["error"] and results["bad"]["error"]
     assert set(results["fine"]["limits"]) >= {"NOFILE", "NPROC", "MEMLOCK"}
 
 
 def test_files_that_are_not_there_are_left_out_and_one_alone_says_so(agent, tmp_path):
     (tmp_path / "a.conf").write_text("one")
-    results = survey(agent, {"name": "many", "kind": "files", "paths": [str(tmp_path / "*.conf"), "/no/such"]},
-                     {"name": "one", "kind": "file", "path": "/no/such"},
-                     {"name": "list", "kind": "listdir", "path": "/proc/self/task"})
+    results = survey(
+        agent,
+        {"name": "many", "kind": "files", "paths": [str(tmp_path / "*.conf"), "/no/such"]},
+        {"name": "one", "kind": "file", "path": "/no/such"},
+        {"name": "list", "kind": "listdir", "path": "/proc/self/task"},
+    )
     assert results["many"]["texts"] == {str(tmp_path / "a.conf"): "one"}
     assert results["one"]["missing"]
     assert str(agent.process.pid) in results["list"]["names"]
@@ -116,12 +136,14 @@ def test_the_shell_is_the_one_that_a_rank_gets(agent):
     had = dict(pair.split("=", 1) for pair in agent.output("head-job.1").decode().split("\0") if pair)
     assert raw["setup"] == "fine" and seen["FROM_SETUP"] == "yes" and seen["PATH"].startswith("/opt/x:")
     own = {"ASCENDRUN_EXEC", "ASCENDRUN_TAG", "ASCENDRUN_METRICS", "TORCHELASTIC_ERROR_FILE"}
-    assert {name: value for name, value in seen.items() if name not in own} == \
-        {name: value for name, value in had.items() if name not in own}
+    assert {name: value for name, value in seen.items() if name not in own} == {
+        name: value for name, value in had.items() if name not in own
+    }
 
 
-@pytest.mark.parametrize("setup, word", [("false", "failed"), ("exit 3", "failed"), ("no-such-file-x", "failed"),
-                                         ("true", "fine")])
+@pytest.mark.parametrize(
+    "setup, word", [("false", "failed"), ("exit 3", "failed"), ("no-such-file-x", "failed"), ("true", "fine")]
+)
 def test_a_set_up_that_fails_is_told_from_a_command_that_fails(agent, setup, word):
     item = {"name": "x", "kind": "shell_argv", "argv": ["sh", "-c", "exit 7"]}
     raw = survey(agent, item, shell={"setup": setup})["x"]
@@ -135,9 +157,12 @@ def test_a_command_that_the_set_up_does_not_lead_to_is_no_command(agent):
 
 
 def test_the_shell_stands_in_a_folder_from_which_nothing_is_imported(agent, tmp_path):
-    raw = survey(agent, {"name": "x", "kind": "shell_argv", "argv": ["sh", "-c", "pwd; ls -A"]},
-                 shell={"cwd": str(tmp_path / "not-yet")})["x"]
-    assert raw["out"] == "%s/empty\n" % agent.node.root
+    raw = survey(
+        agent,
+        {"name": "x", "kind": "shell_argv", "argv": ["sh", "-c", "pwd; ls -A"]},
+        shell={"cwd": str(tmp_path / "not-yet")},
+    )["x"]
+    assert raw["out"] == f"{agent.node.root}/empty\n"
 
 
 # --- files, ports, processes ---
@@ -190,8 +215,11 @@ def test_a_port_whose_last_connections_have_just_ended_is_free_for_the_next_job(
 def test_who_holds_a_file_open_is_named(agent, tmp_path):
     path = tmp_path / "davinci0"
     path.write_text("")
-    with subprocess.Popen([PY, "-c", "import sys; f = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()",
-                           str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [PY, "-c", "import sys; f = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
         assert holder.stdout.readline()
         raw = survey(agent, {"name": "o", "kind": "openers", "patterns": [str(tmp_path / "davinci*")]})["o"]
         holder.stdin.close()
@@ -202,13 +230,26 @@ def test_who_holds_a_file_open_is_named(agent, tmp_path):
 
 
 def touch(agent, port, peer, *, nonce="n", timeout_s=10.0):
-    return {"name": "touch", "kind": "tcp", "as": "b", "nonce": nonce, "timeout_s": timeout_s,
-            "targets": [{"peer": peer, "address": "127.0.0.1", "port": port}]}
+    return {
+        "name": "touch",
+        "kind": "tcp",
+        "as": "b",
+        "nonce": nonce,
+        "timeout_s": timeout_s,
+        "targets": [{"peer": peer, "address": "127.0.0.1", "port": port}],
+    }
 
 
 def listener(port, *, nonce="n", timeout_s=10.0):
-    return {"name": "listen", "kind": "listen", "as": "a", "nonce": nonce, "ports": [port], "expect": ["b"],
-            "timeout_s": timeout_s}
+    return {
+        "name": "listen",
+        "kind": "listen",
+        "as": "a",
+        "nonce": nonce,
+        "ports": [port],
+        "expect": ["b"],
+        "timeout_s": timeout_s,
+    }
 
 
 def test_two_agents_reach_each_other_whoever_comes_first_and_the_port_is_free_at_once(agent, node):
@@ -259,10 +300,14 @@ def test_a_simulated_node_is_looked_at_below_its_own_folder(agent, node, tmp_pat
 
 def test_a_survey_answers_on_every_python_at_hand(node, python):
     agent = node.connect(python=python)
-    results = survey(agent, {"name": "x", "kind": "shell_argv", "argv": ["echo", "hi"]},
-                     {"name": "l", "kind": "limits"},
-                     {"name": "d", "kind": "disk", "paths": [str(Path("/")), "/dev/shm"]},
-                     {"name": "s", "kind": "stat", "paths": ["/etc", "/no"]}, shell={"setup": "true"})
+    results = survey(
+        agent,
+        {"name": "x", "kind": "shell_argv", "argv": ["echo", "hi"]},
+        {"name": "l", "kind": "limits"},
+        {"name": "d", "kind": "disk", "paths": [str(Path("/")), "/dev/shm"]},
+        {"name": "s", "kind": "stat", "paths": ["/etc", "/no"]},
+        shell={"setup": "true"},
+    )
     assert results["x"]["out"] == "hi\n" and results["l"]["limits"]
     assert results["d"]["disks"]["/"]["free_bytes"] > 0 and results["s"]["stats"]["/no"]["missing"]
     assert agent.close() == 0

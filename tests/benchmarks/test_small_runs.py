@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -35,7 +34,7 @@ def needs_cluster() -> None:
         pytest.skip(reason)
 
 
-def run(benchmark: str, *arguments: str, results: Path) -> List[Dict[str, str]]:
+def run(benchmark: str, *arguments: str, results: Path) -> list[dict[str, str]]:
     """The rows it wrote; a failed run fails the test with its own words."""
     argv = [sys.executable, "-m", f"benchmarks.{benchmark}", "--repeat", "1", "--results", str(results), *arguments]
     done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -87,8 +86,13 @@ def test_logs_are_merged_folded_and_read_at_a_rate_that_is_told(tmp_path: Path) 
 
 def test_a_trial_sees_what_a_launcher_leaves_and_takes_it_away(needs_cluster: None) -> None:
     with Bed(1) as bed:
-        leaves = ["ssh", "-o", "KexAlgorithms=curve25519-sha256", bed.cluster.hosts[0],
-                  "setsid -f sleep 600 </dev/null >/dev/null 2>&1; echo '[FIRST 0 1.0]'; cat"]
+        leaves = [
+            "ssh",
+            "-o",
+            "KexAlgorithms=curve25519-sha256",
+            bed.cluster.hosts[0],
+            "setsid -f sleep 600 </dev/null >/dev/null 2>&1; echo '[FIRST 0 1.0]'; cat",
+        ]
         with trial.Trial(bed, leaves, {}) as watched:
             assert watched.await_ranks(1, patience_s=30.0) is not None, watched.tail()
             ended = watched.await_end(watched.kill_launcher(), patience_s=2.0)
@@ -101,8 +105,11 @@ def test_a_trial_sees_what_a_launcher_leaves_and_takes_it_away(needs_cluster: No
 def test_goals_judge_by_the_rows_and_call_the_unmeasured_unmeasured() -> None:
     exec_rows = [
         {"hosts": "8", "what": what, "wall_s": wall_s, "head_cpu_s": "0.1", "hosts_cpu_s": "", "status": status}
-        for what, wall_s, status in (("ascendrun, cold", "0.7", "0"), ("pdsh, curve25519", "1.0", "0"),
-                                     ("ascendrun, cold", "9.9", "6"))  # one that failed counts nowhere
+        for what, wall_s, status in (
+            ("ascendrun, cold", "0.7", "0"),
+            ("pdsh, curve25519", "1.0", "0"),
+            ("ascendrun, cold", "9.9", "6"),
+        )  # one that failed counts nowhere
     ]
     job_rows = [
         {"what": "ascendrun", "event": event, "seen_s": "0.5", "gone_s": gone_s, "left": left}
@@ -116,13 +123,14 @@ def test_goals_judge_by_the_rows_and_call_the_unmeasured_unmeasured() -> None:
     assert lines["`ascendrun --help`", "≤ 100 ms"] == ("–", "not measured")
 
 
-def cells(line: str) -> List[str]:
+def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|\n").split("|")]
 
 
 def test_the_readme_tells_the_results_as_they_are() -> None:
-    done = subprocess.run([sys.executable, "-m", "benchmarks.goals", "--check"], cwd=CHECKOUT, capture_output=True,
-                          text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.goals", "--check"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -13,8 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable
 
 import pytest
 
@@ -33,8 +34,8 @@ CODE = Path(__file__).resolve().parents[2]
 CONTROLLER_DEADLINE_S = 5.0
 FOREIGN = ("ASCENDRUN_", "SSH_", "XDG_")
 
-_ids: List[str] = []
-_namespaces: List[int] = []
+_ids: list[str] = []
+_namespaces: list[int] = []
 _failed = pytest.StashKey[bool]()
 
 
@@ -80,7 +81,7 @@ class Watch:
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
-        self.state_dirs: List[Path] = []
+        self.state_dirs: list[Path] = []
 
     def check(self, cluster: VirtualCluster) -> None:
         """Undo the faults, ask controllers to end, and require that nothing is left.
@@ -137,7 +138,7 @@ def cluster(module_cluster: VirtualCluster, no_leftovers: Watch) -> Iterator[Vir
 
 @pytest.fixture
 def cluster_of(no_leftovers: Watch) -> Iterator[Callable[..., VirtualCluster]]:
-    started: List[VirtualCluster] = []
+    started: list[VirtualCluster] = []
 
     def start(count: int, **options: Any) -> VirtualCluster:
         started.append(start_cluster(count, **options))
@@ -152,7 +153,7 @@ def cluster_of(no_leftovers: Watch) -> Iterator[Callable[..., VirtualCluster]]:
             one.down()
 
 
-def head_environ(state_dir: Path) -> Dict[str, str]:
+def head_environ(state_dir: Path) -> dict[str, str]:
     """The environment of an ascendrun on the head: this checkout, a state dir and a node root of its own.
 
     $HOME is root's, where the head's ~/.ssh lies; the mark of the test session stays, for the look at its end.
@@ -180,28 +181,22 @@ class Ascendrun:
         """The same user (state dir, files) on the head of another cluster."""
         return Ascendrun(lambda: cluster, self.folder, self._watch)
 
-    def argv(self, *arguments: object) -> List[str]:
+    def argv(self, *arguments: object) -> list[str]:
         """The whole command line, from outside the head's namespaces."""
         command = [sys.executable, "-m", "ascendrun", *map(str, arguments)]
         return self._cluster().head_argv(command, cwd=str(self.folder))
 
     def __call__(
-        self,
-        *arguments: object,
-        env: Optional[Mapping[str, str]] = None,
-        stdin: str = "",
-        timeout: float = 120.0,
+        self, *arguments: object, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120.0
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.argv(*arguments), env=self.environ(env), input=stdin, capture_output=True, text=True, timeout=timeout
         )
 
-    def popen(
-        self, *arguments: object, env: Optional[Mapping[str, str]] = None, **options: Any
-    ) -> subprocess.Popen[Any]:
+    def popen(self, *arguments: object, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
         return subprocess.Popen(self.argv(*arguments), env=self.environ(env), **options)
 
-    def pty(self, *arguments: object, env: Optional[Mapping[str, str]] = None, timeout: float = 60.0) -> Any:
+    def pty(self, *arguments: object, env: Mapping[str, str] | None = None, timeout: float = 60.0) -> Any:
         """A pexpect child: the command with a terminal of 100 columns and 30 lines; text is UTF-8."""
         import pexpect
 
@@ -213,14 +208,14 @@ class Ascendrun:
     def end_controller(self, cluster: VirtualCluster) -> None:
         end_controller(cluster, self.state_dir)
 
-    def environ(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         return {**head_environ(self.state_dir), **(more or {})}
 
 
 @pytest.fixture
 def ascendrun(request: pytest.FixtureRequest, no_leftovers: Watch, tmp_path: Path) -> Ascendrun:
     """On the head of `cluster`, unless the test asks for `cluster_of` and says `.on(its own)`."""
-    cluster: List[VirtualCluster] = []
+    cluster: list[VirtualCluster] = []
     if "cluster" in request.fixturenames or "cluster_of" not in request.fixturenames:
         cluster.append(request.getfixturevalue("cluster"))
 

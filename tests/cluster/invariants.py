@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Sequence
 
 from scenes import Scene, await_that
 
@@ -40,14 +40,14 @@ def check_moves(scene: Scene, job: str) -> None:
     assert at in TERMINAL or not MOVES[at].isdisjoint(State)
 
 
-def states_of(scene: Scene, job: str) -> List[State]:
+def states_of(scene: Scene, job: str) -> list[State]:
     """The states that the job went to, in order."""
     return [State(event["text"].split(":")[0]) for event in scene.show(job)["events"] if event["kind"] == "state"]
 
 
 def check_started_once(scene: Scene, job: str) -> None:
     """No rank of an attempt was started twice, as the nodes themselves recorded it."""
-    started: "Counter[tuple[str, int]]" = Counter()
+    started: Counter[tuple[str, int]] = Counter()
     for host in scene.cluster.hosts:
         for path in scene.cluster.path(host, "/root/.ascendrun/runs").glob(f"{scene.run(job)}/attempt-*/events.0"):
             events = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -59,8 +59,13 @@ def check_copy(scene: Scene, job: str, *, but: Sequence[str] = ()) -> None:
     """The head's copy of logs and records is what the nodes have, byte for byte."""
     for pattern in ("rank-*", "events.*"):
         head, node = scene.on_head(job, pattern), scene.on_node(job, pattern)
-        wrong = [name for name in {*head, *node} if name.split("/")[0] not in but and
-                 (name in node or head[name]) and head.get(name, b"") != node.get(name, b"")]
+        wrong = [
+            name
+            for name in {*head, *node}
+            if name.split("/")[0] not in but
+            and (name in node or head[name])
+            and head.get(name, b"") != node.get(name, b"")
+        ]
         assert not wrong, f"head and node differ: {[(n, len(head.get(n, b'')), len(node.get(n, b''))) for n in wrong]}"
 
 
@@ -73,7 +78,7 @@ def check_nobody_listens(cluster: VirtualCluster) -> None:
             assert ports <= {SSH_PORT}, f"{host} listens on {sorted(ports)}"
 
 
-def too_open(folder: Path) -> List[str]:
+def too_open(folder: Path) -> list[str]:
     """Files and folders of ours below `folder` that somebody else could open (links and sockets' targets aside)."""
     found = []
     for path in (folder, *folder.rglob("*")):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence
 
 from ascendrun.head.settings import STATE_VARIABLE
 from ascendrun.sim.vcluster.cluster import VirtualCluster
@@ -25,7 +25,7 @@ class Leftovers(AssertionError):
     """Processes that a test left behind, named with host, parent and command line."""
 
 
-def strangers(cluster: VirtualCluster) -> Dict[str, List[Process]]:
+def strangers(cluster: VirtualCluster) -> dict[str, list[Process]]:
     """Processes that a resting cluster does not have, by machine; machines without any are left out."""
     everything = cluster.all_processes()
     found = {name: [one for one in everything[name] if not is_of_the_system(one)] for name in cluster.hosts}
@@ -54,13 +54,13 @@ def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) 
             continue
 
 
-def controllers(cluster: VirtualCluster, state_dir: Path) -> List[Process]:
+def controllers(cluster: VirtualCluster, state_dir: Path) -> list[Process]:
     """Background loops on the head for this state dir: they may outlive a command; all else that stays is left over."""
     ours = [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
     return [one for one in ours if any("controller" in word for word in one.argv)]
 
 
-def hold_namespaces(cluster: VirtualCluster) -> List[int]:
+def hold_namespaces(cluster: VirtualCluster) -> list[int]:
     """Descriptors of the pid namespaces of head and hosts: a number that is held so, the kernel gives to no other.
 
     Without that, what another cluster runs (of the worker beside us, say) would soon look like ours.
@@ -68,7 +68,7 @@ def hold_namespaces(cluster: VirtualCluster) -> List[int]:
     return [os.open(f"/proc/{cluster.init_pid(name)}/ns/pid", os.O_RDONLY) for name in (HEAD, *cluster.hosts)]
 
 
-def traces(cluster_ids: Sequence[str], namespaces: Sequence[int]) -> List[str]:
+def traces(cluster_ids: Sequence[str], namespaces: Sequence[int]) -> list[str]:
     """What clusters that are down left on the machine itself: mounts, control groups, cables, processes.
 
     `namespaces`: as `hold_namespaces` gave them while the clusters were up.
@@ -83,7 +83,7 @@ def traces(cluster_ids: Sequence[str], namespaces: Sequence[int]) -> List[str]:
     return mounts + groups + cables + _inside(namespaces)
 
 
-def _inside(namespaces: Sequence[int]) -> List[str]:
+def _inside(namespaces: Sequence[int]) -> list[str]:
     numbers = {os.fstat(descriptor).st_ino for descriptor in namespaces}
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

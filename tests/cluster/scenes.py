@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable
 
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
@@ -27,27 +28,37 @@ class Scene:
         code.mkdir(exist_ok=True)
         shutil.copy(RANK_SCRIPT, code)
 
-    def job(self, name: str, *words: object, hosts: Optional[Sequence[str]] = None, per_node: int = 2, slots: int = 2,
-            more: str = "", command: Optional[List[str]] = None) -> Path:
+    def job(
+        self,
+        name: str,
+        *words: object,
+        hosts: Sequence[str] | None = None,
+        per_node: int = 2,
+        slots: int = 2,
+        more: str = "",
+        command: list[str] | None = None,
+    ) -> Path:
         """Writes a job whose ranks do `words` (or run `command`) on the cluster's hosts."""
         hostfile = self.folder / f"{name}.hosts"
         hostfile.write_text(self.cluster.hostfile(slots=slots, names=hosts))
         argv = command or ["python3", "rank.py", *[str(word) for word in words]]
         path = self.folder / f"{name}.yaml"
-        path.write_text(f"name: {name}\ncommand: {json.dumps(argv)}\nhostfile: {hostfile.name}\n"
-                        f"stage: {{dir: code}}\ndevices: {{family: cpu, per_node: {per_node}}}\n{more}")
+        path.write_text(
+            f"name: {name}\ncommand: {json.dumps(argv)}\nhostfile: {hostfile.name}\n"
+            f"stage: {{dir: code}}\ndevices: {{family: cpu, per_node: {per_node}}}\n{more}"
+        )
         return path
 
-    def start(self, job_file: Path, *options: object, env: Optional[Dict[str, str]] = None) -> str:
+    def start(self, job_file: Path, *options: object, env: dict[str, str] | None = None) -> str:
         """Submits without following; the job's id."""
         done = self.ascendrun("submit", job_file, "--detach", "-o", "json", *options, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return str(json.loads(done.stdout)["id"])
 
-    def show(self, job: str) -> Dict[str, Any]:
+    def show(self, job: str) -> dict[str, Any]:
         done = self.ascendrun("show", job, "-o", "json")
         assert done.returncode == 0, done.stdout + done.stderr
-        detail: Dict[str, Any] = json.loads(done.stdout)
+        detail: dict[str, Any] = json.loads(done.stdout)
         return detail
 
     def run(self, job: str) -> str:
@@ -60,46 +71,54 @@ class Scene:
         if not await_true(lambda: self.state(job) in states, deadline_s=deadline_s):
             detail = self.show(job)
             log = self.ascendrun.state_dir / "controller.log"
-            raise AssertionError(f"{job} is {detail['job']['state']}, not {states}: {detail['job']['reason']}\n"
-                                 f"{json.dumps(detail['events'], indent=1)}\n{log.read_text() if log.exists() else ''}")
+            raise AssertionError(
+                f"{job} is {detail['job']['state']}, not {states}: {detail['job']['reason']}\n"
+                f"{json.dumps(detail['events'], indent=1)}\n{log.read_text() if log.exists() else ''}"
+            )
 
     def await_line(self, job: str, text: str, *, count: int = 1, deadline_s: float = 60.0) -> None:
         """Until `text` stands so many times in the head's copy of the logs."""
+
         def seen() -> bool:
             return sum(path.read_bytes().count(text.encode()) for path in self.spooled(job, "rank-*.out.*")) >= count
+
         assert await_true(seen, deadline_s=deadline_s), f"{text!r} not {count} times in the logs of {job}"
 
-    def spooled(self, job: str, pattern: str = "*") -> List[Path]:
+    def spooled(self, job: str, pattern: str = "*") -> list[Path]:
         folder = self.ascendrun.state_dir / "jobs" / job
         return sorted(path for path in folder.glob(f"attempt-*/*/{pattern}") if ".times." not in path.name)
 
-    def on_node(self, job: str, pattern: str = "rank-*") -> Dict[str, bytes]:
+    def on_node(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
         """{"host/file": bytes} of the job's pulled files as they lie on the nodes."""
         run = self.run(job)
-        files: Dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         for host in self.cluster.hosts:
             root = self.cluster.path(host, "/root/.ascendrun/runs")
             for path in root.glob(f"{run}/attempt-*/{pattern}"):
                 files[f"{host}/{path.name}"] = path.read_bytes()
         return files
 
-    def on_head(self, job: str, pattern: str = "rank-*") -> Dict[str, bytes]:
+    def on_head(self, job: str, pattern: str = "rank-*") -> dict[str, bytes]:
         folder = self.ascendrun.state_dir / "jobs" / job
         return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob(f"attempt-*/*/{pattern}")}
 
-    def ranks_of(self, job: str, host: str, *, with_sampler: bool = False) -> List[int]:
+    def ranks_of(self, job: str, host: str, *, with_sampler: bool = False) -> list[int]:
         """Pids, as the machine sees them, of everything on the host that carries the job's tag."""
         mark = f"{self.run(job)}."
-        return [one.pid for one in self.cluster.processes(host)
-                if (one.environ.get("ASCENDRUN_TAG") or "").startswith(mark)
-                and (with_sampler or "ASCENDRUN_SAMPLER" not in one.environ)]
+        return [
+            one.pid
+            for one in self.cluster.processes(host)
+            if (one.environ.get("ASCENDRUN_TAG") or "").startswith(mark)
+            and (with_sampler or "ASCENDRUN_SAMPLER" not in one.environ)
+        ]
 
-    def everywhere(self, job: str) -> List[int]:
+    def everywhere(self, job: str) -> list[int]:
         return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host)]
 
     def await_nobody(self, job: str, *, deadline_s: float = 30.0) -> None:
-        def left() -> List[int]:
+        def left() -> list[int]:
             return [pid for host in self.cluster.hosts for pid in self.ranks_of(job, host, with_sampler=True)]
+
         assert await_true(lambda: not left(), deadline_s=deadline_s), f"{job} has left processes: {left()}"
 
     def is_drained(self, job: str) -> bool:
@@ -122,9 +141,11 @@ class NpuScene(Scene):
         """Four ranks, one on each device, sampled twice a second."""
         command = ["env", "ASCENDRUN_SIM_NPU=auto", "python3", "rank.py", "meet", "print", "ready", "beat", "600"]
         path = self.folder / "npu.yaml"
-        path.write_text(f"name: npu\ncommand: {json.dumps(command)}\nhostfile: {self.hostfile.name}\n"
-                        "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
-                        "stage: {dir: code}\ndevices: {family: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n")
+        path.write_text(
+            f"name: npu\ncommand: {json.dumps(command)}\nhostfile: {self.hostfile.name}\n"
+            "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsampling: {every_s: 0.5}\n"
+            "stage: {dir: code}\ndevices: {family: npu, per_node: 2}\nenv: {PYTHONUNBUFFERED: '1'}\n"
+        )
         return path
 
 
@@ -136,5 +157,5 @@ def venv_python() -> str:
     return sys.executable
 
 
-def run_text(done: "subprocess.CompletedProcess[str]") -> str:
+def run_text(done: subprocess.CompletedProcess[str]) -> str:
     return f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -33,7 +33,7 @@ def agent_fails(scene: Scene, host: str, failpoint: str) -> None:
     scene.cluster.sshd_options(host, (f"SetEnv ASCENDRUN_FAILPOINT={failpoint}",))
 
 
-def stopped(scene: Scene, host: str) -> List[int]:
+def stopped(scene: Scene, host: str) -> list[int]:
     """The pids on the host that a signal has stopped."""
     stats = {one.pid: read_stat(one.pid) for one in scene.cluster.processes(host)}
     return [pid for pid, stat in stats.items() if stat is not None and stat.state == "T"]
@@ -85,8 +85,16 @@ def test_whoever_dies_in_the_start_each_rank_starts_once_or_all_are_ended(scene:
 
 
 @pytest.mark.usefixtures("only_long")
-@pytest.mark.parametrize("failpoint", ["launch.before_spawn", "launch.before_claim", "agent.after_fork_before_record",
-                                       "finish.before_terminal", "finish.after_event"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "launch.before_spawn",
+        "launch.before_claim",
+        "agent.after_fork_before_record",
+        "finish.before_terminal",
+        "finish.after_event",
+    ],
+)
 def test_whoever_dies_each_rank_starts_once_and_all_are_ended(scene: Scene, failpoint: str) -> None:
     starts_once_or_not_at_all(scene, failpoint)
 
@@ -165,8 +173,13 @@ def unhurt(scene: Scene, name: str, hurt: Callable[[], None], *, beat_s: int = 2
     scene.await_line(job, "ready", count=4)
     hurt()
     scene.await_state(job, "SUCCEEDED", deadline_s=beat_s + 60)
-    assert [state.value for state in states_of(scene, job)] == ["CHECKING", "STAGING", "STARTING", "RUNNING",
-                                                                "SUCCEEDED"]
+    assert [state.value for state in states_of(scene, job)] == [
+        "CHECKING",
+        "STAGING",
+        "STARTING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
     check_ended(scene, job, state="SUCCEEDED")
 
 
@@ -175,9 +188,13 @@ def unhurt(scene: Scene, name: str, hurt: Callable[[], None], *, beat_s: int = 2
 def test_a_cable_that_carries_one_way_only_is_noticed_and_harms_nothing(scene: Scene, source: str, target: str) -> None:
     def hurt() -> None:
         scene.cluster.block(source, target)
-        await_that(lambda: {"host": "node2", "liveness": "UNREACHABLE"}.items() <=
-                   scene.show("j-0001")["nodes"][1].items(), "node2 is known to be out of reach", deadline_s=40)
+        await_that(
+            lambda: {"host": "node2", "liveness": "UNREACHABLE"}.items() <= scene.show("j-0001")["nodes"][1].items(),
+            "node2 is known to be out of reach",
+            deadline_s=40,
+        )
         scene.cluster.unblock(source)
+
     unhurt(scene, "one-way", hurt, beat_s=30)
 
 
@@ -202,6 +219,7 @@ def test_a_cable_that_comes_and_goes_changes_nothing(scene: Scene) -> None:
             stays(scene, "RUNNING", for_s=2)
             scene.cluster.heal("node2")
             stays(scene, "RUNNING", for_s=2)
+
     unhurt(scene, "flapping", hurt, beat_s=22)
 
 
@@ -215,6 +233,7 @@ def test_sshd_that_stops_and_comes_back_under_a_job_is_not_noticed(scene: Scene)
                 os.kill(one.pid, signal.SIGKILL)  # its sessions too
         stays(scene, "RUNNING", for_s=3)
         scene.cluster.sshd_start("node2")
+
     unhurt(scene, "sshd", hurt, beat_s=15)
 
 
@@ -224,6 +243,7 @@ def test_a_frozen_node_thaws_and_goes_on_where_it_was(scene: Scene) -> None:
         scene.cluster.freeze("node2")
         stays(scene, "RUNNING", for_s=20)
         scene.cluster.thaw("node2")
+
     unhurt(scene, "frozen", hurt, beat_s=30)
 
 

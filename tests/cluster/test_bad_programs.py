@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 from invariants import check_ended, too_open
@@ -82,8 +82,10 @@ def test_whatever_bytes_a_rank_writes_the_head_has_the_same(scene: Scene) -> Non
     job = scene.start(program(scene, "odd", ODD, per_node=1))
     scene.await_state(job, "SUCCEEDED")
     check_ended(scene, job, state="SUCCEEDED")
-    assert all(data.startswith(b"nul\0nul\r") and data.endswith(b"no newline at the end")
-               for data in scene.on_head(job, "rank-*.out.0").values())
+    assert all(
+        data.startswith(b"nul\0nul\r") and data.endswith(b"no newline at the end")
+        for data in scene.on_head(job, "rank-*.out.0").values()
+    )
     shown = scene.ascendrun("logs", job, "--tail", "3")
     assert shown.returncode == 0 and "no newline at the end" in shown.stdout, run_text(shown)
 
@@ -109,8 +111,11 @@ def test_a_rank_that_kills_its_supervisor_and_the_agent_leaves_nothing_running(s
 
 
 def test_a_job_that_reaches_its_time_limit_is_ended_everywhere_with_that_reason(scene: Scene) -> None:
-    job = scene.start(scene.job("limited", "family", "print", "ready", "hang",
-                                more="timeouts: {max_s: 2}\ncheckpoint: {grace_s: 1}\n"))
+    job = scene.start(
+        scene.job(
+            "limited", "family", "print", "ready", "hang", more="timeouts: {max_s: 2}\ncheckpoint: {grace_s: 1}\n"
+        )
+    )
     scene.await_state(job, "FAILED")
     assert "limit" in scene.show(job)["job"]["reason"]
     check_ended(scene, job, state="FAILED")
@@ -124,8 +129,12 @@ def test_a_secret_is_seen_by_the_ranks_and_nowhere_else(scene: Scene) -> None:
     secrets.write_text(f"TOKEN={SECRET}\n")
     job = scene.start(scene.job("secret", "print", "ready", "hang", more="env_from: [{file: secret.env}]\n"))
     scene.await_line(job, "ready", count=4)
-    ranks = [one for host in scene.cluster.hosts for one in scene.cluster.processes(host)
-             if one.environ.get("RANK") is not None]
+    ranks = [
+        one
+        for host in scene.cluster.hosts
+        for one in scene.cluster.processes(host)
+        if one.environ.get("RANK") is not None
+    ]
     assert len(ranks) == 4 and {one.environ.get("TOKEN") for one in ranks} == {SECRET}
     everybody = [one for name in (HEAD, *scene.cluster.hosts) for one in scene.cluster.processes(name)]
     assert not [one.argv for one in everybody if SECRET in " ".join(one.argv)]
@@ -138,8 +147,12 @@ def test_a_secret_is_seen_by_the_ranks_and_nowhere_else(scene: Scene) -> None:
         assert SECRET not in done.stdout + done.stderr
     nodes = (scene.cluster.path(host, "/root/.ascendrun") for host in scene.cluster.hosts)
     folders = [scene.ascendrun.state_dir, *nodes]
-    assert not [path for folder in folders for path in folder.rglob("*")
-                if path.is_file() and not path.is_symlink() and SECRET.encode() in path.read_bytes()]
+    assert not [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and SECRET.encode() in path.read_bytes()
+    ]
 
 
 def test_nobody_else_may_open_what_ascendrun_keeps_on_head_and_nodes(scene: Scene) -> None:
@@ -156,18 +169,28 @@ def test_nobody_else_may_open_what_ascendrun_keeps_on_head_and_nodes(scene: Scen
 def test_two_heads_on_the_same_nodes_start_their_jobs_side_by_side(scene: Scene) -> None:
     job_file = scene.job("shared", "meet", "print", "ready", "hang", slots=4)
     other = {"ASCENDRUN_STATE_DIR": str(scene.ascendrun.state_dir)[:-5] + "other"}
-    one, two = (scene.ascendrun.popen("submit", job_file, "--detach", env=env, stdout=-1, stderr=-1)
-                for env in (None, other))
+    one, two = (
+        scene.ascendrun.popen("submit", job_file, "--detach", env=env, stdout=-1, stderr=-1) for env in (None, other)
+    )
     assert (one.wait(60), two.wait(60)) == (0, 0), (one.communicate(), two.communicate())
     scene.await_line("j-0001", "ready", count=4)
-    await_that(lambda: '"RUNNING"' in scene.ascendrun("show", "j-0001", "-o", "json", env=other).stdout,
-               "the other head's job runs too")
-    ports = {process.environ.get("MASTER_PORT") for process in scene.cluster.processes("node1")
-             if process.environ.get("RANK") == "0"}
+    await_that(
+        lambda: '"RUNNING"' in scene.ascendrun("show", "j-0001", "-o", "json", env=other).stdout,
+        "the other head's job runs too",
+    )
+    ports = {
+        process.environ.get("MASTER_PORT")
+        for process in scene.cluster.processes("node1")
+        if process.environ.get("RANK") == "0"
+    }
     assert len(ports) == 2
     assert scene.ascendrun("stop", "--now", "j-0001").returncode == 0
-    left = [process for host in scene.cluster.hosts for process in scene.cluster.processes(host)
-            if process.environ.get("RANK") is not None]
+    left = [
+        process
+        for host in scene.cluster.hosts
+        for process in scene.cluster.processes(host)
+        if process.environ.get("RANK") is not None
+    ]
     assert len(left) == 4, "the other head's ranks live on"
     assert scene.ascendrun("stop", "--now", "j-0001", env=other).returncode == 0
     assert scene.ascendrun("controller", "stop", env=other).returncode == 0
@@ -185,9 +208,30 @@ def test_one_machine_under_two_names_is_refused_with_both_names(scene: Scene) ->
 
 def test_two_hundred_oddly_named_files_are_staged_as_they_are(scene: Scene) -> None:
     code = scene.folder / "code"
-    names: List[bytes] = [b"%03d " % n + word for n, word in enumerate(
-        [b"space name", b"quote'\"", b"new\nline", b"$(touch x)", b"-rf", b"\xff\xfe", "ü漢".encode(), b"a" * 200,
-         b"*?[", b"tab\t", b"back\\slash", b"#hash", b"~", b";semi", b"\x1b[31m", b".hidden"] * 13)][:200]
+    names: list[bytes] = [
+        b"%03d " % n + word
+        for n, word in enumerate(
+            [
+                b"space name",
+                b"quote'\"",
+                b"new\nline",
+                b"$(touch x)",
+                b"-rf",
+                b"\xff\xfe",
+                "ü漢".encode(),
+                b"a" * 200,
+                b"*?[",
+                b"tab\t",
+                b"back\\slash",
+                b"#hash",
+                b"~",
+                b";semi",
+                b"\x1b[31m",
+                b".hidden",
+            ]
+            * 13
+        )
+    ][:200]
     for name in names:
         with open(os.path.join(os.fsencode(code), name), "wb") as file:
             file.write(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import pytest
 from scenes import Scene, run_text, venv_python
@@ -20,18 +20,23 @@ def job_file(scene: Scene) -> Path:
     return scene.job("deep", per_node=1, more=f"python: {venv_python()}\n", command=["python3", "-c", "pass"])
 
 
-def look(scene: Scene) -> Dict[str, Any]:
+def look(scene: Scene) -> dict[str, Any]:
     """The report of `doctor --deep`."""
     done = scene.ascendrun("doctor", job_file(scene), "--quick", "--deep", "-o", "json", timeout=DEADLINE_S)
     assert done.returncode == 0, run_text(done)  # a slow host is a warning
     return dict(json.loads(done.stdout))
 
 
-def slow_cables(report: Dict[str, Any]) -> List[Dict[str, Any]]:
+def slow_cables(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Who carries less than its peers, or nothing. Not asked here: what differs from last time, and who is
     late or computes little. On a busy machine a small message waits ten times longer than a lucky peer's."""
-    return [one for one in report["findings"] if one["code"].startswith("deep-") and "before" not in one["code"]
-            and "MB/s" in one["values"].get("measured", "MB/s")]
+    return [
+        one
+        for one in report["findings"]
+        if one["code"].startswith("deep-")
+        and "before" not in one["code"]
+        and "MB/s" in one["values"].get("measured", "MB/s")
+    ]
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import pytest
 from scenes import Scene, run_text
@@ -33,18 +33,18 @@ def other_python() -> str:
     return str(found[-1])
 
 
-def examine(ascendrun: Ascendrun, *arguments: object, code: Optional[int] = None) -> Dict[str, List[Dict[str, Any]]]:
+def examine(ascendrun: Ascendrun, *arguments: object, code: int | None = None) -> dict[str, list[dict[str, Any]]]:
     """The findings of a doctor run by code."""
     done = ascendrun("doctor", *arguments, "-o", "json", "--lang", "en")
     assert done.stdout, run_text(done)
     assert code is None or done.returncode == code, run_text(done)
-    found: Dict[str, List[Dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for finding in json.loads(done.stdout)["findings"]:
         found.setdefault(finding["code"], []).append(finding)
     return found
 
 
-def hosts_of(found: Dict[str, List[Dict[str, Any]]], code: str) -> List[str]:
+def hosts_of(found: dict[str, list[dict[str, Any]]], code: str) -> list[str]:
     return sorted(host for finding in found.get(code, []) for host in finding["hosts"])
 
 
@@ -97,8 +97,17 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
     assert hosts_of(found, "sshd-startups") == hosts_of(found, "sshd-sessions") == ["node5"]
     assert hosts_of(found, "python-differs") == ["node6"]
     assert hosts_of(found, "path-differs") == ["node7"]
-    assert set(found) <= {"disk-full", "login-noise", "path-missing", "login-slow", "sshd-startups", "sshd-sessions",
-                          "python-differs", "path-differs", "package-differs"}, found
+    assert set(found) <= {
+        "disk-full",
+        "login-noise",
+        "path-missing",
+        "login-slow",
+        "sshd-startups",
+        "sshd-sessions",
+        "python-differs",
+        "path-differs",
+        "package-differs",
+    }, found
 
 
 def test_a_clock_that_is_off_is_told_in_seconds(
@@ -216,7 +225,7 @@ def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for
 def test_the_gates_shell_has_the_jobs_secrets_and_no_word_of_them_is_kept(scene: Scene) -> None:
     (scene.folder / "secrets.env").write_text("HF_TOKEN=hunter2hunter2\n")
     more = "env_from: [{file: secrets.env}]\nsetup: %s\n"
-    fine = scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % "test -n \"$HF_TOKEN\""))
+    fine = scene.ascendrun("submit", scene.job("secret", "print", "x", more=more % 'test -n "$HF_TOKEN"'))
     assert fine.returncode == 0, run_text(fine)
     leaky = scene.ascendrun("submit", scene.job("leaky", "print", "x", more=more % "echo $HF_TOKEN >&2; false"))
     assert leaky.returncode == 1 and "(secret)" in leaky.stderr, run_text(leaky)

@@ -57,7 +57,7 @@ def test_of_many_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each
     cluster.crash(THIN)  # its sshd would wait for minutes for bytes that the cable swallowed
 
 
-def examine(on, hosts, *more) -> "subprocess.CompletedProcess[str]":
+def examine(on, hosts, *more) -> subprocess.CompletedProcess[str]:
     done = on("doctor", "-H", hosts, "--quick", "--lang", "en", *more, timeout=2 * DEADLINE_S)
     assert done.returncode in (3, 6), done.stdout + done.stderr
     return done

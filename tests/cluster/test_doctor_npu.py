@@ -52,7 +52,7 @@ class Examined:
 
     def the(self, code):
         assert code in self.by_code, f"{code} is not among {json.dumps(self.by_code, indent=1)}"
-        one, = self.by_code[code]
+        (one,) = self.by_code[code]
         return one
 
 
@@ -66,8 +66,10 @@ def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):
     facts = {row["name"]: [group["value"] for group in row["groups"]] for row in plain.report["facts"]}
     assert facts["npus"] == ["4 x 910B3"] and facts["driver"] == ["24.1.rc2"] and facts["cann"] == ["8.0.RC3"]
     job = ascendrun.folder / "npu.yaml"
-    job.write_text(f"name: npu\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
-                   f"devices: {{family: npu, per_node: {CARDS}}}\n")
+    job.write_text(
+        f"name: npu\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
+        f"devices: {{family: npu, per_node: {CARDS}}}\n"
+    )
     quick = doctor("--quick", target=(job,))
     assert quick.code == 0 and not quick.failed(), quick.by_code
     # without the set-up an ssh command's shell leads to no CANN, and the message says which file to source
@@ -89,8 +91,16 @@ def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(node
 
 
 def examine_faults(nodes, doctor):
-    for card, fault in ((0, "health_alarm"), (0, "link_down"), (1, "ecc_double"), (1, "tls_on"), (2, "hccn_conf_stale"),
-                        (2, "ghost_process"), (1, "hbm_held"), (3, "dropped")):
+    for card, fault in (
+        (0, "health_alarm"),
+        (0, "link_down"),
+        (1, "ecc_double"),
+        (1, "tls_on"),
+        (2, "hccn_conf_stale"),
+        (2, "ghost_process"),
+        (1, "hbm_held"),
+        (3, "dropped"),
+    ):
         plant(nodes, "node2", card, fault)
     examined = doctor()
     assert examined.code == 3
@@ -141,8 +151,10 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
 
     def submit(checks):
         job = ascendrun.folder / "gate.yaml"
-        job.write_text(f"name: gate\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
-                       f"devices: {{family: npu, per_node: {CARDS}}}\nchecks: {checks}\n")
+        job.write_text(
+            f"name: gate\ncommand: [python3, -c, pass]\nhostfile: npu.hosts\nsetup: {SETUP}\n"
+            f"devices: {{family: npu, per_node: {CARDS}}}\nchecks: {checks}\n"
+        )
         done = ascendrun("submit", job, timeout=DEADLINE_S)
         return done.returncode, done.stdout + done.stderr
 

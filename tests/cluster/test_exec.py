@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from scenes import Scene, await_that, run_text
@@ -20,16 +20,19 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
     return scene
 
 
-def execute(scene: Scene, *argv: str, options: "tuple[str, ...]" = ()) -> Any:
+def execute(scene: Scene, *argv: str, options: tuple[str, ...] = ()) -> Any:
     return scene.ascendrun("exec", "--hostfile", scene.folder / "all.hosts", *options, "--", *argv)
 
 
 def agents(scene: Scene) -> int:
-    return sum(any("serve" in word for word in one.argv) for host in scene.cluster.hosts
-               for one in scene.cluster.processes(host))
+    return sum(
+        any("serve" in word for word in one.argv)
+        for host in scene.cluster.hosts
+        for one in scene.cluster.processes(host)
+    )
 
 
-def answers(scene: Scene, *argv: str, options: "tuple[str, ...]" = ()) -> Dict[str, Dict[str, Any]]:
+def answers(scene: Scene, *argv: str, options: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     done = execute(scene, *argv, options=("-o", "json", *options))
     return {one["host"]: one for one in json.loads(done.stdout)["results"]}
 
@@ -45,20 +48,30 @@ def test_a_command_that_takes_too_long_is_killed_on_the_node_cold_and_warm(scene
     for _ in ("cold", "warm"):
         done = execute(scene, "sleep", "600", options=("--timeout", "5"))
         assert done.returncode == 6, run_text(done)
-        await_that(lambda: not any("sleep" in one.argv and "600" in one.argv for host in scene.cluster.hosts
-                                   for one in scene.cluster.processes(host)), "no sleep is left")
+        await_that(
+            lambda: (
+                not any(
+                    "sleep" in one.argv and "600" in one.argv
+                    for host in scene.cluster.hosts
+                    for one in scene.cluster.processes(host)
+                )
+            ),
+            "no sleep is left",
+        )
         await_that(lambda: agents(scene) == 2, "the agents are up")
 
 
 def test_exit_codes_and_exact_output_are_the_same_cold_and_warm(scene: Scene) -> None:
     code = "import sys; sys.stdout.write('a\\n'); sys.stderr.write(sys.argv[1]); sys.exit(3)"
-    word = "it's $(id) \"quoted\"\n\\end"
+    word = 'it\'s $(id) "quoted"\n\\end'
     cold = answers(scene, "python3", "-c", code, word)
     await_that(lambda: agents(scene) == 2, "the agents are up")
     warm = answers(scene, "python3", "-c", code, word)
     for told in (cold, warm):
         assert {host: (one["exit_code"], one["stdout"], one["stderr"]) for host, one in told.items()} == {
-            "node1": (3, "a\n", word), "node2": (3, "a\n", word)}
+            "node1": (3, "a\n", word),
+            "node2": (3, "a\n", word),
+        }
 
 
 def test_the_same_output_of_many_hosts_is_shown_once(scene: Scene) -> None:

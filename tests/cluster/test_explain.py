@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from scenes import Scene, run_text, venv_python
@@ -42,14 +42,14 @@ def scene(ascendrun: Ascendrun, cluster: VirtualCluster) -> Scene:
     return Scene(ascendrun, cluster)
 
 
-def run_program(scene: Scene, name: str, text: str, python: str) -> "tuple[str, Dict[str, Any]]":
+def run_program(scene: Scene, name: str, text: str, python: str) -> tuple[str, dict[str, Any]]:
     """What submit said of its failure, and the explanation."""
     (scene.folder / "code" / "train.py").write_text(text)
     done = scene.ascendrun("submit", scene.job(name, command=[python, "train.py"], more="checks: {skip: [clock]}\n"))
     assert done.returncode == 1, run_text(done)
     told = scene.ascendrun("explain", name, "-o", "json")
     assert told.returncode == 0, run_text(told)
-    explanation: Dict[str, Any] = json.loads(told.stdout)
+    explanation: dict[str, Any] = json.loads(told.stdout)
     return done.stderr, explanation
 
 
@@ -67,7 +67,7 @@ def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute
     assert found["values"]["where"] == RAISES_AT
     proof = found["proofs"][0]
     spooled = (scene.ascendrun.state_dir / "jobs" / explanation["id"] / "attempt-1" / proof["file"]).read_bytes()
-    assert spooled[proof["offset"]:].startswith(proof["text"].encode())
+    assert spooled[proof["offset"] :].startswith(proof["text"].encode())
     roles = {link["role"] for link in found["chain"] if 2 not in link["ranks"]}
     assert roles <= {"consequence", "teardown"}, found["chain"]
     assert "why: rank 2 on node2 failed first: ValueError: sample 17 has no label" in said

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -104,8 +104,14 @@ def test_training_outlives_the_controller_and_a_cut_cable_and_every_byte_arrives
         os.kill(process.pid, signal.SIGKILL)
     scene.cluster.cut("node2")
     assert scene.state(job) == "RUNNING"  # asking starts a new controller
-    await_that(lambda: {node["host"]: node["liveness"] for node in scene.show(job)["nodes"]} ==
-               {"node1": "ALIVE", "node2": "UNREACHABLE"}, "node1 alive, node2 unreachable", deadline_s=60)
+    await_that(
+        lambda: (
+            {node["host"]: node["liveness"] for node in scene.show(job)["nodes"]}
+            == {"node1": "ALIVE", "node2": "UNREACHABLE"}
+        ),
+        "node1 alive, node2 unreachable",
+        deadline_s=60,
+    )
     assert not await_true(lambda: scene.state(job) != "RUNNING", deadline_s=15)
     scene.cluster.heal("node2")
     scene.await_state(job, "SUCCEEDED", deadline_s=90)
@@ -185,11 +191,20 @@ def test_a_job_waits_for_nodes_that_another_holds_and_says_whose(scene: Scene) -
 
 
 def test_every_rank_of_two_hosts_gets_torchruns_environment_and_its_own_numbers(scene: Scene) -> None:
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-             "GLOO_SOCKET_IFNAME", "HOSTNAME_SEEN")
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "NODE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+        "HOSTNAME_SEEN",
+    )
     done = scene.ascendrun("submit", scene.job("numbers", "meet", "env", *names))
     assert done.returncode == 0, run_text(done)
-    ranks: Dict[int, Dict[str, str]] = {}
+    ranks: dict[int, dict[str, str]] = {}
     for path in scene.spooled("j-0001", "rank-*.out.0"):
         values = json.loads(path.read_text())
         ranks[int(values["RANK"])] = values
@@ -218,8 +233,9 @@ os._exit(0)
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
 def test_real_gloo_meets_over_two_hosts(scene: Scene, launcher: str) -> None:
     (scene.folder / "code" / "reduce.py").write_text(ALL_REDUCE)
-    job_file = scene.job(f"reduce-{launcher}", command=["python", "reduce.py"],
-                         more=f"launcher: {launcher}\npython: {venv_python()}\n")
+    job_file = scene.job(
+        f"reduce-{launcher}", command=["python", "reduce.py"], more=f"launcher: {launcher}\npython: {venv_python()}\n"
+    )
     done = scene.ascendrun("submit", job_file, timeout=180)
     assert done.returncode == 0, run_text(done)
     assert b"".join(path.read_bytes() for path in scene.spooled("j-0001", "rank-*.out.0")).count(b"sum 6.0") == 4
@@ -229,8 +245,19 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
     quickstart = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.yaml"
     hostfile = scene.folder / "real.hosts"
     hostfile.write_text(scene.cluster.hostfile(slots=2))
-    done = scene.ascendrun("submit", quickstart, "--hostfile", hostfile, "--set", f"python={venv_python()}",
-                           "--set", "args.tracks=600", "--set", "args.epochs=3", timeout=400)
+    done = scene.ascendrun(
+        "submit",
+        quickstart,
+        "--hostfile",
+        hostfile,
+        "--set",
+        f"python={venv_python()}",
+        "--set",
+        "args.tracks=600",
+        "--set",
+        "args.epochs=3",
+        timeout=400,
+    )
     assert done.returncode == 0, run_text(done)
     found = scene.cluster.path("node1", "/root/.ascendrun/runs").glob("*/work/out/report.json")
     report = json.loads(next(found).read_text())
@@ -238,12 +265,19 @@ def test_the_bundled_classifier_trains_over_two_hosts_and_beats_the_majority(sce
     assert "macro F1" in done.stdout and "majority class" in done.stdout
 
 
-@pytest.mark.parametrize("options", [{"sshd_options": ["MaxSessions 1"]},
-                                     {"shells": {"node1": "fish", "node2": "zsh"}},
-                                     {"shells": {"node1": "dash", "node2": "csh"}, "rc_noise": {"node2": "welcome"}},
-                                     {"rc_noise": {"node1": "welcome", "node2": "welcome"}}], ids=str)
-def test_login_shells_noise_and_a_single_session_do_not_matter(ascendrun: Ascendrun, options: Dict[str, Any],
-                                                               cluster_of: Callable[..., VirtualCluster]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sshd_options": ["MaxSessions 1"]},
+        {"shells": {"node1": "fish", "node2": "zsh"}},
+        {"shells": {"node1": "dash", "node2": "csh"}, "rc_noise": {"node2": "welcome"}},
+        {"rc_noise": {"node1": "welcome", "node2": "welcome"}},
+    ],
+    ids=str,
+)
+def test_login_shells_noise_and_a_single_session_do_not_matter(
+    ascendrun: Ascendrun, options: dict[str, Any], cluster_of: Callable[..., VirtualCluster]
+) -> None:
     cluster = cluster_of(2, **options)
     scene = Scene(ascendrun.on(cluster), cluster)
     done = scene.ascendrun("submit", scene.job("plain", "meet", "print", "hello $(touch /tmp/pwn) 'quoted' \"too\""))

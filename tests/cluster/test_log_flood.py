@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -45,7 +45,7 @@ sys.stderr.write("%d %s\\n" % (number, digest.hexdigest()))
 """
 
 
-def flood(scene: Scene, *, hosts: List[str], mb_each: float, seconds: float) -> str:
+def flood(scene: Scene, *, hosts: list[str], mb_each: float, seconds: float) -> str:
     (scene.folder / "code" / "flood.py").write_text(FLOOD)
     command = ["python3", "flood.py", str(int(mb_each * MB)), str(seconds)]
     return scene.start(scene.job("flood", command=command, per_node=1, slots=1))
@@ -61,9 +61,9 @@ def copied_bytes(scene: Scene, job: str) -> int:
     return sum(path.stat().st_size for path in scene.spooled(job, "rank-*.out.*"))
 
 
-def trouble(scene: Scene, job: str, luck: random.Random, *, cut_s: float, until: Callable[[], bool]) -> Dict[str, int]:
+def trouble(scene: Scene, job: str, luck: random.Random, *, cut_s: float, until: Callable[[], bool]) -> dict[str, int]:
     """One misfortune after the other until it is over; what happened, counted."""
-    told: Dict[str, int] = {}
+    told: dict[str, int] = {}
     while not until():
         host = luck.choice(scene.cluster.hosts)
         what = luck.choice(["cut", "agent", "agent", "controller"])
@@ -111,8 +111,11 @@ def check(scene: Scene, job: str, *, ranks: int) -> int:
 def run_flood(scene: Scene, luck: random.Random, *, mb_each: float, seconds: float, cut_s: float) -> None:
     hosts = list(scene.cluster.hosts)
     job = flood(scene, hosts=hosts, mb_each=mb_each, seconds=seconds)
-    await_that(lambda: any(path.stat().st_size > FIRST_LINES_BYTES for path in scene.spooled(job, "rank-0.out.0")),
-               "the first lines of rank 0 are here", deadline_s=90)
+    await_that(
+        lambda: any(path.stat().st_size > FIRST_LINES_BYTES for path in scene.spooled(job, "rank-0.out.0")),
+        "the first lines of rank 0 are here",
+        deadline_s=90,
+    )
     searched = scene.ascendrun("logs", job, "--grep", "^0 17 ", "--no-prefix")  # by the nodes: it is under way
     assert (searched.stdout[:5], searched.stdout.count("\n"), searched.stderr) == ("0 17 ", 1, ""), run_text(searched)
     began = time.monotonic()
@@ -136,5 +139,3 @@ def test_a_gigabyte_of_16_hosts_arrives_whole_while_links_are_cut_at_random(
     seed, _rounds = map(int, request.config.getoption("--long").split(","))
     cluster: VirtualCluster = cluster_of(16, disk="160M")
     run_flood(Scene(ascendrun.on(cluster), cluster), random.Random(seed), mb_each=64, seconds=90, cut_s=25.0)
-
-

@@ -37,8 +37,12 @@ print(json.dumps([[(one.host, one.device, one.health, one.pids, one.link_up, one
 
 
 def ask_now(scene: Scene, *hosts: str):
-    done = scene.cluster.head_run([sys.executable, "-c", ASK, str(scene.ascendrun.state_dir), *hosts], text=True,
-                                  capture_output=True, env=scene.ascendrun.environ())
+    done = scene.cluster.head_run(
+        [sys.executable, "-c", ASK, str(scene.ascendrun.state_dir), *hosts],
+        text=True,
+        capture_output=True,
+        env=scene.ascendrun.environ(),
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -64,10 +68,16 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     job = scene.start(scene.npu_job())
     scene.await_line(job, "ready", count=4)
 
-    await_that(lambda: [(one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)
-                        for one in samples(state_dir).devices]
-               == [(host, device, True, True, True) for host in HOSTS for device in range(2)],
-               "every device is there and at work")
+    await_that(
+        lambda: (
+            [
+                (one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)
+                for one in samples(state_dir).devices
+            ]
+            == [(host, device, True, True, True) for host in HOSTS for device in range(2)]
+        ),
+        "every device is there and at work",
+    )
     await_that(lambda: len(samples(state_dir).ranks) == 4, "every rank is there")
     newest = samples(state_dir)
     pids = {(rank["host"], rank["rank"]): rank["pid"] for rank in scene.show(job)["ranks"]}
@@ -81,9 +91,14 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     control.set_fault(cluster.path("node2", "/"), None, "hang", value="npu-smi")
     assert scene.state(job) == "RUNNING"
     since_s = time.time()
-    await_that(lambda: len(moments(scene, "host_series", "node2", since_s)) >= 4
-               and len(moments(scene, "rank_series", "node2", since_s)) >= 4
-               and len(moments(scene, "device_series", "node1", since_s)) >= 2, "all others go on")
+    await_that(
+        lambda: (
+            len(moments(scene, "host_series", "node2", since_s)) >= 4
+            and len(moments(scene, "rank_series", "node2", since_s)) >= 4
+            and len(moments(scene, "device_series", "node1", since_s)) >= 2
+        ),
+        "all others go on",
+    )
     assert len(moments(scene, "device_series", "node2", since_s)) <= 1, "it does hang"
     await_that(lambda: {node["liveness"] for node in scene.show(job)["nodes"]} == {"ALIVE"}, "both nodes answer")
     assert scene.state(job) == "RUNNING"
@@ -94,5 +109,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     assert not scene.spooled(job, "samples.*"), "samples are in their store, not in the spool"
     written = b"".join(scene.on_node(job, "samples.*").values()).splitlines()
     count = sum(1 for line in written if "host" in json.loads(line))
-    await_that(lambda: sum(len(moments(scene, "host_series", host, submitted_s)) for host in HOSTS) == count,
-               "each line is one sample, also around the kill")
+    await_that(
+        lambda: sum(len(moments(scene, "host_series", host, submitted_s)) for host in HOSTS) == count,
+        "each line is one sample, also around the kill",
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import leftovers
 import pytest
@@ -38,14 +38,21 @@ def kill_controller(scene: Scene) -> None:
         os.kill(one.pid, signal.SIGKILL)
 
 
-def faults(scene: Scene, host: str) -> Dict[str, Callable[[], None]]:
+def faults(scene: Scene, host: str) -> dict[str, Callable[[], None]]:
     cluster = scene.cluster
-    return {"cut": lambda: cluster.cut(host), "freeze": lambda: cluster.freeze(host),
-            "block-in": lambda: cluster.block("head", host), "block-out": lambda: cluster.block(host, "head"),
-            "loss": lambda: cluster.loss(host, 30), "fill": lambda: cluster.fill(host),
-            "agent": lambda: kill_some(scene, host, "serve"), "supervisor": lambda: kill_some(scene, host, "supervise"),
-            "reboot": lambda: cluster.reboot(host, keep_disk=True), "controller": lambda: kill_controller(scene),
-            "sshd": lambda: cluster.sshd_restart(host)}
+    return {
+        "cut": lambda: cluster.cut(host),
+        "freeze": lambda: cluster.freeze(host),
+        "block-in": lambda: cluster.block("head", host),
+        "block-out": lambda: cluster.block(host, "head"),
+        "loss": lambda: cluster.loss(host, 30),
+        "fill": lambda: cluster.fill(host),
+        "agent": lambda: kill_some(scene, host, "serve"),
+        "supervisor": lambda: kill_some(scene, host, "supervise"),
+        "reboot": lambda: cluster.reboot(host, keep_disk=True),
+        "controller": lambda: kill_controller(scene),
+        "sshd": lambda: cluster.sshd_restart(host),
+    }
 
 
 @pytest.mark.usefixtures("only_long")
@@ -58,8 +65,17 @@ def test_random_bad_luck_breaks_no_promise(scene: Scene, request: pytest.Fixture
         name = lot.choice(sorted(faults(scene, host)))
         before_s, during_s, is_stopped = lot.uniform(0, 3), lot.uniform(0, 20), lot.random() < 0.5
         print(f"round {number}: {name} on {host} after {before_s:.1f} s for {during_s:.1f} s, stop: {is_stopped}")
-        job = scene.start(scene.job("unlucky", "family", "print", "ready", "beat", 5,
-                                    more="checkpoint: {grace_s: 1}\ntimeouts: {start_s: 20}\n"))
+        job = scene.start(
+            scene.job(
+                "unlucky",
+                "family",
+                "print",
+                "ready",
+                "beat",
+                5,
+                more="checkpoint: {grace_s: 1}\ntimeouts: {start_s: 20}\n",
+            )
+        )
         await_true(lambda job=job: scene.state(job) in ENDS, deadline_s=before_s)
         faults(scene, host)[name]()
         await_true(lambda job=job: scene.state(job) in ENDS, deadline_s=during_s)

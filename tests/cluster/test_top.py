@@ -28,22 +28,35 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
 
     idle = top("-H", str(more), code=6)
     assert [(row["host"], row["device"], row["health"], row["job"]) for row in idle["rows"]] == [
-        (host, device, "OK", None) for host in HOSTS for device in range(2)]
+        (host, device, "OK", None) for host in HOSTS for device in range(2)
+    ]
     assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-answer")]
 
     job = scene.start(scene.npu_job())
     scene.await_line(job, "ready", count=4)
     wanted = [(host, device, 2 * node + device, job) for node, host in enumerate(HOSTS) for device in range(2)]
-    await_that(lambda: [(row["host"], row["device"], row["rank"], row["job"]) for row in top()["rows"]
-                        if row["pid"] is not None and row["foreign_pids"] == [] and row["cpu"] is not None] == wanted,
-               "every rank is on its device, and nobody else")
+    await_that(
+        lambda: (
+            [
+                (row["host"], row["device"], row["rank"], row["job"])
+                for row in top()["rows"]
+                if row["pid"] is not None and row["foreign_pids"] == [] and row["cpu"] is not None
+            ]
+            == wanted
+        ),
+        "every rank is on its device, and nobody else",
+    )
     await_that(lambda: all(host["liveness"] == "ALIVE" for host in top()["hosts"]), "both answer")
 
     control.set_fault(cluster.path("node2", "/"), 1, "health_alarm")
     control.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
-    await_that(lambda: [(row["host"], row["device"], row["health"], row["foreign_pids"])
-                        for row in top("--bad")["rows"]]
-               == [("node1", 0, "OK", [39999]), ("node2", 1, "Alarm", [])], "the faults are seen")
+    await_that(
+        lambda: (
+            [(row["host"], row["device"], row["health"], row["foreign_pids"]) for row in top("--bad")["rows"]]
+            == [("node1", 0, "OK", [39999]), ("node2", 1, "Alarm", [])]
+        ),
+        "the faults are seen",
+    )
 
     assert scene.ascendrun("stop", job, "--now").returncode == 0
     scene.await_nobody(job)

@@ -37,8 +37,10 @@ def test_a_daemon_left_on_the_head_is_found_and_killed(cluster):
 
 def _await_alone(cluster, command):
     """Until nothing but `command` is left: the session that started it has gone, and it is what it will be."""
+
     def left():
         return [" ".join(one.argv) for processes in leftovers.strangers(cluster).values() for one in processes]
+
     assert await_true(lambda: left() == [command], deadline_s=DEADLINE_S), left()
 
 
@@ -74,11 +76,13 @@ def test_the_fixture_itself_fails_a_test_that_leaves_a_daemon(tmp_path):
 def hold():
     """hold(cluster): its namespaces, held until the test is over."""
     with ExitStack() as held:
+
         def hold(cluster):
             namespaces = leftovers.hold_namespaces(cluster)
             for descriptor in namespaces:
                 held.callback(os.close, descriptor)
             return namespaces
+
         yield hold
 
 

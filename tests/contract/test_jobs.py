@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ Ascendrun = Any
 
 SSH_HOSTS = "node1 slots=2\nnode2 slots=2\n"
 LOCAL_HOSTS = "near1 slots=2 addr=local\nnear2 slots=2 addr=local\n"
-BACKENDS: Dict[str, Dict[str, str]] = {
+BACKENDS: dict[str, dict[str, str]] = {
     "local": {"hosts": LOCAL_HOSTS, "transport": "auto"},
     "paramiko": {"hosts": SSH_HOSTS, "transport": "paramiko"},
     "openssh": {"hosts": SSH_HOSTS, "transport": "openssh"},
@@ -24,18 +24,18 @@ BACKENDS: Dict[str, Dict[str, str]] = {
 class Place(Scene):
     """A scene whose jobs run on the hosts of one backend."""
 
-    def __init__(self, ascendrun: Ascendrun, cluster: VirtualCluster, backend: Dict[str, str]) -> None:
+    def __init__(self, ascendrun: Ascendrun, cluster: VirtualCluster, backend: dict[str, str]) -> None:
         super().__init__(ascendrun, cluster)
         self.backend = backend
         (self.folder / "hosts").write_text(backend["hosts"])
 
-    def options(self) -> "tuple[str, ...]":
+    def options(self) -> tuple[str, ...]:
         return ("--hostfile", str(self.folder / "hosts"))
 
     def run(self, job_file: Any, *options: str) -> Any:
         return self.ascendrun("submit", job_file, *self.options(), *options, env=self.env())
 
-    def env(self) -> Dict[str, str]:
+    def env(self) -> dict[str, str]:
         return {"ASCENDRUN_TRANSPORT": self.backend["transport"]}
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import Process, await_true
@@ -34,20 +34,29 @@ class Hosts:
         self.cluster, self.folder, self.state_dir = cluster, folder, folder / "state"
         (folder / "two.hosts").write_text(cluster.hostfile(slots=2))
 
-    def ascendrun(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def ascendrun(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = self.cluster.head_argv([sys.executable, "-m", "ascendrun", *words], cwd=str(self.folder))
-        return subprocess.run(argv, env=head_environ(self.state_dir), capture_output=True, text=True,
-                              timeout=DEADLINE_S)
+        return subprocess.run(
+            argv, env=head_environ(self.state_dir), capture_output=True, text=True, timeout=DEADLINE_S
+        )
 
     def close(self) -> None:
         end_controller(self.cluster, self.state_dir)
 
-    def submit(self, training: Training, home: str) -> "Job":
+    def submit(self, training: Training, home: str) -> Job:
         """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
-        job = {"name": training.name, "program": training.program, "nodes": 2, "hostfile": "two.hosts",
-               "python": sys.executable, "devices": {"family": "cpu", "per_node": RANKS // 2},
-               "args": {**training.arguments, "output": f"{home}/out"}, "restart": {"max": 0}, "env": QUIET,
-               "checkpoint": {"dir": f"{home}/checkpoints", "grace_s": 120}}
+        job = {
+            "name": training.name,
+            "program": training.program,
+            "nodes": 2,
+            "hostfile": "two.hosts",
+            "python": sys.executable,
+            "devices": {"family": "cpu", "per_node": RANKS // 2},
+            "args": {**training.arguments, "output": f"{home}/out"},
+            "restart": {"max": 0},
+            "env": QUIET,
+            "checkpoint": {"dir": f"{home}/checkpoints", "grace_s": 120},
+        }
         path = self.folder / f"{training.name}.yaml"
         path.write_text(json.dumps(job))
         done = self.ascendrun("submit", path.name, "--detach", "-o", "json")
@@ -58,11 +67,11 @@ class Hosts:
     def on(self, host: str, path: str) -> Path:
         return self.cluster.path(host, path)
 
-    def checkpoints(self, home: str, folder: str) -> List[Path]:
+    def checkpoints(self, home: str, folder: str) -> list[Path]:
         """Of every node: where the checkpoints of one training lie."""
         return [self.on(host, f"{home}/checkpoints/{folder}") for host in self.cluster.hosts]
 
-    def results(self, training: Training, home: str) -> Dict[str, str]:
+    def results(self, training: Training, home: str) -> dict[str, str]:
         """Hashes of the results by host and name."""
         found = {}
         for host in self.cluster.hosts:
@@ -92,7 +101,7 @@ class Job:
         self.hosts, self.name = hosts, name
         self.run = str(self.show()["run"])
 
-    def show(self) -> Dict[str, Any]:
+    def show(self) -> dict[str, Any]:
         done = self.hosts.ascendrun("show", self.name, "-o", "json")
         if done.returncode:
             raise Failed(f"show: {done.stdout}{done.stderr}")
@@ -102,19 +111,27 @@ class Job:
         """On the nodes themselves, cheaply: no rank that ran is there any more."""
         return any(path.exists() for path in self._on_nodes("ended.json"))
 
-    def _on_nodes(self, name: str) -> List[Path]:
-        return [path for host in self.hosts.cluster.hosts if self.hosts.cluster.is_up(host)
-                for path in self.hosts.on(host, f"/root/.ascendrun/runs/{self.run}").glob(f"attempt-1/{name}")]
+    def _on_nodes(self, name: str) -> list[Path]:
+        return [
+            path
+            for host in self.hosts.cluster.hosts
+            if self.hosts.cluster.is_up(host)
+            for path in self.hosts.on(host, f"/root/.ascendrun/runs/{self.run}").glob(f"attempt-1/{name}")
+        ]
 
     def told(self) -> Story:
         """What rank 0 has written on its node by now."""
         return read_story(sorted(self._on_nodes("rank-0.metrics.[0-9]*")))
 
-    def ranks(self) -> Dict[int, Process]:
-        return {int(one.environ["RANK"]): one for host in self.hosts.cluster.hosts
-                for one in self.hosts.cluster.processes(host)
-                if one.environ.get("ASCENDRUN_TAG", "").startswith(f"{self.run}.") and "RANK" in one.environ
-                and any("ascendrun.programs" in word for word in one.argv)}
+    def ranks(self) -> dict[int, Process]:
+        return {
+            int(one.environ["RANK"]): one
+            for host in self.hosts.cluster.hosts
+            for one in self.hosts.cluster.processes(host)
+            if one.environ.get("ASCENDRUN_TAG", "").startswith(f"{self.run}.")
+            and "RANK" in one.environ
+            and any("ascendrun.programs" in word for word in one.argv)
+        }
 
     def wait_for(self, fact: Callable[[], bool], what: str) -> None:
         """Until the fact is true or the job is over."""
@@ -141,7 +158,7 @@ class Job:
 
     # --- the blows ---
 
-    def kill_rank(self, rank: int, pid: Optional[int]) -> str:
+    def kill_rank(self, rank: int, pid: int | None) -> str:
         if pid is not None and os.path.exists(f"/proc/{pid}"):
             os.kill(pid, signal.SIGKILL)
         return f"rank {rank} killed"

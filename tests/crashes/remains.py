@@ -5,23 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Optional
 
-Save = Tuple[int, str]
+Save = tuple[int, str]
 """A step, and which save of it."""
-Place = Tuple[int, Optional[int]]
+Place = tuple[int, Optional[int]]
 """Which training of a run (a fine-tuning may have one of its head before), and its step."""
 CLOCK = ("at_s", "tokens_per_s", "samples_per_s", "memory_bytes", "mfu", "eval_seconds", "seconds", "event")
 
 
-def whole_in(parent: Path) -> Set[Save]:
+def whole_in(parent: Path) -> set[Save]:
     """Checkpoints here of which every byte is as its manifest says, and the manifest as it was written."""
     return {save for folder in parent.glob("step-*") for save in [whole(folder)] if save is not None}
 
 
-def whole(folder: Path) -> Optional[Save]:
+def whole(folder: Path) -> Save | None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if hashlib.sha256(json.dumps(without_hash(manifest)).encode()).hexdigest() != manifest["sha256"]:
@@ -35,11 +36,11 @@ def whole(folder: Path) -> Optional[Save]:
         return None
 
 
-def without_hash(manifest: Mapping[str, Any]) -> Dict[str, Any]:
+def without_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "sha256"}
 
 
-def newest_common(parents: Sequence[Path], *, is_sharded: bool) -> Optional[int]:
+def newest_common(parents: Sequence[Path], *, is_sharded: bool) -> int | None:
     """The step that a resume has to go on from. Sharded: what all nodes have whole; else what any of them has."""
     found = [whole_in(parent) for parent in parents]
     usable = set.intersection(*found) if is_sharded else set.union(*found)
@@ -64,10 +65,10 @@ def wound(parent: Path, how: str, lot: random.Random) -> str:
     part = lot.choice(sorted(newest.iterdir()))
     content = part.read_bytes()
     if how == "cut":
-        part.write_bytes(content[:lot.randrange(len(content))])
+        part.write_bytes(content[: lot.randrange(len(content))])
     else:
         place = lot.randrange(len(content))
-        part.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1:])
+        part.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
     return f"{newest.name}/{part.name} {how}"
 
 
@@ -83,10 +84,10 @@ class Story:
 
 
 def read_story(files: Sequence[Path]) -> Story:
-    numbers: Dict[Place, Dict[str, Any]] = {}
-    resumed: List[int] = []
-    first: Dict[int, int] = {}
-    last: Dict[int, int] = {}
+    numbers: dict[Place, dict[str, Any]] = {}
+    resumed: list[int] = []
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     training = 0
     for line in lines_of(files):
         event = line.get("event")
@@ -98,18 +99,21 @@ def read_story(files: Sequence[Path]) -> Story:
             if "loss" in line:
                 first.setdefault(training, line["step"])
                 last[training] = line["step"]
-            kept = {name: value for name, value in line.items()
-                    if name not in CLOCK and not name.endswith("_s") and name != "step"}
+            kept = {
+                name: value
+                for name, value in line.items()
+                if name not in CLOCK and not name.endswith("_s") and name != "step"
+            }
             numbers.setdefault((training, line.get("step")), {}).update(kept)
     return Story(numbers, resumed, first, last)
 
 
-def lines_of(files: Sequence[Path]) -> List[Dict[str, Any]]:
+def lines_of(files: Sequence[Path]) -> list[dict[str, Any]]:
     """Whole lines only: the death may have cut the last one."""
     return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1] if line]
 
 
-def difference(story: Story, straight: Story) -> Optional[str]:
+def difference(story: Story, straight: Story) -> str | None:
     """The first number that is not the undisturbed run's, None: all are."""
     for place, numbers in story.numbers.items():
         wanted = straight.numbers.get(place)

@@ -19,9 +19,10 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
@@ -43,7 +44,7 @@ class Undisturbed:
     """The run that nothing happened to. `start_s`: from its submission to the first step."""
 
     story: Story
-    results: Dict[str, str]
+    results: dict[str, str]
     start_s: float
 
 
@@ -59,8 +60,8 @@ class Life:
     blow: str = ""
     state: str = ""
     resumed: Sequence[int] = ()
-    first_step: Optional[int] = None
-    last_step: Optional[int] = None
+    first_step: int | None = None
+    last_step: int | None = None
     half_written: int = 0
     apart: bool = False
     wound: str = ""
@@ -96,7 +97,7 @@ class Sweep:
             number += 1
             self._until_its_end(f"/root/{self.training.name}-{number}", left)
 
-    def _until_its_end(self, home: str, left: List[str]) -> None:
+    def _until_its_end(self, home: str, left: list[str]) -> None:
         """Lives of one run, each with a death of `left` while there are some and the run is not at its end."""
         while left and self._life(home, left[0], lives=len(left)):
             left.pop(0)
@@ -107,8 +108,9 @@ class Sweep:
     def _check_results(self, home: str) -> None:
         found = self.hosts.results(self.training, home)
         if found != self.straight.results:
-            wrong = sorted(name for name in {*found, *self.straight.results}
-                           if found.get(name) != self.straight.results.get(name))
+            wrong = sorted(
+                name for name in {*found, *self.straight.results} if found.get(name) != self.straight.results.get(name)
+            )
             raise Failed(f"{self.seed}: other bytes than the undisturbed run's in {', '.join(wrong)}")
 
     def _life(self, home: str, death: str, *, lives: int) -> bool:
@@ -129,25 +131,27 @@ class Sweep:
         self.tell(life)
         return life.state != "SUCCEEDED"
 
-    def _expected(self, home: str) -> List[Optional[int]]:
+    def _expected(self, home: str) -> list[int | None]:
         """For each training of the run: the step that it must go on from, None: the beginning."""
-        return [newest_common(self.hosts.checkpoints(home, folder), is_sharded=self.training.is_sharded)
-                for folder in self.training.folders]
+        return [
+            newest_common(self.hosts.checkpoints(home, folder), is_sharded=self.training.is_sharded)
+            for folder in self.training.folders
+        ]
 
     # --- the moment ---
 
-    def _moment(self, wanted: Sequence[Optional[int]]) -> str:
+    def _moment(self, wanted: Sequence[int | None]) -> str:
         """Of a run that is all but done only the start is left to die in."""
         return self.lot.choice(MOMENTS) if self._room(wanted) > 0 else "start"
 
-    def _room(self, wanted: Sequence[Optional[int]]) -> int:
+    def _room(self, wanted: Sequence[int | None]) -> int:
         """Steps after which it can still be struck; a training begins when the one before it is complete."""
         return sum(self._lengths()) - 2 - sum(step or 0 for step in wanted)
 
-    def _lengths(self) -> List[int]:
+    def _lengths(self) -> list[int]:
         return [self.straight.story.last[number] for number in range(len(self.training.folders))]
 
-    def _strike(self, job: Job, home: str, life: Life, wanted: Sequence[Optional[int]], lives: int) -> None:
+    def _strike(self, job: Job, home: str, life: Life, wanted: Sequence[int | None], lives: int) -> None:
         job.wait_for(lambda: len(job.ranks()) == RANKS, "had all ranks")
         rank = self.lot.randrange(RANKS)
         process = job.ranks().get(rank)
@@ -171,7 +175,7 @@ class Sweep:
         else:
             life.blow = job.crash(host)
 
-    def _aim(self, moment: str, wanted: Sequence[Optional[int]], lives: int) -> Tuple[Tuple[int, int], float]:
+    def _aim(self, moment: str, wanted: Sequence[int | None], lives: int) -> tuple[tuple[int, int], float]:
         """(which training and after which of its steps, seconds later)."""
         if moment == "start":
             return (0, 0), self.lot.uniform(0, self.straight.start_s * PART_OF_START)
@@ -184,29 +188,31 @@ class Sweep:
         return (training, target), self.lot.uniform(0, MOST_IN_A_WRITE_S if moment == "write" else MOST_IN_A_STEP_S)
 
     @staticmethod
-    def _has_come(job: Job, place: Tuple[int, int]) -> bool:
+    def _has_come(job: Job, place: tuple[int, int]) -> bool:
         last = job.told().last
         return bool(last) and (max(last), last[max(last)]) >= place
 
     # --- what must hold ---
 
-    def _judge(self, job: Job, life: Life, story: Story, wanted: Sequence[Optional[int]]) -> None:
+    def _judge(self, job: Job, life: Life, story: Story, wanted: Sequence[int | None]) -> None:
         """Raises Failed."""
         if life.blow == TOO_LATE and life.state != "SUCCEEDED":
             raise Failed(f"{life}: it died by itself: {job.story()}")
         if life.state not in {"none": ("SUCCEEDED",), "stop": ("STOPPED", "SUCCEEDED")}.get(
-                life.death, ("FAILED", "SUCCEEDED")):
+            life.death, ("FAILED", "SUCCEEDED")
+        ):
             raise Failed(f"{life}: {job.story()}")
         told = difference(story, self.straight.story)
         if told is not None:
             raise Failed(f"{life}: {told}")
         steps = [step for step in wanted if step is not None]
-        if list(story.resumed) != steps[:len(story.resumed)]:
+        if list(story.resumed) != steps[: len(story.resumed)]:
             raise Failed(f"{life}: went on from {list(story.resumed)}, not from {steps}: {job.story()}")
         for number, first in story.first.items():
             if first != (wanted[number] or 0) + 1:
-                raise Failed(f"{life}: training {number + 1} began with step {first}, not after {wanted[number]}: "
-                             f"{job.story()}")
+                raise Failed(
+                    f"{life}: training {number + 1} began with step {first}, not after {wanted[number]}: {job.story()}"
+                )
 
     def _look_and_wound(self, home: str, life: Life, story: Story) -> None:
         """Counts what the death left; a stop must have lost no step. Damages the newest checkpoint now and then."""
@@ -223,8 +229,9 @@ class Sweep:
             life.wound = wound(parent, self.lot.choice(WOUNDS), self.lot)
 
 
-def sweep(hosts: Hosts, names: Sequence[str], deaths: Sequence[str], *, moments: int, seed: int,
-          tell: Callable[[Life], None]) -> None:
+def sweep(
+    hosts: Hosts, names: Sequence[str], deaths: Sequence[str], *, moments: int, seed: int, tell: Callable[[Life], None]
+) -> None:
     """Raises Failed at the first promise that is broken."""
     for name in names:
         Sweep(hosts, ALL[name], seed, tell).run(deaths, moments)
@@ -252,8 +259,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             for name in options.only.split(","):
                 try:
-                    sweep(hosts, [name], options.deaths.split(","), moments=options.moments, seed=options.seed,
-                          tell=tell)
+                    sweep(
+                        hosts, [name], options.deaths.split(","), moments=options.moments, seed=options.seed, tell=tell
+                    )
                 except Failed as failed:
                     broken += 1
                     print(f"FAILED {name}, seed {options.seed}: {failed}", file=sys.stderr, flush=True)

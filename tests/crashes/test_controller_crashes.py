@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import pytest
 
@@ -39,28 +40,39 @@ class Head:
         command = [sys.executable, str(folder / "rank.py"), str(folder)]
         (folder / "job.yaml").write_text(f"name: crashing\ncommand: {json.dumps(command)}\nhostfile: two.hosts\n")
 
-    def environ(self, failpoint: str = "") -> Dict[str, str]:
+    def environ(self, failpoint: str = "") -> dict[str, str]:
         more = {"ASCENDRUN_FAILPOINT": failpoint} if failpoint else {}
         return {**os.environ, "PYTHONPATH": str(CODE), "ASCENDRUN_STATE_DIR": str(self.state_dir), **more}
 
-    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([sys.executable, "-m", "ascendrun", *argv], env=self.environ(), cwd=self.folder,
-                              capture_output=True, text=True, timeout=DEADLINE_S)
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ascendrun", *argv],
+            env=self.environ(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
 
-    def doomed_controller(self, failpoint: str) -> "subprocess.Popen[bytes]":
+    def doomed_controller(self, failpoint: str) -> subprocess.Popen[bytes]:
         """A controller that will die at the failpoint; returns when it answers or has died."""
-        process = subprocess.Popen([sys.executable, "-m", "ascendrun", "controller", "run"], cwd=self.folder,
-                                   env=self.environ(failpoint), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ascendrun", "controller", "run"],
+            cwd=self.folder,
+            env=self.environ(failpoint),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         await_that(lambda: process.poll() is not None or self.run("controller", "status").returncode == 0)
         return process
 
-    def show(self, job: str) -> Dict[str, Any]:
+    def show(self, job: str) -> dict[str, Any]:
         done = self.run("show", job, "-o", "json")
         assert done.returncode == 0, done.stderr
-        detail: Dict[str, Any] = json.loads(done.stdout)
+        detail: dict[str, Any] = json.loads(done.stdout)
         return detail
 
-    def starts(self) -> List[str]:
+    def starts(self) -> list[str]:
         return sorted((self.folder / "starts").read_text().split())
 
 
@@ -80,8 +92,15 @@ def head(tmp_path: Path) -> Iterator[Head]:
     head.run("controller", "stop")
 
 
-ALWAYS = ["submit.before_txn", "submit.after_commit_before_ack", "controller.before_save:2", "controller.after_save:2",
-          "controller.after_save:4", "controller.after_save:6", "controller.before_save:7"]
+ALWAYS = [
+    "submit.before_txn",
+    "submit.after_commit_before_ack",
+    "controller.before_save:2",
+    "controller.after_save:2",
+    "controller.after_save:4",
+    "controller.after_save:6",
+    "controller.before_save:7",
+]
 STEPS_AT_LEAST = 7
 """So many times a job's record is stored at the least; what comes together is stored together, so it may be more."""
 EVERY = [f"controller.{name}:{count}" for count in range(1, 21) for name in ("before_save", "after_save")]

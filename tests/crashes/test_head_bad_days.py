@@ -11,9 +11,9 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
@@ -48,8 +48,19 @@ def await_state(head: Head, job: str, state: str) -> None:
 
 def test_a_client_that_stops_reading_holds_up_nobody(head: Head) -> None:
     submit(head)
-    hosts = [{"name": name, "slots": 2, "addr": "local", "user": None, "port": None, "devices": None, "groups": [],
-              "line": 1} for name in "ab"]
+    hosts = [
+        {
+            "name": name,
+            "slots": 2,
+            "addr": "local",
+            "user": None,
+            "port": None,
+            "devices": None,
+            "groups": [],
+            "line": 1,
+        }
+        for name in "ab"
+    ]
     fields = {"hosts": hosts, "argv": [sys.executable, "-c", "print('x' * 900_000)"], "timeout_s": 30}
     with ControlClient(head.state_dir) as client:
         next(client.stream("exec", fields, timeout_s=DEADLINE_S))  # the other host's answer is never read
@@ -116,8 +127,9 @@ def test_a_store_that_another_program_holds_for_a_while_delays_and_breaks_nothin
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", str(folder)],
-                             capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"this machine lets nobody mount: {mounted.stderr.decode().strip()}")
     yield folder
@@ -199,9 +211,16 @@ def test_an_idle_controller_ends_and_the_next_verb_that_needs_one_starts_one(hea
 def test_a_terminal_that_closes_in_mid_follow_ends_the_command_and_nothing_else(head: Head) -> None:
     job = long_job(head)
     us, them = os.openpty()
-    with subprocess.Popen([sys.executable, "-m", "ascendrun", "logs", "-f", job], stdin=them, stdout=them, stderr=them,
-                          env=head.environ(), cwd=head.folder, start_new_session=True,
-                          preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as follow:
+    with subprocess.Popen(
+        [sys.executable, "-m", "ascendrun", "logs", "-f", job],
+        stdin=them,
+        stdout=them,
+        stderr=them,
+        env=head.environ(),
+        cwd=head.folder,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as follow:
         os.close(them)
         assert os.read(us, 1)
         os.close(us)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
@@ -39,13 +39,13 @@ def touch(path: Path) -> None:
     path.write_text("")
 
 
-def whole(head: Head) -> Dict[str, Any]:
+def whole(head: Head) -> dict[str, Any]:
     """The one line that ps has for the pipeline."""
-    only, = json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]
+    (only,) = json.loads(head.run("ps", "-a", "-o", "json").stdout)["jobs"]
     return dict(only)
 
 
-def states(head: Head) -> List[str]:
+def states(head: Head) -> list[str]:
     return [stage["state"] for stage in whole(head)["stages"]]
 
 
@@ -76,9 +76,15 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert head.run("submit", "pipe.yaml", "--resume", job, "--from", "judge").returncode == 0
 
 
-def follower(head: Head, *argv: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-m", "ascendrun", *argv], env=head.environ(), cwd=head.folder, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def follower(head: Head, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ascendrun", *argv],
+        env=head.environ(),
+        cwd=head.folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_between_its_stages(head: Head) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -23,7 +22,7 @@ from tests.crashes.trainings import ALL
 @pytest.mark.parametrize("name", ALL)
 def test_a_training_goes_on_to_the_same_bits_after_a_kill_a_stop_and_a_dead_node(tmp_path: Path, name: str) -> None:
     """The command `python -m tests.crashes.resume` tries more moments."""
-    lives: List[Life] = []
+    lives: list[Life] = []
     cluster: VirtualCluster = start_cluster(2, disk=DISK)
     with cluster:
         hosts = Hosts(cluster, tmp_path)
@@ -40,8 +39,12 @@ def save(node: Path, step: int, token: str = "a") -> Path:
     folder.mkdir(parents=True)
     (folder / "common.pt").write_bytes(b"weights" * step)
     digest = hashlib.sha256(b"weights" * step).hexdigest()
-    manifest = {"step": step, "here": ["common.pt"], "parts": {"common.pt": {"sha256": digest}},
-                "facts": {"save": token}}
+    manifest = {
+        "step": step,
+        "here": ["common.pt"],
+        "parts": {"common.pt": {"sha256": digest}},
+        "facts": {"save": token},
+    }
     whole = {**manifest, "sha256": hashlib.sha256(json.dumps(manifest).encode()).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(whole))
     return folder
@@ -69,9 +72,13 @@ def test_a_wounded_checkpoint_is_not_whole_any_more(tmp_path: Path, how: str) ->
 
 
 def test_one_bit_of_one_number_is_told(tmp_path: Path) -> None:
-    for name, loss in (("straight", 0.1), ("other", 0.1 + 2 ** -56)):
-        lines = [{"event": "resume", "step": 3}, {"step": 4, "loss": 0.5, "step_s": len(name)}, {"event": "end"},
-                 {"step": 1, "loss": loss}]
+    for name, loss in (("straight", 0.1), ("other", 0.1 + 2**-56)):
+        lines = [
+            {"event": "resume", "step": 3},
+            {"step": 4, "loss": 0.5, "step_s": len(name)},
+            {"event": "end"},
+            {"step": 1, "loss": loss},
+        ]
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
     straight, other = (read_story([tmp_path / name]) for name in ("straight", "other"))
     assert difference(straight, straight) is None

@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable
 
 import pexpect
 import pytest
@@ -28,7 +29,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> Dict[str, str]:
+def environ(tmp_path: Path) -> dict[str, str]:
     """A folder for temporary files of the test's own, so that what is left there is seen."""
     (tmp_path / "tmp").mkdir()
     path = os.pathsep.join([CHECKOUT, os.environ.get("PYTHONPATH", "")])
@@ -36,12 +37,20 @@ def environ(tmp_path: Path) -> Dict[str, str]:
 
 
 @pytest.fixture
-def start(environ: Dict[str, str]) -> Iterator[Start]:
-    started: List["subprocess.Popen[str]"] = []
+def start(environ: dict[str, str]) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
 
-    def popen(*words: str) -> "subprocess.Popen[str]":
-        started.append(subprocess.Popen([*DEMO, *words], env=environ, text=True, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    def popen(*words: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [*DEMO, *words],
+                env=environ,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
         return started[-1]
 
     yield popen
@@ -52,11 +61,11 @@ def start(environ: Dict[str, str]) -> Iterator[Start]:
         one.wait()
 
 
-def folders(environ: Dict[str, str]) -> List[Path]:
+def folders(environ: dict[str, str]) -> list[Path]:
     return sorted(Path(environ["TMPDIR"]).iterdir())
 
 
-def processes(environ: Dict[str, str]) -> List[str]:
+def processes(environ: dict[str, str]) -> list[str]:
     """All that the demo of this test started and that still runs: its mark names a folder in our own TMPDIR."""
     mark, found = f"{MARK}={environ['TMPDIR']}/".encode(), []
     for path in Path("/proc").glob("[0-9]*"):
@@ -68,18 +77,18 @@ def processes(environ: Dict[str, str]) -> List[str]:
     return found
 
 
-def read_lines(demo: "subprocess.Popen[str]", count: int) -> List[str]:
+def read_lines(demo: subprocess.Popen[str], count: int) -> list[str]:
     assert demo.stdout is not None
     return [line for _, line in zip(range(count), demo.stdout)]
 
 
-def end(demo: "subprocess.Popen[str]") -> str:
+def end(demo: subprocess.Popen[str]) -> str:
     """What it still says until it has ended."""
     return demo.communicate(timeout=END_S)[0]
 
 
 @pytest.mark.timeout(600)  # half a minute, and what a busy machine makes of that
-def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ: Dict[str, str]) -> None:
+def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ: dict[str, str]) -> None:
     demo = start()
     said = demo.communicate(timeout=STORY_S)[0]
     assert demo.returncode == 0, said
@@ -106,7 +115,7 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_moment_leaves_nothing(start: Start, environ: Dict[str, str], number: signal.Signals) -> None:
+def test_a_signal_at_any_moment_leaves_nothing(start: Start, environ: dict[str, str], number: signal.Signals) -> None:
     count = random.randrange(1, LINES)
     demo = start()
     lines = read_lines(demo, count)
@@ -118,7 +127,7 @@ def test_a_signal_at_any_moment_leaves_nothing(start: Start, environ: Dict[str, 
     assert (folders(environ), processes(environ)) == ([], []), said
 
 
-def test_impatience_is_no_harm(start: Start, environ: Dict[str, str]) -> None:
+def test_impatience_is_no_harm(start: Start, environ: dict[str, str]) -> None:
     demo = start()
     while not any("j-0001 submitted" in line for line in read_lines(demo, 1)):
         assert demo.poll() is None
@@ -131,7 +140,7 @@ def test_impatience_is_no_harm(start: Start, environ: Dict[str, str]) -> None:
     assert (folders(environ), processes(environ)) == ([], []), said
 
 
-def test_a_reader_that_goes_away_ends_it(start: Start, environ: Dict[str, str]) -> None:
+def test_a_reader_that_goes_away_ends_it(start: Start, environ: dict[str, str]) -> None:
     demo = start()
     read_lines(demo, 20)
     assert demo.stdout is not None
@@ -140,22 +149,27 @@ def test_a_reader_that_goes_away_ends_it(start: Start, environ: Dict[str, str]) 
     assert (folders(environ), processes(environ)) == ([], [])
 
 
-def test_kept_means_files_only_and_they_can_be_looked_at(start: Start, environ: Dict[str, str]) -> None:
+def test_kept_means_files_only_and_they_can_be_looked_at(start: Start, environ: dict[str, str]) -> None:
     demo = start("--keep")
     while not any("j-0001 submitted" in line for line in read_lines(demo, 1)):
         assert demo.poll() is None
     demo.send_signal(signal.SIGINT)
     said = end(demo)
     assert processes(environ) == [], said
-    folder, = folders(environ)
+    (folder,) = folders(environ)
     assert f"the folder is kept: {folder}" in said
-    ps = subprocess.run([sys.executable, "-m", "ascendrun", "ps", "--all"], text=True, capture_output=True,
-                        env={**environ, "ASCENDRUN_STATE_DIR": str(folder / "state")}, timeout=60)
+    ps = subprocess.run(
+        [sys.executable, "-m", "ascendrun", "ps", "--all"],
+        text=True,
+        capture_output=True,
+        env={**environ, "ASCENDRUN_STATE_DIR": str(folder / "state")},
+        timeout=60,
+    )
     assert "demo  STOPPED" in ps.stdout, ps.stdout + ps.stderr
     assert processes(environ) == []
 
 
-def test_at_a_terminal_enter_goes_on_and_control_c_ends_it(environ: Dict[str, str]) -> None:
+def test_at_a_terminal_enter_goes_on_and_control_c_ends_it(environ: dict[str, str]) -> None:
     child = pexpect.spawn(DEMO[0], DEMO[1:], env=environ, encoding="utf-8", timeout=END_S, dimensions=(40, 120))
     try:
         child.expect("Enter goes on")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -26,15 +26,26 @@ class Ranks:
         folder.mkdir(exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD),
-                  "ASCENDRUN_CHECKPOINT_DIR": str(folder), "ASCENDRUN_METRICS": str(self._metrics)}
+        common = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(WORLD),
+            "ASCENDRUN_CHECKPOINT_DIR": str(folder),
+            "ASCENDRUN_METRICS": str(self._metrics),
+        }
         self.processes = [
-            subprocess.Popen([sys.executable, train.__file__, *options], text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            subprocess.Popen(
+                [sys.executable, train.__file__, *options],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
             for rank in range(WORLD)
         ]
 
-    def end(self) -> List[str]:
+    def end(self) -> list[str]:
         """What each rank said until its end; its exit code stands in `codes`."""
         try:
             return [process.communicate(timeout=END_S)[0] for process in self.processes]
@@ -44,10 +55,10 @@ class Ranks:
                 process.wait()
 
     @property
-    def codes(self) -> List[int]:
+    def codes(self) -> list[int]:
         return [process.returncode for process in self.processes]
 
-    def metrics(self) -> List[Dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._metrics.read_text().splitlines()]
 
     def await_line(self, word: str) -> None:
@@ -55,14 +66,14 @@ class Ranks:
         assert any(word in line for line in self.processes[0].stdout), f"{word!r} was never said"
 
 
-def newest(folder: Path) -> Dict[str, Any]:
+def newest(folder: Path) -> dict[str, Any]:
     found = train.load_newest(str(folder))
     assert found is not None
     return found
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Dict[str, Any]:
+def whole(tmp_path: Path) -> dict[str, Any]:
     """The last checkpoint of a training that nothing disturbed."""
     ranks = Ranks(tmp_path / "whole", "--steps", "60", "--step-s", "0")
     said = ranks.end()
@@ -74,7 +85,8 @@ def whole(tmp_path: Path) -> Dict[str, Any]:
 
 
 def test_told_to_stop_it_saves_and_the_rest_equals_a_training_that_was_never_stopped(
-        tmp_path: Path, whole: Dict[str, Any]) -> None:
+    tmp_path: Path, whole: dict[str, Any]
+) -> None:
     folder = tmp_path / "stopped"
     first = Ranks(folder, "--steps", "60", "--step-s", "0.02")
     first.await_line("step 10/60")
@@ -89,7 +101,7 @@ def test_told_to_stop_it_saves_and_the_rest_equals_a_training_that_was_never_sto
     assert newest(folder) == whole
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, whole: Dict[str, Any]) -> None:
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, whole: dict[str, Any]) -> None:
     (tmp_path / "whole" / "step-00061.json").write_text('{"step": 61, "wei')
     assert newest(tmp_path / "whole") == whole
 

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "coverage.md").read_text(encoding="utf-8")
 ROWS = {"S0": (58, range(1, 10)), "S1": (38, (1, 2, 3, 5, 6, 7)), "S3": (51, range(1, 11))}
 """By guide: how many rows it has, and the numbers of its bugs."""
-FOLDERS = ("tests", "docs", "jobs", "bin", "benchmarks", "templates", "hostfiles",
-           *(path.name for path in (CHECKOUT / "ascendrun").iterdir() if path.is_dir()))
+FOLDERS = (
+    "tests",
+    "docs",
+    "jobs",
+    "bin",
+    "benchmarks",
+    "templates",
+    "hostfiles",
+    *(path.name for path in (CHECKOUT / "ascendrun").iterdir() if path.is_dir()),
+)
 
 
-def wanted() -> List[str]:
-    ids = [[f"{guide}-{number:02d}" for number in range(1, last + 1)] + [f"{guide}-B{bug}" for bug in bugs]
-           for guide, (last, bugs) in ROWS.items()]
+def wanted() -> list[str]:
+    ids = [
+        [f"{guide}-{number:02d}" for number in range(1, last + 1)] + [f"{guide}-B{bug}" for bug in bugs]
+        for guide, (last, bugs) in ROWS.items()
+    ]
     return [one for many in ids for one in many]
 
 
-def rows() -> List[Tuple[str, str, str]]:
+def rows() -> list[tuple[str, str, str]]:
     found = re.findall(r"^\| (S\d-\w+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
     return [(row, asks, where) for row, asks, where in found]
 
 
-def paths_in(text: str) -> List[str]:
+def paths_in(text: str) -> list[str]:
     return re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text)
 
 
@@ -44,10 +53,14 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
 
 
 def test_every_bug_has_a_test_that_says_its_name() -> None:
-    homes: Dict[str, List[str]] = {row: [path for path in paths_in(where) if path.startswith("tests/")]
-                                   for row, _, where in rows() if "-B" in row}
-    silent = [(row, paths) for row, paths in homes.items()
-              if not any(re.search(rf"{row}\b", (CHECKOUT / path).read_text(encoding="utf-8")) for path in paths)]
+    homes: dict[str, list[str]] = {
+        row: [path for path in paths_in(where) if path.startswith("tests/")] for row, _, where in rows() if "-B" in row
+    }
+    silent = [
+        (row, paths)
+        for row, paths in homes.items()
+        if not any(re.search(rf"{row}\b", (CHECKOUT / path).read_text(encoding="utf-8")) for path in paths)
+    ]
     assert silent == []
 
 

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Tuple
 
 import pytest
 
@@ -30,14 +30,26 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S + 60)
 def test_the_first_transcript_of_the_readme_happens(checkout: Path, tmp_path: Path) -> None:
-    environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(tmp_path / "state"),
-               "ASCENDRUN_NODE_ROOT": str(tmp_path / "node"), "NO_COLOR": "1"}
+    environ = {
+        **os.environ,
+        "ASCENDRUN_STATE_DIR": str(tmp_path / "state"),
+        "ASCENDRUN_NODE_ROOT": str(tmp_path / "node"),
+        "NO_COLOR": "1",
+    }
     steps = read_transcript((CHECKOUT / "README.md").read_text(encoding="utf-8"))
     assert steps, "README.md shows no command"
     try:
         for command, expected in steps:
-            run = subprocess.run(["bash", "-c", command], cwd=checkout, env=environ, text=True, timeout=RUN_S,
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            run = subprocess.run(
+                ["bash", "-c", command],
+                cwd=checkout,
+                env=environ,
+                text=True,
+                timeout=RUN_S,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
             assert run.returncode == 0, run.stdout
             mismatch = find_mismatch(expected, run.stdout.splitlines())
             assert mismatch is None, f"{mismatch}\n--- what happened:\n{run.stdout}"
@@ -57,7 +69,7 @@ def test_a_transcript_is_held_against_the_output_line_by_line() -> None:
     assert find_mismatch(["...", "done in ... s", "...", "step 1", "..."], output) is not None
 
 
-def links(path: Path) -> Iterator[Tuple[str, Path]]:
+def links(path: Path) -> Iterator[tuple[str, Path]]:
     for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             yield target, path.parent / target
@@ -79,7 +91,7 @@ def test_documents_that_a_document_names_are_there(name: str) -> None:
 
 def test_files_that_the_walk_names_are_there() -> None:
     text = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    named: List[str] = sorted(set(re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py)\b", text)))
+    named: list[str] = sorted(set(re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py)\b", text)))
     assert len(named) > 30
     roots = (CHECKOUT, CHECKOUT / "ascendrun")
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []

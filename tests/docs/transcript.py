@@ -7,15 +7,16 @@ blanks for any run of blanks.
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Callable
 
 NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
 
 
-def read_transcript(markdown: str) -> List[Tuple[str, List[str]]]:
+def read_transcript(markdown: str) -> list[tuple[str, list[str]]]:
     """The commands of the first fenced `console` block, each with the lines expected of it."""
     block = re.search(r"^```console\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
-    steps: List[Tuple[str, List[str]]] = []
+    steps: list[tuple[str, list[str]]] = []
     for line in block.group(1).splitlines() if block else ():
         if line.startswith("$ "):
             steps.append((line[2:], []))
@@ -24,7 +25,7 @@ def read_transcript(markdown: str) -> List[Tuple[str, List[str]]]:
     return steps
 
 
-def find_mismatch(expected: Sequence[str], output: Sequence[str]) -> Optional[str]:
+def find_mismatch(expected: Sequence[str], output: Sequence[str]) -> str | None:
     """The first expected line that did not come, in words; None when all came, in order. A line `...` is any lines,
     `...` within a line is any text."""
     at = 0
@@ -52,5 +53,5 @@ def _is_like(wanted: str, line: str) -> bool:
 def _pattern(text: str) -> str:
     """The text as a regular expression, its numbers and blanks made loose."""
     pieces = re.split(rf"({NUMBER}|\s+)", text)
-    loose: Dict[int, Callable[[str], str]] = {0: re.escape, 1: lambda piece: r"\s+" if piece.isspace() else NUMBER}
+    loose: dict[int, Callable[[str], str]] = {0: re.escape, 1: lambda piece: r"\s+" if piece.isspace() else NUMBER}
     return "".join(loose[n % 2](piece) for n, piece in enumerate(pieces))

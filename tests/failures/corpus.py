@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any
 
 import yaml
 from phrases import PHRASES, fill
 
 from ascendrun.core.loglines import parse_ranks
-from ascendrun.health.diagnosis import (
-    DeviceFact,
-    Evidence,
-    FixedClock,
-    HostEvidence,
-    Line,
-    RankEvidence,
-    StoryEvent,
-)
+from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence, StoryEvent
 from ascendrun.health.diagnosis.elastic import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
@@ -32,13 +25,13 @@ STOP_DELAY_S = {"same": 0.02, "other": 0.15}
 class Expected:
     """`first`: the ranks, None: any; `codes`: each of these is right. `sure`: what the confidence may be."""
 
-    first: Optional[Tuple[int, ...]]
-    hosts: Optional[Tuple[str, ...]]
-    codes: Tuple[str, ...]
-    sure: Tuple[str, ...]
-    where: Optional[str] = None
-    text: Optional[str] = None
-    roles: Tuple[Tuple[str, str], ...] = ()
+    first: tuple[int, ...] | None
+    hosts: tuple[str, ...] | None
+    codes: tuple[str, ...]
+    sure: tuple[str, ...]
+    where: str | None = None
+    text: str | None = None
+    roles: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Case:
     expected: Expected
 
 
-def case_files() -> List[Path]:
+def case_files() -> list[Path]:
     return sorted(FOLDER.glob("*.yaml"))
 
 
@@ -64,7 +57,9 @@ def _expected(row: Mapping[str, Any]) -> Expected:
         first=None if first is None else tuple(sorted(parse_ranks(str(first)))) if str(first) else (),
         hosts=None if "hosts" not in row else tuple(row["hosts"]),
         codes=tuple(codes) if isinstance(codes, list) else (codes,),
-        sure=tuple(row.get("sure", ("certain", "likely"))), where=row.get("where"), text=row.get("text"),
+        sure=tuple(row.get("sure", ("certain", "likely"))),
+        where=row.get("where"),
+        text=row.get("text"),
         roles=tuple((str(ranks), role) for ranks, role in row.get("roles", {}).items()),
     )
 
@@ -79,12 +74,12 @@ class Builder:
         self.per_host = int(row.get("per_host", self.count))
         self.hosts = [f"npu{k + 1:02d}" for k in range((self.count + self.per_host - 1) // self.per_host)]
         self.clocks = self._make_clocks()
-        self.lines: Dict[int, List[Line]] = {}
-        self.plog: Dict[int, List[Line]] = {}
-        self.error: Dict[int, List[Line]] = {}
-        self.ends: Dict[int, Dict[str, Any]] = {rank: {} for rank in range(self.count)}
+        self.lines: dict[int, list[Line]] = {}
+        self.plog: dict[int, list[Line]] = {}
+        self.error: dict[int, list[Line]] = {}
+        self.ends: dict[int, dict[str, Any]] = {rank: {} for rank in range(self.count)}
 
-    def _make_clocks(self) -> Dict[str, FixedClock]:
+    def _make_clocks(self) -> dict[str, FixedClock]:
         """`clocks`: known (offset and error), unknown (an offset that nobody measured), or by host."""
         row = self.row.get("clocks", "known")
         made = {}
@@ -106,10 +101,14 @@ class Builder:
     def host_of(self, rank: int) -> str:
         return self.hosts[rank // self.per_host]
 
-    def ranks_of(self, text: Any) -> List[int]:
+    def ranks_of(self, text: Any) -> list[int]:
         if text == "rest":
-            named = {rank for group in self.row["groups"] if group["ranks"] != "rest"
-                     for rank in self.ranks_of(group["ranks"])}
+            named = {
+                rank
+                for group in self.row["groups"]
+                if group["ranks"] != "rest"
+                for rank in self.ranks_of(group["ranks"])
+            }
             return [rank for rank in range(self.count) if rank not in named]
         if text == "all":
             return list(range(self.count))
@@ -120,16 +119,29 @@ class Builder:
     def pid_of(self, rank: int) -> int:
         return 40000 + 10 * rank
 
-    def values(self, rank: int, peer: int, at_s: float) -> Dict[str, str]:
-        def place(one: int, before: str) -> Dict[str, str]:
+    def values(self, rank: int, peer: int, at_s: float) -> dict[str, str]:
+        def place(one: int, before: str) -> dict[str, str]:
             host = one // self.per_host
-            return {f"{before}ip": f"10.0.0.{host + 1}", f"{before}dip": f"192.168.{host}.{one % self.per_host + 10}",
-                    f"{before}dev": str(one % self.per_host), f"{before}host": self.hosts[host],
-                    f"{before}pid": str(self.pid_of(one))}
+            return {
+                f"{before}ip": f"10.0.0.{host + 1}",
+                f"{before}dip": f"192.168.{host}.{one % self.per_host + 10}",
+                f"{before}dev": str(one % self.per_host),
+                f"{before}host": self.hosts[host],
+                f"{before}pid": str(self.pid_of(one)),
+            }
+
         node_s = self.node_s(rank, at_s) + 3600 * float(self.row.get("tz", 8))
         stamp = time.strftime("%Y-%m-%d-%H:%M:%S", time.gmtime(node_s)) + f".{int(node_s % 1 * 1000):03d}.117"
-        return {"rank": str(rank), "local": str(rank % self.per_host), "world": str(self.count), "peer": str(peer),
-                "plog": stamp, "at": f"{node_s:.3f}", **place(rank, ""), **place(peer, "peer_")}
+        return {
+            "rank": str(rank),
+            "local": str(rank % self.per_host),
+            "world": str(self.count),
+            "peer": str(peer),
+            "plog": stamp,
+            "at": f"{node_s:.3f}",
+            **place(rank, ""),
+            **place(peer, "peer_"),
+        }
 
     def node_s(self, rank: int, at_s: float) -> float:
         return BEGAN_S + at_s + self.clocks[self.host_of(rank)].offset_s
@@ -182,8 +194,12 @@ class Builder:
         end = self.ends[rank]
         code = group.get("exit")
         if code is not None:
-            end.update(code=code if code >= 0 else None, signal=-code if code < 0 else None,
-                       at_s=at_s + float(group.get("exits_after", 0.1)), stopped=bool(group.get("stopped")))
+            end.update(
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                at_s=at_s + float(group.get("exits_after", 0.1)),
+                stopped=bool(group.get("stopped")),
+            )
         for name in ("start_failed", "lingers", "last_step"):
             if name in group:
                 end[name] = group[name]
@@ -198,24 +214,36 @@ class Builder:
         ranks = tuple(self._rank(rank, stop_s) for rank in range(self.count) if rank not in row.get("absent", ()))
         hosts = tuple(self._host(host, stop_s) for host in self.hosts)
         return Evidence(
-            job="j-0007", name="case", state=row.get("state", "FAILED"), cause=row.get("cause", "failure"),
-            reason=row.get("reason", "a rank failed"), family=row.get("family", "cpu"),
-            launcher=row.get("launcher", "spawn"), world_size=int(row.get("world", self.count)), now_s=BEGAN_S + 4000,
-            started_at_s=BEGAN_S, ended_at_s=BEGAN_S + 400, ranks=ranks, hosts=hosts,
+            job="j-0007",
+            name="case",
+            state=row.get("state", "FAILED"),
+            cause=row.get("cause", "failure"),
+            reason=row.get("reason", "a rank failed"),
+            family=row.get("family", "cpu"),
+            launcher=row.get("launcher", "spawn"),
+            world_size=int(row.get("world", self.count)),
+            now_s=BEGAN_S + 4000,
+            started_at_s=BEGAN_S,
+            ended_at_s=BEGAN_S + 400,
+            ranks=ranks,
+            hosts=hosts,
             connect_timeout_s=float(row.get("connect_timeout", 120)),
             exec_timeout_s=float(row.get("exec_timeout", 1836)),
             story=tuple(StoryEvent(BEGAN_S + 300, kind, text) for kind, text in row.get("story", ())),
         )
 
-    def _stop_times(self) -> Dict[str, float]:
+    def _stop_times(self) -> dict[str, float]:
         """When each host was told to stop, by the head's clock: right after the first bad end, unless `stop` says."""
         given = self.row.get("stop", "auto")
         if given is None:
             return {}
         if given != "auto":
             return {host: float(given) for host in self.hosts}
-        bad = [(end["at_s"], rank) for rank, end in self.ends.items()
-               if "at_s" in end and not end["stopped"] and (end["signal"] or end["code"])]
+        bad = [
+            (end["at_s"], rank)
+            for rank, end in self.ends.items()
+            if "at_s" in end and not end["stopped"] and (end["signal"] or end["code"])
+        ]
         if not bad:
             return {}
         first_s, rank = min(bad)
@@ -229,17 +257,28 @@ class Builder:
         is_npu = self.row.get("family") == "npu"
         times = [line.at_s for line in lines if line.at_s is not None]
         return RankEvidence(
-            rank=rank, host=host, pid=self.pid_of(rank), device=rank % self.per_host if is_npu else None,
-            code=end.get("code"), signal=end.get("signal"), exited_at_s=exited_s, stopped=end.get("stopped", False),
-            start_failed=end.get("start_failed"), lingers=end.get("lingers"), last_step=end.get("last_step"),
-            lines=lines, error=tuple(self.error.get(rank, ())),
-            plog=tuple(self.plog.get(rank, ())) if is_npu else None, last_output_s=max(times, default=None),
+            rank=rank,
+            host=host,
+            pid=self.pid_of(rank),
+            device=rank % self.per_host if is_npu else None,
+            code=end.get("code"),
+            signal=end.get("signal"),
+            exited_at_s=exited_s,
+            stopped=end.get("stopped", False),
+            start_failed=end.get("start_failed"),
+            lingers=end.get("lingers"),
+            last_step=end.get("last_step"),
+            lines=lines,
+            error=tuple(self.error.get(rank, ())),
+            plog=tuple(self.plog.get(rank, ())) if is_npu else None,
+            last_output_s=max(times, default=None),
         )
 
     def _kernel_line(self, host: str, number: int, row: Any) -> Line:
         """A text, or {at, text}: at a second of the job."""
-        text, at_s = (row["text"], BEGAN_S + row["at"] + self.clocks[host].offset_s) if isinstance(row, Mapping) else (
-            row, None)
+        text, at_s = (
+            (row["text"], BEGAN_S + row["at"] + self.clocks[host].offset_s) if isinstance(row, Mapping) else (row, None)
+        )
         return Line(text, f"{host}/gathered/dmesg/dmesg.txt", 80 * number, at_s, "dmesg")
 
     def _host(self, host: str, stop_s: Mapping[str, float]) -> HostEvidence:
@@ -248,20 +287,27 @@ class Builder:
         clock = self.clocks[host]
         dmesg = row.get("dmesg", [] if row.get("dmesg_readable", True) else None)
         return HostEvidence(
-            host=host, clock=clock, addresses=(f"10.0.0.{number + 1}",),
+            host=host,
+            clock=clock,
+            addresses=(f"10.0.0.{number + 1}",),
             device_addresses={f"192.168.{number}.{k + 10}": k for k in range(self.per_host)}
-            if self.row.get("device_addresses", True) else {},
+            if self.row.get("device_addresses", True)
+            else {},
             dmesg=None if dmesg is None else tuple(self._kernel_line(host, k, one) for k, one in enumerate(dmesg)),
             devices=tuple(DeviceFact(int(device), problem) for device, problem in row.get("devices", {}).items()),
             stopped_at_s=BEGAN_S + stop_s[host] + clock.offset_s if host in stop_s else None,
-            stopped_by="failure" if host in stop_s else None, rebooted=row.get("rebooted", False),
-            supervisor_lost=row.get("supervisor_lost", False), reachable=row.get("reachable"),
-            has_ended=row.get("reachable") is not False, memory_free_bytes=row.get("memory_free"),
-            memory_total_bytes=row.get("memory_total"), disk_free_bytes=row.get("disk_free"),
+            stopped_by="failure" if host in stop_s else None,
+            rebooted=row.get("rebooted", False),
+            supervisor_lost=row.get("supervisor_lost", False),
+            reachable=row.get("reachable"),
+            has_ended=row.get("reachable") is not False,
+            memory_free_bytes=row.get("memory_free"),
+            memory_total_bytes=row.get("memory_total"),
+            disk_free_bytes=row.get("disk_free"),
         )
 
 
-def _as_list(value: Any) -> List[str]:
+def _as_list(value: Any) -> list[str]:
     return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
@@ -271,29 +317,40 @@ def _as_list(value: Any) -> List[str]:
 def mutate(case: Case, seed: int) -> Case:
     """The same failure in another dress: hosts renamed, lines lost, tails cut, noise added."""
     chance = random.Random(f"{case.name}-{seed}")
-    names = {host.host: f"{chance.choice(('gpu', 'node', 'ascend-', 'w'))}{number + 11}"
-             for number, host in enumerate(case.evidence.hosts)}
+    names = {
+        host.host: f"{chance.choice(('gpu', 'node', 'ascend-', 'w'))}{number + 11}"
+        for number, host in enumerate(case.evidence.hosts)
+    }
     kinds = chance.sample(("drop", "cut", "noise", "untimed", "blind", "logless", "decoy", "warned", "start"), 2)
     innocent = [rank.rank for rank in case.evidence.ranks if rank.rank not in (case.expected.first or ())]
     misled = chance.choice(innocent) if innocent and case.expected.first is not None else None
     began = [_began(rank, chance.choice(STARTS)) if "start" in kinds else rank for rank in case.evidence.ranks]
-    ranks = tuple(_mutate_rank(_mislead(rank, kinds, chance) if rank.rank == misled else rank, names, kinds, chance)
-                  for rank in began)
-    hosts = tuple(replace(host, host=names[host.host],
-                          clock=FixedClock(chance.uniform(-90, 90), None) if "blind" in kinds else host.clock)
-                  for host in case.evidence.hosts)
+    ranks = tuple(
+        _mutate_rank(_mislead(rank, kinds, chance) if rank.rank == misled else rank, names, kinds, chance)
+        for rank in began
+    )
+    hosts = tuple(
+        replace(
+            host,
+            host=names[host.host],
+            clock=FixedClock(chance.uniform(-90, 90), None) if "blind" in kinds else host.clock,
+        )
+        for host in case.evidence.hosts
+    )
     evidence = replace(case.evidence, ranks=ranks, hosts=hosts)
-    expected = replace(case.expected, hosts=tuple(names.get(host, host) for host in case.expected.hosts)
-                       if case.expected.hosts is not None else None)
+    expected = replace(
+        case.expected,
+        hosts=tuple(names.get(host, host) for host in case.expected.hosts) if case.expected.hosts is not None else None,
+    )
     return Case(f"{case.name}~{seed}-{'+'.join(kinds)}", evidence, expected)
 
 
-def _mutate_rank(rank: RankEvidence, names: Mapping[str, str], kinds: List[str], chance: random.Random) -> RankEvidence:
+def _mutate_rank(rank: RankEvidence, names: Mapping[str, str], kinds: list[str], chance: random.Random) -> RankEvidence:
     lines = [line._replace(text=_renamed(line.text, names)) for line in rank.lines]
     if "drop" in kinds:
         lines = [line for line in lines if chance.random() > 0.15]
     if "cut" in kinds and lines and chance.random() < 0.3:
-        lines = lines[:max(0, len(lines) - chance.randint(1, 8))]
+        lines = lines[: max(0, len(lines) - chance.randint(1, 8))]
     if "noise" in kinds:
         lines = [one for line in lines for one in ((line, _noise(line, chance)) if chance.random() < 0.1 else (line,))]
     if "untimed" in kinds:
@@ -303,16 +360,26 @@ def _mutate_rank(rank: RankEvidence, names: Mapping[str, str], kinds: List[str],
     return replace(rank, host=names[rank.host], lines=tuple(lines), last_output_s=None)
 
 
-DECOY = ("Traceback (most recent call last):", '  File "/job/metrics.py", line 5, in push',
-         '    raise ValueError("dashboard says no")', "ValueError: dashboard says no")
-WARNINGS = ("WARNING: [Errno 28] No space left on device while writing events", "CUDA error: out of memory (retrying)",
-            "Warning: [Errno 98] Address already in use, trying the next port", "loss: nan")
+DECOY = (
+    "Traceback (most recent call last):",
+    '  File "/job/metrics.py", line 5, in push',
+    '    raise ValueError("dashboard says no")',
+    "ValueError: dashboard says no",
+)
+WARNINGS = (
+    "WARNING: [Errno 28] No space left on device while writing events",
+    "CUDA error: out of memory (retrying)",
+    "Warning: [Errno 98] Address already in use, trying the next port",
+    "loss: nan",
+)
 
-STARTS = ("Warning : ASCEND_HOME_PATH environment variable is not set.",
-          "[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to [train-head]:29500 "
-          "(errno: 111 - Connection refused).",
-          "/opt/env/lib/python3.10/site-packages/lib/io.py:15: UserWarning: CUDA error: out of memory is likely",
-          "2026-11-20 18:00:02,114 | WARNING | checkpoint: No space left on device soon: 3 GiB free")
+STARTS = (
+    "Warning : ASCEND_HOME_PATH environment variable is not set.",
+    "[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to [train-head]:29500 "
+    "(errno: 111 - Connection refused).",
+    "/opt/env/lib/python3.10/site-packages/lib/io.py:15: UserWarning: CUDA error: out of memory is likely",
+    "2026-11-20 18:00:02,114 | WARNING | checkpoint: No space left on device soon: 3 GiB free",
+)
 
 
 def _began(rank: RankEvidence, text: str) -> RankEvidence:
@@ -320,11 +387,12 @@ def _began(rank: RankEvidence, text: str) -> RankEvidence:
     if not rank.lines:
         return rank
     times = [line.at_s for line in rank.lines if line.at_s is not None]
-    return replace(rank, lines=(Line(text, rank.lines[0].file, 0, min(times) - 1.0 if times else None, "err"),
-                                *rank.lines))
+    return replace(
+        rank, lines=(Line(text, rank.lines[0].file, 0, min(times) - 1.0 if times else None, "err"), *rank.lines)
+    )
 
 
-def _mislead(rank: RankEvidence, kinds: List[str], chance: random.Random) -> RankEvidence:
+def _mislead(rank: RankEvidence, kinds: list[str], chance: random.Random) -> RankEvidence:
     """Something that was caught, or only warned of, in a rank that did not fail first."""
     texts = DECOY if "decoy" in kinds else (chance.choice(WARNINGS),) if "warned" in kinds else ()
     lines = list(rank.lines)
@@ -343,7 +411,18 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _noise(line: Line, chance: random.Random) -> Line:
-    return line._replace(text=chance.choice((
-        "WARNING: tokenizers parallelism was disabled", "Saving is slow today, 12.1 s", "", "数据加载完成,共 1024 条",
-        "[W1120 10:00:00.1 init.cpp:90] Warning: no error here", "retrying download after ConnectionError (1/5)",
-        "0 errors, 3 warnings", "loss scale 65536 -> 32768", "checkpoint written: step_1200.pt")))
+    return line._replace(
+        text=chance.choice(
+            (
+                "WARNING: tokenizers parallelism was disabled",
+                "Saving is slow today, 12.1 s",
+                "",
+                "数据加载完成,共 1024 条",
+                "[W1120 10:00:00.1 init.cpp:90] Warning: no error here",
+                "retrying download after ConnectionError (1/5)",
+                "0 errors, 3 warnings",
+                "loss scale 65536 -> 32768",
+                "checkpoint written: step_1200.pt",
+            )
+        )
+    )

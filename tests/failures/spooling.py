@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any
 
 from corpus import BEGAN_S, Case
 
@@ -21,11 +22,15 @@ def spool_case(case: Case, state_dir: Path) -> str:
     evidence = case.evidence
     store = Store.open(state_dir)
     try:
-        job = store.add_job(key=case.name, make_job=lambda job_id, head_id: _make_job(evidence, job_id, head_id),
-                            spec={"name": case.name, "devices": {"family": evidence.family},
-                                  "launcher": evidence.launcher, "env": {}},
-                            hosts=[{"name": host.host, "addr": host.addresses[0]} for host in evidence.hosts],
-                            trees=[], file=None, now_s=BEGAN_S)
+        job = store.add_job(
+            key=case.name,
+            make_job=lambda job_id, head_id: _make_job(evidence, job_id, head_id),
+            spec={"name": case.name, "devices": {"family": evidence.family}, "launcher": evidence.launcher, "env": {}},
+            hosts=[{"name": host.host, "addr": host.addresses[0]} for host in evidence.hosts],
+            trees=[],
+            file=None,
+            now_s=BEGAN_S,
+        )
         store.save(job, [(event.kind, event.text) for event in evidence.story], now_s=BEGAN_S + 300)
     finally:
         store.close()
@@ -38,18 +43,40 @@ def spool_case(case: Case, state_dir: Path) -> str:
 
 
 def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
-    nodes = tuple(NodeProgress(
-        host=host.host, node_rank=number, phase=Phase.LOST if host.rebooted else Phase.ENDED, boot_id="b",
-        ranks=tuple(rank.rank for rank in evidence.ranks_of(host.host)),
-        exits={rank.rank: Exit(rank.code, rank.signal, int((rank.exited_at_s or 0) * 1e9), rank.stopped)
-               for rank in evidence.ranks_of(host.host) if rank.has_ended},
-    ) for number, host in enumerate(evidence.hosts))
+    nodes = tuple(
+        NodeProgress(
+            host=host.host,
+            node_rank=number,
+            phase=Phase.LOST if host.rebooted else Phase.ENDED,
+            boot_id="b",
+            ranks=tuple(rank.rank for rank in evidence.ranks_of(host.host)),
+            exits={
+                rank.rank: Exit(rank.code, rank.signal, int((rank.exited_at_s or 0) * 1e9), rank.stopped)
+                for rank in evidence.ranks_of(host.host)
+                if rank.has_ended
+            },
+        )
+        for number, host in enumerate(evidence.hosts)
+    )
     hosts = tuple(host.host for host in evidence.hosts)
-    return Job(id=job_id, name=evidence.name, run=f"{head_id}-{job_id}", hosts=hosts,
-               grace_s=30.0, start_s=60.0, created_at_s=BEGAN_S, state=State(evidence.state), reason=evidence.reason,
-               nodes=nodes, world_size=evidence.world_size, told_at_s=BEGAN_S, started_at_s=BEGAN_S,
-               ended_at_s=evidence.ended_at_s, cause=Cause(evidence.cause) if evidence.cause else None,
-               unconfirmed=tuple(host.host for host in evidence.hosts if host.reachable is False))
+    return Job(
+        id=job_id,
+        name=evidence.name,
+        run=f"{head_id}-{job_id}",
+        hosts=hosts,
+        grace_s=30.0,
+        start_s=60.0,
+        created_at_s=BEGAN_S,
+        state=State(evidence.state),
+        reason=evidence.reason,
+        nodes=nodes,
+        world_size=evidence.world_size,
+        told_at_s=BEGAN_S,
+        started_at_s=BEGAN_S,
+        ended_at_s=evidence.ended_at_s,
+        cause=Cause(evidence.cause) if evidence.cause else None,
+        unconfirmed=tuple(host.host for host in evidence.hosts if host.reachable is False),
+    )
 
 
 def _spool_host(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
@@ -57,7 +84,7 @@ def _spool_host(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
     if host.clock.error_s is not None:
         offset_s = -host.clock.to_head_s(0.0)
         keep_reading(folder, Reading(BEGAN_S + 10, offset_s, host.clock.error_s))
-    events: List[Dict[str, Any]] = [{"event": "supervising", "at_ns": 0, "pid": 1, "boot_id": "b"}]
+    events: list[dict[str, Any]] = [{"event": "supervising", "at_ns": 0, "pid": 1, "boot_id": "b"}]
     for local, rank in enumerate(evidence.ranks_of(host.host)):
         events.append({"event": "rank_started", "at_ns": 0, "rank": rank.rank, "local_rank": local, "pid": rank.pid})
     for rank in evidence.ranks_of(host.host):
@@ -65,8 +92,17 @@ def _spool_host(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
             events.append({"event": "start_failed", "at_ns": 0, "rank": rank.rank, "message": rank.start_failed})
         if rank.has_ended:
             at_ns = int((rank.exited_at_s or 0) * 1e9)
-            events.append({"event": "rank_exited", "at_ns": at_ns, "exited_ns": at_ns, "rank": rank.rank,
-                           "code": rank.code, "signal": rank.signal, "stopped": rank.stopped})
+            events.append(
+                {
+                    "event": "rank_exited",
+                    "at_ns": at_ns,
+                    "exited_ns": at_ns,
+                    "rank": rank.rank,
+                    "code": rank.code,
+                    "signal": rank.signal,
+                    "stopped": rank.stopped,
+                }
+            )
     if host.stopped_at_s is not None:
         events.append({"event": "stopping", "at_ns": int(host.stopped_at_s * 1e9), "by": "failure", "reason": "x"})
     if host.has_ended:
@@ -77,7 +113,7 @@ def _spool_host(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
 
 def _gather(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
     """dmesg, plogs, and device tables as the gatherer leaves them."""
-    texts: Dict[str, Dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     if host.dmesg is not None:
         texts["dmesg"] = {"excerpt.txt": "".join(f"{line.text}\n" for line in host.dmesg)}
     for rank in evidence.ranks_of(host.host):
@@ -96,7 +132,7 @@ def _gather(folder: Path, evidence: Evidence, host: HostEvidence) -> None:
 
 
 def _spool_rank(folder: Path, rank: RankEvidence) -> None:
-    streams: Dict[str, List[Line]] = {}
+    streams: dict[str, list[Line]] = {}
     for line in rank.lines:
         streams.setdefault(line.stream, []).append(line)
     for stream, lines in streams.items():

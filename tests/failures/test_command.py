@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Tuple
+from typing import Callable
 
 import pytest
 
@@ -20,7 +20,7 @@ from ascendrun.cli import main
 from ascendrun.core.job import Cause, Job, State
 from ascendrun.head.store import Store
 
-Say = Callable[..., Tuple[int, str, str]]
+Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.delenv("LC_ALL", raising=False)
 
-    def run(*argv: str) -> Tuple[int, str, str]:
+    def run(*argv: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main(argv)
         said = capsys.readouterr()
@@ -49,8 +49,9 @@ def test_one_screen_has_the_verdict_the_evidence_the_chain_and_the_way_out(tmp_p
     assert code == 0
     assert len(out.splitlines()) <= 24, out
     first = out.splitlines()[2]
-    assert first == ("rank 37 on npu05 failed first: AssertionError: activations are not finite (at model.py:311)"
-                     "  [certain]"), out
+    assert first == (
+        "rank 37 on npu05 failed first: AssertionError: activations are not finite (at model.py:311)  [certain]"
+    ), out
     assert "npu05/rank-37.err.0:" in out
     assert "consequence  ranks 0-15" in out and "teardown     ranks 16-36,38-63" in out
     assert f"ascendrun logs {job} --rank 37 --stream err" in out
@@ -105,12 +106,21 @@ def test_nothing_that_a_rank_wrote_steers_the_terminal(tmp_path: Path, say: Say)
 
 def refuse(state_dir: Path, reason: str) -> str:
     """Keeps a job that the gate refused to start; its id."""
+
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="demo", run="r", hosts=("n1", "n2"), grace_s=1, start_s=1, created_at_s=1.0)
+
     store = Store.open(state_dir)
     try:
-        job = store.add_job(key="demo", make_job=make, spec={}, hosts=[{"name": "n1"}, {"name": "n2"}], trees=[],
-                            file=None, now_s=time.time())
+        job = store.add_job(
+            key="demo",
+            make_job=make,
+            spec={},
+            hosts=[{"name": "n1"}, {"name": "n2"}],
+            trees=[],
+            file=None,
+            now_s=time.time(),
+        )
         job = replace(job, state=State.FAILED, cause=Cause.REFUSED, attempt=1, reason=reason, ended_at_s=time.time())
         store.save(job, [("state", f"FAILED: {reason}")], now_s=time.time())
     finally:

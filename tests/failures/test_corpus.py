@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import List, Tuple
 
 import pytest
 
@@ -20,13 +19,13 @@ MUTATIONS = 4
 RIGHT_SHARE = 0.95
 
 
-@lru_cache(maxsize=None)
-def case_of(path: Path) -> Tuple[Case, Diagnosis]:
+@cache
+def case_of(path: Path) -> tuple[Case, Diagnosis]:
     case = load(path)
     return case, diagnose(case.evidence)
 
 
-def faults_of(case: Case, found: Diagnosis) -> List[str]:
+def faults_of(case: Case, found: Diagnosis) -> list[str]:
     """In words, what the diagnosis has wrong; [] nothing."""
     expected = case.expected
     faults = []
@@ -41,8 +40,11 @@ def faults_of(case: Case, found: Diagnosis) -> List[str]:
     if expected.text is not None and expected.text not in tell(found).says:
         faults.append(f"{expected.text!r} is not in {tell(found).says!r}")
     roles = {rank: link.role.value for link in found.chain for rank in link.ranks}
-    faults += [f"rank {rank} is {roles.get(int(rank))}, not {role}" for rank, role in expected.roles
-               if roles.get(int(rank)) != role]
+    faults += [
+        f"rank {rank} is {roles.get(int(rank))}, not {role}"
+        for rank, role in expected.roles
+        if roles.get(int(rank)) != role
+    ]
     return faults
 
 
@@ -51,8 +53,9 @@ def is_wrong(case: Case, found: Diagnosis) -> bool:
     expected = case.expected
     if found.code not in expected.codes:
         return True
-    return expected.first is not None and not (set(found.ranks) <= set(expected.first) and (
-        bool(found.ranks) or not expected.first))
+    return expected.first is not None and not (
+        set(found.ranks) <= set(expected.first) and (bool(found.ranks) or not expected.first)
+    )
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -14,12 +14,18 @@ from spooling import spool_case
 
 from ascendrun.health.diagnosis import diagnose
 
-NEEDS_MORE = frozenset({  # samples, device tools, device addresses and guesses at clocks are not spooled here
-    "killed_and_the_kernel_log_is_closed_but_memory_was_gone", "an_alarm_on_the_device_after_a_hang",
-    "a_port_is_down_after_links_timed_out", "an_alarm_on_a_device_that_nobody_uses", "roce_gives_up_between_two",
-    "a_network_port_of_a_device_went_down", "a_memory_alarm_on_a_device_and_everybody_times_out",
-    "others_stumble_over_what_the_root_did_not_send",
-})
+NEEDS_MORE = frozenset(
+    {  # samples, device tools, device addresses and guesses at clocks are not spooled here
+        "killed_and_the_kernel_log_is_closed_but_memory_was_gone",
+        "an_alarm_on_the_device_after_a_hang",
+        "a_port_is_down_after_links_timed_out",
+        "an_alarm_on_a_device_that_nobody_uses",
+        "roce_gives_up_between_two",
+        "a_network_port_of_a_device_went_down",
+        "a_memory_alarm_on_a_device_and_everybody_times_out",
+        "others_stumble_over_what_the_root_did_not_send",
+    }
+)
 CASES = [path for path in case_files() if path.stem not in NEEDS_MORE]
 
 
@@ -36,5 +42,5 @@ def test_what_the_spool_holds_leads_to_the_same_diagnosis(path: Path, tmp_path: 
     for proof in found.proofs:
         if proof.file is not None and proof.offset is not None and ".error." not in proof.file:
             data = (tmp_path / "jobs" / job / "attempt-1" / proof.file).read_bytes()
-            line = data[proof.offset:].decode().lstrip().partition("\n")[0]
+            line = data[proof.offset :].decode().lstrip().partition("\n")[0]
             assert "\x1b" in line or proof.text[:40] in line, proof

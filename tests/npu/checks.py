@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from ascendrun.programs.trainer import accelerator, distributed, kernels
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     try:
         answer = globals()[argv[0]](*argv[1:])
         Path(f"answer-{os.environ['RANK']}.json").write_text(json.dumps(answer))
@@ -31,17 +32,25 @@ def here() -> accelerator.Accelerator:
     return accelerator.open_accelerator(os.environ["ASCENDRUN_FAMILY"], int(os.environ["LOCAL_RANK"]))
 
 
-def fused() -> Dict[str, float]:
+def fused() -> dict[str, float]:
     """The largest difference of answers and gradients from the formula, by operator."""
     device = here().device
     hidden = torch.ones(9, 9, dtype=torch.bool).triu(1).expand(2, 1, 9, 9).contiguous()
     row = (2, 4, 9, 8)
-    cases: Dict[str, Any] = {
-        "attention": (lambda q, k, v: kernels.npu_attention(q, k, v, hidden.to(q.device), scale=0.3),
-                      lambda q, k, v: kernels.attention_formula(q, k, v, hidden, scale=0.3),
-                      row, (2, 2, 9, 8), (2, 2, 9, 8)),
-        "rms_norm": (lambda x, w: kernels.npu_rms_norm(x, w, 1e-6),
-                     lambda x, w: kernels.rms_norm_formula(x, w, 1e-6), (2, 5, 8), (8,)),
+    cases: dict[str, Any] = {
+        "attention": (
+            lambda q, k, v: kernels.npu_attention(q, k, v, hidden.to(q.device), scale=0.3),
+            lambda q, k, v: kernels.attention_formula(q, k, v, hidden, scale=0.3),
+            row,
+            (2, 2, 9, 8),
+            (2, 2, 9, 8),
+        ),
+        "rms_norm": (
+            lambda x, w: kernels.npu_rms_norm(x, w, 1e-6),
+            lambda x, w: kernels.rms_norm_formula(x, w, 1e-6),
+            (2, 5, 8),
+            (8,),
+        ),
         "rotary": (kernels.npu_rotary, kernels.rotary_formula, row, (1, 1, 9, 8), (1, 1, 9, 8)),
         "swiglu": (kernels.npu_swiglu, kernels.swiglu_formula, (2, 9, 8), (2, 9, 8)),
     }
@@ -78,7 +87,7 @@ def autocast() -> float:
     return float((found.cpu().float() - wanted).abs().max())
 
 
-def dropped() -> Dict[str, float]:
+def dropped() -> dict[str, float]:
     """Attention with dropout: {how far it is with the same seed, with another, in the mean from none; how far the
     gradients are from the slopes of the answer, relative}."""
     device = here()
@@ -94,23 +103,28 @@ def dropped() -> Dict[str, float]:
     leaves = query.clone().requires_grad_(), value.clone().requires_grad_()
     (answer(*leaves) * weight).sum().backward()
     step = 1e-2
-    slopes = [((answer(query + step * way, value) - answer(query - step * way, value)) * weight).sum() / (2 * step),
-              (first * weight).sum()]  # the answer is linear in the values
+    slopes = [
+        ((answer(query + step * way, value) - answer(query - step * way, value)) * weight).sum() / (2 * step),
+        (first * weight).sum(),
+    ]  # the answer is linear in the values
     found = [(leaves[0].grad * way).sum(), (leaves[1].grad * value).sum()]
-    return {"same": float((answer(query, value) - first).abs().max()),
-            "other": float((answer(query, value, seed=2) - first).abs().max()),
-            "mean": float((mean - answer(query, value, dropout=0.0)).abs().max()),
-            "gradients": max(float((one / other - 1).abs()) for one, other in zip(found, slopes))}
+    return {
+        "same": float((answer(query, value) - first).abs().max()),
+        "other": float((answer(query, value, seed=2) - first).abs().max()),
+        "mean": float((mean - answer(query, value, dropout=0.0)).abs().max()),
+        "gradients": max(float((one / other - 1).abs()) for one, other in zip(found, slopes)),
+    }
 
 
-def optimizers() -> Dict[str, float]:
+def optimizers() -> dict[str, float]:
     """How far AdamW on the device is from AdamW on the host after some steps: fused, and for sharded parameters."""
     device = here()
     usual = trained("cpu", lambda groups: torch.optim.AdamW(groups, lr=0.01))
 
     def off(**how: Any) -> float:
-        made = trained(device.device, lambda groups: accelerator.make_adamw(
-            groups, device, lr=0.01, betas=(0.9, 0.999), **how))
+        made = trained(
+            device.device, lambda groups: accelerator.make_adamw(groups, device, lr=0.01, betas=(0.9, 0.999), **how)
+        )
         return float((made - usual).abs().max())
 
     return {"fused": off(is_sharded=False), "sharded": off(is_sharded=True)}
@@ -145,7 +159,7 @@ def scaler() -> Any:
     return [*scales, weight.tolist()]
 
 
-def memory() -> Dict[str, Any]:
+def memory() -> dict[str, Any]:
     """What is said when more is wanted than a device has, and what can be had after it."""
     device = here()
     held = [torch.empty(512 << 20, dtype=torch.uint8, device=device.device)]
@@ -166,15 +180,19 @@ def classifier(folder: str) -> Any:
     from ascendrun.programs.trajectory.api import Classifier
     from ascendrun.programs.trajectory.generate import generate
     from ascendrun.programs.trajectory.grammars import text_of
+
     texts = [text_of(track, {"grammar": "motion", "resolution": 10}) for track in generate(6, seed=9)]
     here()
     said = [Classifier(folder, device=family).predict_batch(texts, return_probs=True) for family in ("npu", "cpu")]
-    off = max(abs(one["probabilities"][name] - share) for one, other in zip(*said)
-              for name, share in other["probabilities"].items())
+    off = max(
+        abs(one["probabilities"][name] - share)
+        for one, other in zip(*said)
+        for name, share in other["probabilities"].items()
+    )
     return [off, *([each["class_name"] for each in answers] for answers in said)]
 
 
-def collectives() -> Dict[str, Any]:
+def collectives() -> dict[str, Any]:
     """Each collective's answer on this rank, in plain numbers."""
     device = here()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -187,7 +205,7 @@ def collectives() -> Dict[str, Any]:
             found[f"{how} {dtype}"] = numbers.cpu().double().sum().item()
     mine = torch.arange(10.0).to(at) + rank
 
-    def made(count: int, act: Any) -> List[float]:
+    def made(count: int, act: Any) -> list[float]:
         answer = torch.zeros(count, device=at)
         act(answer)
         return [float(number) for number in answer.cpu()]
@@ -195,26 +213,34 @@ def collectives() -> Dict[str, Any]:
     parts = [torch.full((2,), float(i)).to(at) for i in range(world)] if rank == 0 else None
     found["gather"] = made(10 * world, lambda out: dist.all_gather_into_tensor(out, mine))
     ramp = torch.arange(20.0 * world).to(at) * (rank + 1)
-    found["reduce scatter"] = made(5, lambda out: dist.reduce_scatter_tensor(out, ramp[:5 * world]))
+    found["reduce scatter"] = made(5, lambda out: dist.reduce_scatter_tensor(out, ramp[: 5 * world]))
     found["broadcast"] = made(3, lambda out: dist.broadcast(out.fill_(rank), 1))
     total = made(3, lambda out: dist.reduce(out.fill_(rank + 1), 0))
     found["reduce"] = total if rank == 0 else None
     found["scatter"] = made(2, lambda out: dist.scatter(out, parts, 0))
-    found["all to all"] = made(4 * world, lambda out: dist.all_to_all_single(out, ramp[:4 * world]))
+    found["all to all"] = made(4 * world, lambda out: dist.all_to_all_single(out, ramp[: 4 * world]))
     shares = [1 + i for i in range(world)]
     uneven = torch.arange(float(sum(shares))).to(at) + 10 * rank
-    found["all to all v"] = made((1 + rank) * world,
-                                 lambda out: dist.all_to_all_single(out, uneven, [1 + rank] * world, shares))
+    found["all to all v"] = made(
+        (1 + rank) * world, lambda out: dist.all_to_all_single(out, uneven, [1 + rank] * world, shares)
+    )
     if rank == 0:
         dist.send(mine, 1)
     elif rank == 1:
         found["receive"] = made(10, lambda out: dist.recv(out, 0))
-    found["ring"] = made(10, lambda out: [work.wait() for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, mine, (rank + 1) % world), dist.P2POp(dist.irecv, out, (rank - 1) % world)])])
+    found["ring"] = made(
+        10,
+        lambda out: [
+            work.wait()
+            for work in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, mine, (rank + 1) % world), dist.P2POp(dist.irecv, out, (rank - 1) % world)]
+            )
+        ],
+    )
     part = dist.new_group([0, 1])
     if rank < 2:
         found["part"] = made(1, lambda out: dist.all_reduce(out.fill_(rank + 1.0), group=part))
-    objects: List[Any] = [None] * world
+    objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": rank})
     dist.barrier(group=control)
     return {**found, "objects": objects}
@@ -230,7 +256,7 @@ def disagree() -> None:
     numbers.sum().item()
 
 
-def names(path: str) -> List[str]:
+def names(path: str) -> list[str]:
     """Those of the names in this file, [dotted name, [[positional, keywords], …]], that the real module does not have,
     or does not take so."""
     wrong = []
@@ -240,8 +266,11 @@ def names(path: str) -> List[str]:
         except (AttributeError, ImportError):
             wrong.append(f"{name}: absent")
             continue
-        wrong += [f"{name}: does not take {positional} and {keywords}" for positional, keywords in calls
-                  if not takes(found, positional, keywords)]
+        wrong += [
+            f"{name}: does not take {positional} and {keywords}"
+            for positional, keywords in calls
+            if not takes(found, positional, keywords)
+        ]
     return wrong
 
 
@@ -249,6 +278,7 @@ def look_up(name: str) -> Any:
     import importlib
 
     import torch_npu
+
     found: Any = torch_npu
     at = "torch_npu"
     for part in name.split(".")[1:]:
@@ -259,8 +289,10 @@ def look_up(name: str) -> Any:
 
 def takes(function: Any, positional: int, keywords: Sequence[str]) -> bool:
     if hasattr(function, "overloads"):  # an operator of torch.ops
-        return any(fits_schema(getattr(function, name)._schema.arguments, positional, keywords)
-                   for name in function.overloads())
+        return any(
+            fits_schema(getattr(function, name)._schema.arguments, positional, keywords)
+            for name in function.overloads()
+        )
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a C extension, which has none; that it is called is shown by the other tests

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable
 
 import pytest
 
@@ -25,18 +26,23 @@ PROGRAM_TESTS = REPO / "tests" / "programs"
 class NpuServer(Server):
     """As the programs' own, with torch_npu imported and no device touched."""
 
-    def __init__(self, environ: Dict[str, str]) -> None:
-        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("npuserver.py"))], env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("npuserver.py"))],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
 
-Row = Tuple[object, ...]
-_rows = pytest.StashKey[List[Row]]()
+Row = tuple[object, ...]
+_rows = pytest.StashKey[list[Row]]()
 
 
 @pytest.fixture(scope="session")
-def table(pytestconfig: pytest.Config) -> List[Row]:
+def table(pytestconfig: pytest.Config) -> list[Row]:
     """Rows that are shown at the end: program and way, launcher, ranks, steps, largest difference, seconds."""
     return pytestconfig.stash.setdefault(_rows, [])
 
@@ -62,14 +68,20 @@ def toolkit() -> Path:
 
 
 @pytest.fixture(scope="session")
-def npu_environ(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}{os.pathsep}{PROGRAM_TESTS}", "PYTHONWARNINGS": "ignore",
-           "TORCH_CPP_LOG_LEVEL": "ERROR", "ASCENDRUN_SIM_NPU_DEVICES": "4", "DS_ACCELERATOR": "npu"}
+def npu_environ(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{REPO}{os.pathsep}{PROGRAM_TESTS}",
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "ASCENDRUN_SIM_NPU_DEVICES": "4",
+        "DS_ACCELERATOR": "npu",
+    }
     return environment(toolkit, {**os.environ, **own})
 
 
 @pytest.fixture(scope="session")
-def npu_server(npu_environ: Dict[str, str]) -> Iterator[Server]:
+def npu_server(npu_environ: dict[str, str]) -> Iterator[Server]:
     server = NpuServer(npu_environ)
     yield server
     server.close()
@@ -80,10 +92,19 @@ def launch(npu_server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """launch(program, options, name=…, ranks=1, family="npu", env={…})."""
     runs = []
 
-    def begin(program: str, options: Sequence[str], *, name: str = "run", ranks: int = 1, family: str = "npu",
-              env: Dict[str, str] = {}) -> Run:  # noqa: B006  # read only
+    def begin(
+        program: str,
+        options: Sequence[str],
+        *,
+        name: str = "run",
+        ranks: int = 1,
+        family: str = "npu",
+        env: dict[str, str] = None,
+    ) -> Run:  # read only
+        if env is None:
+            env = {}
         folder = tmp_path / name
-        common: Dict[str, Any] = {"ASCENDRUN_FAMILY": family, "ASCEND_PROCESS_LOG_PATH": str(folder / "log"), **env}
+        common: dict[str, Any] = {"ASCENDRUN_FAMILY": family, "ASCEND_PROCESS_LOG_PATH": str(folder / "log"), **env}
         rank_env = {rank: {"RANK": str(rank), **common} for rank in range(ranks)}
         if ranks == 1:
             rank_env[0].update(WORLD_SIZE="1", LOCAL_RANK="0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -15,8 +15,14 @@ MIB = 1 << 20
 class PhysicalMemory(ctypes.Structure):
     """aclrtPhysicalMemProp."""
 
-    _fields_ = [("handle_type", ctypes.c_int), ("allocation_type", ctypes.c_int), ("attribute", ctypes.c_int),
-                ("device", ctypes.c_uint32), ("place", ctypes.c_int), ("reserve", ctypes.c_uint64)]
+    _fields_ = [
+        ("handle_type", ctypes.c_int),
+        ("allocation_type", ctypes.c_int),
+        ("attribute", ctypes.c_int),
+        ("device", ctypes.c_uint32),
+        ("place", ctypes.c_int),
+        ("reserve", ctypes.c_uint64),
+    ]
 
 
 @pytest.fixture
@@ -53,9 +59,16 @@ def test_what_is_not_zero_is_true(cann: Any) -> None:
 
     def one(made: int) -> Any:
         return (ctypes.c_void_p * 1)(made)
-    descriptions: List[Any] = [one(cann.aclCreateTensorDesc(kind, 0, None, 0)) for kind in (ACL_FLOAT, ACL_BOOL)]
-    buffers = [one(cann.aclCreateDataBuffer(ctypes.byref(data), ctypes.c_size_t(ctypes.sizeof(data))))
-               for data in (numbers, truths)]
-    assert cann.aclopCompileAndExecuteV2(b"Cast", 1, descriptions[0], buffers[0], 1, descriptions[1], buffers[1], None,
-                                         0, 0, None, None) == 0
+
+    descriptions: list[Any] = [one(cann.aclCreateTensorDesc(kind, 0, None, 0)) for kind in (ACL_FLOAT, ACL_BOOL)]
+    buffers = [
+        one(cann.aclCreateDataBuffer(ctypes.byref(data), ctypes.c_size_t(ctypes.sizeof(data))))
+        for data in (numbers, truths)
+    ]
+    assert (
+        cann.aclopCompileAndExecuteV2(
+            b"Cast", 1, descriptions[0], buffers[0], 1, descriptions[1], buffers[1], None, 0, 0, None, None
+        )
+        == 0
+    )
     assert list(truths) == [1, 0, 1, 1]

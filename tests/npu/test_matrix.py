@@ -27,10 +27,31 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 LAUNCHERS = {"spawn": 2, "torchrun": 2, "deepspeed": 2, "python": 1}
 """Ranks that each starts on a node."""
-QWEN = {"rows": 120, "batch_size": 8, "max_steps": 6, "lr": 0.001, "warmup": 2, "cutoff_len": 128, "lora_r": 4,
-        "log_every": 1, "eval_every": 0, "samples": 1, "sample_tokens": 4, "dtype": "float32", "lora_dropout": 0.0}
-TRAJECTORY = {"tracks": 80, "hidden": 16, "layers": 1, "heads": 2, "batch_size": 10, "epochs": 2, "log_every": 1,
-              "dropout": 0.0}
+QWEN = {
+    "rows": 120,
+    "batch_size": 8,
+    "max_steps": 6,
+    "lr": 0.001,
+    "warmup": 2,
+    "cutoff_len": 128,
+    "lora_r": 4,
+    "log_every": 1,
+    "eval_every": 0,
+    "samples": 1,
+    "sample_tokens": 4,
+    "dtype": "float32",
+    "lora_dropout": 0.0,
+}
+TRAJECTORY = {
+    "tracks": 80,
+    "hidden": 16,
+    "layers": 1,
+    "heads": 2,
+    "batch_size": 10,
+    "epochs": 2,
+    "log_every": 1,
+    "dropout": 0.0,
+}
 MESHTEST = {"sizes": ["65536"], "repeats": 3, "budget_s": 0.1, "matmul_s": 0.01, "matmul_size": 128}
 
 
@@ -45,8 +66,11 @@ CASES = {
     "qwen_lora-fsdp2": shipped("qwen-tiny.yaml", **QWEN, how="fsdp2"),
     "qwen_lora-zero3": shipped("qwen-tiny.yaml", **QWEN, how="zero3"),
     "trajectory-ddp": shipped("quickstart.yaml", **TRAJECTORY),
-    "script-ddp": {"name": "script", "command": ["python", "train.py", "--epochs", "6"],
-                   "stage": {"dir": str(REPO / "templates" / "script")}},
+    "script-ddp": {
+        "name": "script",
+        "command": ["python", "train.py", "--epochs", "6"],
+        "stage": {"dir": str(REPO / "templates" / "script")},
+    },
 }
 
 
@@ -104,7 +128,7 @@ def test_devices_and_links_are_measured(launcher, submit, references, table):  #
     job = {"name": "meshtest", "program": "meshtest", "args": MESHTEST}
     if "digest" not in references:
         lines = submit(job, family="cpu", per_node=1).succeed().metrics()
-        references["digest"], = {line["digest"] for line in lines if line.get("measured") == "device"}
+        (references["digest"],) = {line["digest"] for line in lines if line.get("measured") == "device"}
     began_s = time.monotonic()
     lines = submit({**job, "launcher": launcher}).succeed().metrics()
     measured = {line["measured"] for line in lines if "measured" in line}
@@ -116,14 +140,19 @@ def test_devices_and_links_are_measured(launcher, submit, references, table):  #
 @pytest.fixture
 def pipeline(submit, cluster, ascendrun):  # noqa: F811
     """pipeline(family): (losses by stage, the report on test ships, predicted classes) of the trajectory's stages."""
+
     def run(family):
         job = shipped("trajectory.yaml", **TRAJECTORY)
         for stage in job["stages"]:
             stage["args"].pop("epochs", None)
         done = submit({**job, "name": f"stages-{family}"}, family=family).succeed()
-        by_stage = {stage["name"]: Done(0, "", done.spool.with_name(f"{done.spool.name}-{number}")).losses()
-                    for number, stage in enumerate(job["stages"], start=1)}
-        report, = Path(cluster.path("node1", "/root/.ascendrun")).rglob(f"*{done.spool.name}*/**/evaluate/report.json")
+        by_stage = {
+            stage["name"]: Done(0, "", done.spool.with_name(f"{done.spool.name}-{number}")).losses()
+            for number, stage in enumerate(job["stages"], start=1)
+        }
+        (report,) = Path(cluster.path("node1", "/root/.ascendrun")).rglob(
+            f"*{done.spool.name}*/**/evaluate/report.json"
+        )
         lines = (report.parents[1] / "predict" / "predictions.jsonl").read_text().splitlines()
         return by_stage, json.loads(report.read_text())["test"], [json.loads(line)["class_name"] for line in lines]
 
@@ -134,11 +163,21 @@ def test_every_stage_of_the_trajectory_pipeline_makes_what_it_makes_on_the_cpu(p
     wanted, wanted_report, wanted_classes = pipeline("cpu")
     began_s = time.monotonic()
     found, report, classes = pipeline("npu")
-    off = {stage: max((abs(found[stage][step] - loss) / loss for step, loss in losses.items()), default=0.0)
-           for stage, losses in wanted.items()}
+    off = {
+        stage: max((abs(found[stage][step] - loss) / loss for step, loss in losses.items()), default=0.0)
+        for stage, losses in wanted.items()
+    }
     assert [stage for stage, losses in wanted.items() if losses] == ["pretrain", "finetune"]
-    table.append(("trajectory-stages", "spawn", 4, sum(map(len, wanted.values())), f"{max(off.values()):.1e}",
-                  f"{time.monotonic() - began_s:.0f} s"))
+    table.append(
+        (
+            "trajectory-stages",
+            "spawn",
+            4,
+            sum(map(len, wanted.values())),
+            f"{max(off.values()):.1e}",
+            f"{time.monotonic() - began_s:.0f} s",
+        )
+    )
     assert max(off.values()) < 1e-4, off
     assert report["confusion"] == wanted_report["confusion"]
     assert classes == wanted_classes and len(classes) > 5

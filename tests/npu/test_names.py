@@ -11,13 +11,20 @@ from tests.npu.usednames import calls_in, written_in
 from tests.programs.conftest import REPO
 
 RUNS_ON_NODES = [*sorted((REPO / "ascendrun" / "programs").rglob("*.py")), REPO / "templates" / "script" / "train.py"]
-SPEAKS = [*RUNS_ON_NODES, *sorted(REPO.glob("docs/*.md")), REPO / "README.md", *sorted(REPO.glob("jobs/*.yaml")),
-          *sorted((REPO / "ascendrun" / "health").rglob("*.py")), REPO / "ascendrun" / "ascend" / "signatures.toml"]
+SPEAKS = [
+    *RUNS_ON_NODES,
+    *sorted(REPO.glob("docs/*.md")),
+    REPO / "README.md",
+    *sorted(REPO.glob("jobs/*.yaml")),
+    *sorted((REPO / "ascendrun" / "health").rglob("*.py")),
+    REPO / "ascendrun" / "ascend" / "signatures.toml",
+]
 
 
 @pytest.fixture
 def wrong(launch, tmp_path):
     """wrong({name: calls}): those that the real module does not have, or does not take so."""
+
     def ask(wanted):
         listing = tmp_path / "names.json"
         listing.write_text(json.dumps([[name, sorted(calls)] for name, calls in sorted(wanted.items())]))
@@ -29,8 +36,14 @@ def wrong(launch, tmp_path):
 
 def test_every_name_that_runs_on_a_node_is_there_and_takes_what_it_is_given(wrong):
     wanted = calls_in([*(path.read_text() for path in RUNS_ON_NODES), scripts.TORCH])
-    assert {"torch_npu.npu_fusion_attention", "torch_npu.npu.max_memory_allocated", "torch_npu.npu.get_rng_state",
-            "torch_npu.npu.synchronize", "torch_npu.profiler.schedule", "torch_npu.__version__"} <= wanted.keys()
+    assert {
+        "torch_npu.npu_fusion_attention",
+        "torch_npu.npu.max_memory_allocated",
+        "torch_npu.npu.get_rng_state",
+        "torch_npu.npu.synchronize",
+        "torch_npu.profiler.schedule",
+        "torch_npu.__version__",
+    } <= wanted.keys()
     assert wrong(wanted) == []
 
 
@@ -41,9 +54,17 @@ def test_every_name_that_a_text_speaks_of_is_there(wrong):
 
 
 def test_a_name_that_is_not_there_and_a_call_that_does_not_fit_are_told(wrong):
-    wanted = calls_in(["import torch_npu\ntorch_npu.npu_soup(1)\n"
-                       "npu = torch_npu.npu\nnpu.set_device(0, 1, 2)\nnpu.amp.GradScaler(taste=1)\n"
-                       "torch_npu.npu_rms_norm(x, w, spoon=1)\ntorch_npu.npu_rms_norm(x, w, epsilon=1)"])
+    wanted = calls_in(
+        [
+            "import torch_npu\ntorch_npu.npu_soup(1)\n"
+            "npu = torch_npu.npu\nnpu.set_device(0, 1, 2)\nnpu.amp.GradScaler(taste=1)\n"
+            "torch_npu.npu_rms_norm(x, w, spoon=1)\ntorch_npu.npu_rms_norm(x, w, epsilon=1)"
+        ]
+    )
     told = [line.split(":")[0] for line in wrong(wanted)]
-    assert told == ["torch_npu.npu.amp.GradScaler", "torch_npu.npu.set_device", "torch_npu.npu_rms_norm",
-                    "torch_npu.npu_soup"]
+    assert told == [
+        "torch_npu.npu.amp.GradScaler",
+        "torch_npu.npu.set_device",
+        "torch_npu.npu_rms_norm",
+        "torch_npu.npu_soup",
+    ]

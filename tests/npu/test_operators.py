@@ -12,6 +12,7 @@ from ascendrun.ascend.signatures import scan
 @pytest.fixture
 def check(launch):
     """check(name, *arguments, **env): what that function of checks.py gave, on one rank."""
+
     def ask(name, *arguments, **env):
         run = launch("check", [name, *arguments], name=name, env=env).succeed()
         return json.loads((run.folder / "answer-0.json").read_text())

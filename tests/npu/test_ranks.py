@@ -31,8 +31,14 @@ def test_a_training_over_hccl_has_the_losses_of_one_over_gloo(launch, how):
     if how == "zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.fail("deepspeed is not in .venv, below .venv-npu: bin/setup-env zero3", pytrace=False)
     ways = {"npu": how, "cpu": "ddp"}  # all three learn the same, so one that costs little stands for them on the CPU
-    losses = {family: launch("tiny", [json.dumps({"how": way, "max_steps": 6, "dropout": 0.0})], name=family, ranks=2,
-                             family=family).succeed().losses() for family, way in ways.items()}
+    losses = {
+        family: launch(
+            "tiny", [json.dumps({"how": way, "max_steps": 6, "dropout": 0.0})], name=family, ranks=2, family=family
+        )
+        .succeed()
+        .losses()
+        for family, way in ways.items()
+    }
     assert len(losses["npu"]) == 6
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=2e-4)
 
@@ -102,4 +108,5 @@ def test_ranks_that_reduce_different_amounts_are_told_so(launch):
 def until_rank_0_ended(run):
     """Rank 1 never ends: it is silent."""
     from tests.programs.conftest import until
+
     until(lambda: run.server.ask({"poll": run.pids[0]}) is not None, run.text)

@@ -27,8 +27,12 @@ def test_a_bundled_program_trains_over_two_hosts_as_it_does_on_the_cpu(submit, l
 
 
 def test_explain_names_the_rank_whose_memory_broke_not_the_one_that_waited(submit, ascendrun):  # noqa: F811
-    job = {"name": "meshtest", "program": "meshtest", "args": {"sizes": ["65536"], "repeats": 3, "budget_s": 0.1},
-           "env": {"HCCL_EXEC_TIMEOUT": "68"}}
+    job = {
+        "name": "meshtest",
+        "program": "meshtest",
+        "args": {"sizes": ["65536"], "repeats": 3, "budget_s": 0.1},
+        "env": {"HCCL_EXEC_TIMEOUT": "68"},
+    }
     done = submit(job, per_node=1, HURRY=60, FAULTS="hbm-ecc:1@2")
     assert done.code == 1, done.said
     told = ascendrun("explain", "meshtest", "-o", "json")

@@ -50,9 +50,14 @@ def shown():
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("launcher", [("torchrun", "--nproc-per-node", "2"),
-                                      ("deepspeed", "--num_gpus", "2"),
-                                      ("accelerate", "launch", "--num_processes", "2")])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("torchrun", "--nproc-per-node", "2"),
+        ("deepspeed", "--num_gpus", "2"),
+        ("accelerate", "launch", "--num_processes", "2"),
+    ],
+)
 def test_a_launcher_trains_on_two_devices_with_the_losses_that_the_page_shows(sim, launcher):
     done = sim("--devices", "2", "--", *launcher, "train.py", "--epochs", "3")
     assert done.returncode == 0, done.stderr

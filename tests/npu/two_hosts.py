@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import pytest
 
@@ -17,8 +17,12 @@ from tests.programs.conftest import REPO
 
 NODES = ("node1", "node2")
 CARDS = 2
-QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR",
-         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+}
 DEADLINE_S = 1500.0
 
 
@@ -34,12 +38,12 @@ class Done:
         assert self.code == 0, self.said
         return self
 
-    def metrics(self) -> List[Dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """Of all ranks that write on the first node: under a launcher of its own they share a file."""
         files = sorted(self.spool.glob("attempt-1/node1/rank-*.metrics.0"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
-    def losses(self) -> Dict[int, float]:
+    def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
 
 
@@ -50,10 +54,16 @@ def submit(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Done]:
         install_on(cluster, name, Scenario(cards=CARDS, number=number))
     (ascendrun.folder / "two.hosts").write_text(cluster.hostfile(slots=CARDS, names=NODES))
 
-    def run(job: Dict[str, Any], *, family: str = "npu", per_node: int = CARDS, **simulated: object) -> Done:
-        whole = {"nodes": 2, "restart": {"max": 0}, **job, "hostfile": "two.hosts",
-                 "env": {**job.get("env", {}), **QUIET}, "devices": {"family": family, "per_node": per_node},
-                 **where(family, toolkit, simulated)}
+    def run(job: dict[str, Any], *, family: str = "npu", per_node: int = CARDS, **simulated: object) -> Done:
+        whole = {
+            "nodes": 2,
+            "restart": {"max": 0},
+            **job,
+            "hostfile": "two.hosts",
+            "env": {**job.get("env", {}), **QUIET},
+            "devices": {"family": family, "per_node": per_node},
+            **where(family, toolkit, simulated),
+        }
         path = ascendrun.folder / f"{whole['name']}-{family}.yaml"
         path.write_text(json.dumps(whole))
         done = ascendrun("submit", path, timeout=DEADLINE_S)
@@ -65,7 +75,7 @@ def submit(ascendrun: Any, cluster: Any, toolkit: Path) -> Callable[..., Done]:
     return run
 
 
-def where(family: str, toolkit: Path, simulated: Dict[str, Any]) -> Dict[str, str]:
+def where(family: str, toolkit: Path, simulated: dict[str, Any]) -> dict[str, str]:
     """The Python of a job, and what makes it see simulated NPUs; on CPUs the environment that has no torch_npu."""
     if family == "cpu":
         return {"python": str(REPO / ".venv" / "bin" / "python")}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, Set, Tuple
 
-Call = Tuple[int, Tuple[str, ...]]
+Call = tuple[int, tuple[str, ...]]
 """How many positional arguments, and the names of the others."""
 _DEVICE_MODULE = "torch_npu.npu"
 _WRITTEN = re.compile(r"\b(torch_npu|torch\.npu)((?:\.[A-Za-z_]\w*)+)(?![\w/])")
 
 
-def calls_in(sources: Iterable[str]) -> Dict[str, Set[Call]]:
+def calls_in(sources: Iterable[str]) -> dict[str, set[Call]]:
     """By dotted name of torch_npu; no call: it is only looked at."""
-    found: Dict[str, Set[Call]] = {}
+    found: dict[str, set[Call]] = {}
     for source in sources:
         tree = ast.parse(source)
         aliases = dict(aliases_in(tree))
@@ -29,7 +29,7 @@ def calls_in(sources: Iterable[str]) -> Dict[str, Set[Call]]:
     return found
 
 
-def aliases_in(tree: ast.AST) -> Iterator[Tuple[str, str]]:
+def aliases_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Names of the module that stand for one of torch_npu's: imported so, or given its value."""
     yield from {"torch_npu": "torch_npu", "torch.npu": _DEVICE_MODULE, "accelerator.module": _DEVICE_MODULE}.items()
     for node in ast.walk(tree):
@@ -64,7 +64,7 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def written_in(paths: Iterable[Path]) -> List[str]:
+def written_in(paths: Iterable[Path]) -> list[str]:
     """The names that stand in texts, comments and documents too."""
     found = {match for path in paths for match in _WRITTEN.findall(path.read_text(encoding="utf-8"))}
     return sorted({f"{'torch_npu' if head == 'torch_npu' else _DEVICE_MODULE}{rest}" for head, rest in found})

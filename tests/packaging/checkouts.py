@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("ascendrun", "setup-env", "setup_env.py")
@@ -56,12 +57,19 @@ def make_wheel(folder: Path, name: str, version: str, module: str) -> None:
             wheel.writestr(path, text)
 
 
-def pip_only_from(wheels: Path) -> Dict[str, str]:
+def pip_only_from(wheels: Path) -> dict[str, str]:
     """An environment in which pip knows these wheels and no network, and which names no Python of the test's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON", "VIRTUAL_ENV"))}
     return {**kept, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
 
 
-def run(argv: Sequence[object], environ: Dict[str, str], **options: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([str(word) for word in argv], env=environ, text=True, capture_output=True, timeout=120,
-                          stdin=subprocess.DEVNULL, **options)
+def run(argv: Sequence[object], environ: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in argv],
+        env=environ,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )

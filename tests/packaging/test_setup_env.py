@@ -9,21 +9,30 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Callable
 
 import pytest
 
 from ascendrun import __version__
 from tests.packaging.checkouts import make_checkout, make_wheel, pip_only_from, run
 
-TRAINING = {"torch": "torch", "accelerate": "accelerate", "h3": "h3", "numpy": "numpy", "peft": "peft",
-            "pyarrow": "pyarrow", "safetensors": "safetensors", "scikit-learn": "sklearn", "tokenizers": "tokenizers",
-            "transformers": "transformers"}
+TRAINING = {
+    "torch": "torch",
+    "accelerate": "accelerate",
+    "h3": "h3",
+    "numpy": "numpy",
+    "peft": "peft",
+    "pyarrow": "pyarrow",
+    "safetensors": "safetensors",
+    "scikit-learn": "sklearn",
+    "tokenizers": "tokenizers",
+    "transformers": "transformers",
+}
 VERSION = f"ascendrun {__version__}\n"
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     wheels = tmp_path_factory.mktemp("wheels")
     make_wheel(wheels, "tiny-base", "1.0", "tiny_base")
     make_wheel(wheels, "tiny-base", "2.0", "tiny_base")
@@ -33,7 +42,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ready(environ: Dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ready(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout that is set up; its path has a space and a quote."""
     checkout = make_checkout(tmp_path_factory.mktemp("first") / "it's a folder")
     first = run([checkout / "bin" / "ascendrun", "--version"], environ)
@@ -53,8 +62,7 @@ def log_of(checkout: Path) -> str:
     return (checkout / ".venv" / "bootstrap.log").read_text()
 
 
-def test_the_first_start_says_what_it_does_and_later_starts_are_silent(
-        environ: Dict[str, str], tmp_path: Path) -> None:
+def test_the_first_start_says_what_it_does_and_later_starts_are_silent(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "some dir")
     link = tmp_path / "link"
     link.symlink_to(checkout / "bin" / "ascendrun")
@@ -70,7 +78,8 @@ def test_the_first_start_says_what_it_does_and_later_starts_are_silent(
 
 
 def test_a_moved_checkout_runs_its_own_code_without_another_setup(
-        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path]
+) -> None:
     checkout = copy_of()
     moved = run([checkout / "bin" / "ascendrun", "--version"], environ)
     assert (moved.stdout, moved.stderr) == (VERSION, "")
@@ -79,13 +88,14 @@ def test_a_moved_checkout_runs_its_own_code_without_another_setup(
 
 
 def test_modules_in_the_current_folder_or_on_pythonpath_do_not_shadow_ours(
-        environ: Dict[str, str], ready: Path, tmp_path: Path) -> None:
+    environ: dict[str, str], ready: Path, tmp_path: Path
+) -> None:
     (tmp_path / "ascendrun.py").write_text("raise SystemExit('shadowed')")
     shadowed = run([ready / "bin" / "ascendrun", "--version"], {**environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert (shadowed.stdout, shadowed.stderr) == (VERSION, "")
 
 
-def test_changed_constraints_are_brought_in_step(environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+def test_changed_constraints_are_brought_in_step(environ: dict[str, str], copy_of: Callable[[], Path]) -> None:
     checkout = copy_of()
     (checkout / "constraints.txt").write_text("tiny-base==2.0\n")
     start = run([checkout / "bin" / "ascendrun", "--version"], environ)
@@ -96,7 +106,8 @@ def test_changed_constraints_are_brought_in_step(environ: Dict[str, str], copy_o
 
 
 def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_it_to_itself(
-        environ: Dict[str, str], copy_of: Callable[[], Path], tmp_path: Path) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path], tmp_path: Path
+) -> None:
     owner = copy_of()
     borrower = make_checkout(tmp_path / "borrower")
     (borrower / ".venv").symlink_to(owner / ".venv")
@@ -107,10 +118,16 @@ def test_a_copy_that_borrows_the_environment_of_another_checkout_does_not_turn_i
     assert where.stdout == f"{owner}/ascendrun/__init__.py\n"
 
 
-def test_a_setup_that_was_killed_is_redone(environ: Dict[str, str], tmp_path: Path) -> None:
+def test_a_setup_that_was_killed_is_redone(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
-    first = subprocess.Popen([checkout / "bin" / "ascendrun", "--version"], env=environ, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    first = subprocess.Popen(
+        [checkout / "bin" / "ascendrun", "--version"],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     deadline_s = time.monotonic() + 60
     while not (checkout / ".venv" / "pyvenv.cfg").exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -123,7 +140,7 @@ def test_a_setup_that_was_killed_is_redone(environ: Dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("harm", ["cut file", "lost record", "lost python"])
-def test_a_harmed_environment_is_made_anew(environ: Dict[str, str], copy_of: Callable[[], Path], harm: str) -> None:
+def test_a_harmed_environment_is_made_anew(environ: dict[str, str], copy_of: Callable[[], Path], harm: str) -> None:
     checkout = copy_of()
     site = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
     (checkout / ".venv" / "ready-base").unlink()
@@ -141,7 +158,8 @@ def test_a_harmed_environment_is_made_anew(environ: Dict[str, str], copy_of: Cal
 
 
 def test_a_setup_killed_before_its_python_was_there_is_told_as_unfinished(
-        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path]
+) -> None:
     checkout = copy_of()
     (checkout / ".venv" / "ready-base").unlink()
     (checkout / ".venv/bin/python").unlink()
@@ -152,7 +170,8 @@ def test_a_setup_killed_before_its_python_was_there_is_told_as_unfinished(
 
 
 def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(
-        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path]
+) -> None:
     checkout = copy_of()
     (checkout / ".venv" / "ready-base").unlink()
     (checkout / ".venv" / "setup.begun").write_text("base\n")
@@ -161,17 +180,27 @@ def test_an_unfinished_setup_whose_files_are_whole_goes_on_from_there(
     assert not (checkout / ".venv" / "setup.begun").exists()
 
 
-def test_two_first_starts_at_once_make_one_environment(environ: Dict[str, str], tmp_path: Path) -> None:
+def test_two_first_starts_at_once_make_one_environment(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
-    starts = [subprocess.Popen([checkout / "bin" / "ascendrun", "--version"], env=environ, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    starts = [
+        subprocess.Popen(
+            [checkout / "bin" / "ascendrun", "--version"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
     answers = [start.communicate(timeout=120) for start in starts]
     assert [answer[0] for answer in answers] == [VERSION] * 3, answers
     assert log_of(checkout).count(" -m venv ") == 1
 
 
 def test_a_failed_install_shows_the_end_of_its_log_and_the_next_start_mends_it(
-        environ: Dict[str, str], tmp_path: Path) -> None:
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     checkout = make_checkout(tmp_path / "checkout")
     failed = run([checkout / "bin" / "ascendrun", "--version"], {**environ, "PIP_FIND_LINKS": str(tmp_path)})
     assert (failed.returncode, failed.stdout) == (3, "")
@@ -183,7 +212,7 @@ def test_a_failed_install_shows_the_end_of_its_log_and_the_next_start_mends_it(
     assert log_of(checkout).count(" -m venv ") == 1
 
 
-def test_no_python_at_all_is_told_with_the_way_out(environ: Dict[str, str], tmp_path: Path) -> None:
+def test_no_python_at_all_is_told_with_the_way_out(environ: dict[str, str], tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout")
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -197,12 +226,13 @@ def test_no_python_at_all_is_told_with_the_way_out(environ: Dict[str, str], tmp_
 
 
 def test_a_python_that_cannot_be_used_is_refused_not_replaced(
-        environ: Dict[str, str], ready: Path, tmp_path: Path) -> None:
+    environ: dict[str, str], ready: Path, tmp_path: Path
+) -> None:
     start = run([ready / "bin" / "ascendrun", "--version"], {**environ, "ASCENDRUN_PYTHON": "/no/such/python"})
     assert (start.returncode, start.stdout) == (3, "")
     assert "ASCENDRUN_PYTHON=/no/such/python does not run" in start.stderr
     old = tmp_path / "python3.8"
-    old.write_text("#!/bin/sh\n[ \"$1\" = -V ] && { echo Python 3.8.1; exit; }\nexit 3\n")
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && { echo Python 3.8.1; exit; }\nexit 3\n')
     old.chmod(0o755)
     start = run([ready / "bin" / "ascendrun", "--version"], {**environ, "ASCENDRUN_PYTHON": str(old)})
     assert start.returncode == 3
@@ -210,7 +240,8 @@ def test_a_python_that_cannot_be_used_is_refused_not_replaced(
 
 
 def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
-        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path]
+) -> None:
     checkout = copy_of()
     base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     made_with = os.path.realpath(checkout / ".venv/bin/python")
@@ -223,22 +254,24 @@ def test_a_named_python_is_used_and_a_working_environment_of_another_is_kept(
 
 
 def test_the_training_stack_is_added_where_a_bundled_program_needs_it(
-        environ: Dict[str, str], copy_of: Callable[[], Path]) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path]
+) -> None:
     checkout = copy_of()
     ask = "from ascendrun.cli.trainenv import ensure_training_stack as ensure; ensure(None, print); import torch, h3"
     added = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert added.returncode == 0, added.stderr
     assert added.stdout.splitlines()[0] == (
-        f"the bundled programs need {', '.join(TRAINING)} here; installing them once, which takes minutes")
+        f"the bundled programs need {', '.join(TRAINING)} here; installing them once, which takes minutes"
+    )
     steps = [line for line in added.stdout.splitlines() if "train:" in line]
-    assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == [
-        "torch", ", ".join(list(TRAINING)[1:])]
+    assert [step.split("train: ")[1].split(" ...")[0] for step in steps] == ["torch", ", ".join(list(TRAINING)[1:])]
     again = run([checkout / ".venv/bin/python", "-I", "-c", ask], environ)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
 def test_a_training_stack_that_cannot_be_installed_stops_with_its_log(
-        environ: Dict[str, str], copy_of: Callable[[], Path], tmp_path: Path) -> None:
+    environ: dict[str, str], copy_of: Callable[[], Path], tmp_path: Path
+) -> None:
     checkout = copy_of()
     ask = "from ascendrun.cli.trainenv import ensure_training_stack as ensure; ensure(None)"
     failed = run([checkout / ".venv/bin/python", "-I", "-c", ask], {**environ, "PIP_FIND_LINKS": str(tmp_path)})

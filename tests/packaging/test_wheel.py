@@ -10,7 +10,6 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -18,18 +17,27 @@ from ascendrun import __version__
 from ascendrun.cli.skeletons import list_skeletons
 from tests.packaging.checkouts import CHECKOUT, run
 
-PARTS = ("ascendrun", "jobs", "hostfiles", "templates", "setup.cfg", "setup.py", "pyproject.toml", "README.md",
-         "CHANGELOG.md")
+PARTS = (
+    "ascendrun",
+    "jobs",
+    "hostfiles",
+    "templates",
+    "setup.cfg",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+)
 
 
 @pytest.fixture(scope="module")
-def environ() -> Dict[str, str]:
+def environ() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     return {**kept, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 @pytest.fixture(scope="module")
-def wheel(environ: Dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a build leaves folders in the tree it builds."""
     folder = tmp_path_factory.mktemp("wheel")
     for part in PARTS:
@@ -38,26 +46,29 @@ def wheel(environ: Dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
             shutil.copytree(source, folder / "source" / part, ignore=shutil.ignore_patterns("__pycache__"))
         elif source.exists():
             shutil.copy(source, folder / "source" / part)
-    built = run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder,
-                 folder / "source"], environ)
+    built = run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, folder / "source"],
+        environ,
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     return next(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, environ: Dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with only the wheel; its dependencies are lent from ours, ascendrun's own code is not."""
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False, symlinks=True)
     target = next((folder / "lib").glob("python*/site-packages"))
-    install = run([sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps", wheel],
-                  environ)
+    install = run(
+        [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps", wheel], environ
+    )
     assert install.returncode == 0, install.stdout + install.stderr
     (target / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return folder
 
 
-def ask(installed: Path, environ: Dict[str, str], code: str) -> str:
+def ask(installed: Path, environ: dict[str, str], code: str) -> str:
     answer = run([installed / "bin" / "python", "-I", "-c", code], environ, cwd=installed)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
@@ -66,15 +77,21 @@ def ask(installed: Path, environ: Dict[str, str], code: str) -> str:
 def test_the_wheel_has_every_source_file_and_nothing_of_the_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "ascendrun").rglob("*")
-                if path.is_file() and "__pycache__" not in path.parts}
+    expected = {
+        path.relative_to(CHECKOUT).as_posix()
+        for path in (CHECKOUT / "ascendrun").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     for folder in ("jobs", "hostfiles", "templates"):
-        expected |= {f"ascendrun/skeletons/{path.relative_to(CHECKOUT).as_posix()}"
-                     for path in (CHECKOUT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        expected |= {
+            f"ascendrun/skeletons/{path.relative_to(CHECKOUT).as_posix()}"
+            for path in (CHECKOUT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
     assert names == expected
 
 
-def test_the_installed_command_answers(installed: Path, environ: Dict[str, str]) -> None:
+def test_the_installed_command_answers(installed: Path, environ: dict[str, str]) -> None:
     answer = run([installed / "bin" / "ascendrun", "--version"], environ, cwd=installed)
     assert (answer.returncode, answer.stdout) == (0, f"ascendrun {__version__}\n"), answer.stderr
     help_text = run([installed / "bin" / "ascendrun", "--help"], environ, cwd=installed).stdout
@@ -84,7 +101,8 @@ def test_the_installed_command_answers(installed: Path, environ: Dict[str, str])
 
 
 def test_the_installed_command_has_the_checkouts_skeletons(
-        installed: Path, environ: Dict[str, str], tmp_path: Path) -> None:
+    installed: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
     code = "from ascendrun.cli.skeletons import list_skeletons as l; print([(s.name, sorted(s.files)) for s in l()])"
     assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_skeletons()]}\n"
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
@@ -92,26 +110,44 @@ def test_the_installed_command_has_the_checkouts_skeletons(
     assert (tmp_path / "mine" / "job.yaml").read_bytes() == (CHECKOUT / "templates/script/job.yaml").read_bytes()
 
 
-def test_the_installed_package_knows_its_programs(installed: Path, environ: Dict[str, str]) -> None:
+def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
     code = "from ascendrun.head.programs import load_programs; print(sorted(load_programs()))"
     assert ask(installed, environ, code) == "['meshtest', 'qwen_lora', 'trajectory']\n"
 
 
-def test_the_metadata_names_what_it_needs(installed: Path, environ: Dict[str, str]) -> None:
+def test_the_metadata_names_what_it_needs(installed: Path, environ: dict[str, str]) -> None:
     code = "import importlib.metadata as m; d = m.distribution('ascendrun'); print(*d.requires, sep='\\n')"
-    requires: List[str] = ask(installed, environ, code).splitlines()
+    requires: list[str] = ask(installed, environ, code).splitlines()
     base = {line.split(">")[0].strip() for line in requires if "extra" not in line}
     assert base == {"click", "ClusterShell", "paramiko", "prometheus-client", "psutil", "pydantic", "PyYAML", "tomli"}
     assert any(line.startswith("torch>=") and 'extra == "train"' in line for line in requires)
     assert not any(line.startswith("torch==") for line in requires)  # an NPU's image brings its own
 
 
-def test_a_source_archive_builds_the_same_wheel(wheel: Path, environ: Dict[str, str], tmp_path: Path) -> None:
+def test_a_source_archive_builds_the_same_wheel(wheel: Path, environ: dict[str, str], tmp_path: Path) -> None:
     source = wheel.parent / "source"
-    subprocess.run([sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", tmp_path, source], env=environ,
-                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, timeout=120)
-    built = run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "again",
-                 next(tmp_path.glob("*.tar.gz"))], environ)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", tmp_path, source],
+        env=environ,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    built = run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            tmp_path / "again",
+            next(tmp_path.glob("*.tar.gz")),
+        ],
+        environ,
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     again = next((tmp_path / "again").glob("*.whl"))
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as two:

@@ -13,12 +13,19 @@ from ascendrun.core.reports import NodeReport, Route
 from ascendrun.core.spec import parse_job, resolve_paths
 
 HERE = Path(__file__).parent
-PROGRAMS = {"trajectory": parse_program_options("trajectory", json.dumps({
-    "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate"},
-    "data": {"type": "path", "default": "", "help": "tracks"},
-    "columns": {"type": "list", "default": [], "help": "names"},
-    "split_column": {"type": "bool", "default": True, "help": "keep the split"},
-}))}
+PROGRAMS = {
+    "trajectory": parse_program_options(
+        "trajectory",
+        json.dumps(
+            {
+                "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate"},
+                "data": {"type": "path", "default": "", "help": "tracks"},
+                "columns": {"type": "list", "default": [], "help": "names"},
+                "split_column": {"type": "bool", "default": True, "help": "keep the split"},
+            }
+        ),
+    )
+}
 CODE = Tree("code", "c" * 64, 1234, 5)
 OURS = Tree("programs", "d" * 64, 99, 3)
 
@@ -27,7 +34,9 @@ FOUR_REMOTE = "npu01 slots=2 addr=10.0.0.1\nnpu[02-04] slots=2 user=train port=2
 TWO_LOCAL = "one slots=2 addr=local\ntwo slots=2 addr=local\n"
 
 CASES = {
-    "spawn-npu-two-nodes": (TWO_REMOTE, """
+    "spawn-npu-two-nodes": (
+        TWO_REMOTE,
+        """
 name: qwen
 command: [python, train.py, --lr, 2e-5, "a b", "$(x)", 'it''s']
 nodes: 2
@@ -38,60 +47,100 @@ python: /opt/conda/bin/python
 stage: {dir: .}
 checkpoint: {dir: /ckpt/qwen, grace_s: 300, signal: USR1}
 timeouts: {start_s: 60, max_s: 3600}
-"""),
-    "spawn-npu-users-own-network": (TWO_REMOTE, """
+""",
+    ),
+    "spawn-npu-users-own-network": (
+        TWO_REMOTE,
+        """
 name: tuned
 command: [./train.sh]
 devices: {family: npu, ids: [1, 3]}
 env: {HCCL_SOCKET_IFNAME: enp1, HCCL_CONNECT_TIMEOUT: 7200, OMP_NUM_THREADS: 3, MASTER_PORT: 12345}
-"""),
-    "spawn-cuda-one-node": ("gpu1 devices=2,5,7\n", """
+""",
+    ),
+    "spawn-cuda-one-node": (
+        "gpu1 devices=2,5,7\n",
+        """
 name: one
 command: [python3, -m, pkg.train]
 devices: {family: cuda, per_node: 2}
-"""),
-    "program-cpu-two-local-hosts": (TWO_LOCAL, """
+""",
+    ),
+    "program-cpu-two-local-hosts": (
+        TWO_LOCAL,
+        """
 name: quickstart
 program: trajectory
 args: {lr: 1e-4, data: tracks, columns: [a=b, "c="], split_column: false}
 env: {PYTHONPATH: /mine}
-"""),
-    "torchrun-npu": (TWO_REMOTE, """
+""",
+    ),
+    "torchrun-npu": (
+        TWO_REMOTE,
+        """
 name: tr
 command: [python, -u, train.py, --epochs, 3]
 launcher: torchrun
 devices: {family: npu}
-"""),
-    "deepspeed-npu": (FOUR_REMOTE, """
+""",
+    ),
+    "deepspeed-npu": (
+        FOUR_REMOTE,
+        """
 name: ds
 command: [python, train.py]
 launcher: deepspeed
 nodes: 3
 devices: {family: npu, ids: [0, 4]}
-"""),
-    "python-one-process-a-node": (TWO_REMOTE, """
+""",
+    ),
+    "python-one-process-a-node": (
+        TWO_REMOTE,
+        """
 name: py
 command: [python, -c, "print('x')"]
 launcher: python
 devices: {family: npu, per_node: 8}
-"""),
+""",
+    ),
 }
 
 
 def report(host, hosts):
     local = host.is_local
-    routes = {} if local else {other.name: Route("bond0" if host.name.endswith("1") else "enp1", f"10.0.0.{host.line}")
-                               for other in hosts if other is not host}
-    return NodeReport(host=host.name, root=f"/home/t/.ascendrun-{host.name}", hostname=host.name, boot_id="b",
-                      machine_id=None, user="t", python="/venv/bin/python3.9", python_version="3.9.1", kernel="k",
-                      arch="aarch64", cpus=8 if local else 192, memory_bytes=1, free_bytes=1, clock_offset_s=0.0,
-                      routes=routes)
+    routes = (
+        {}
+        if local
+        else {
+            other.name: Route("bond0" if host.name.endswith("1") else "enp1", f"10.0.0.{host.line}")
+            for other in hosts
+            if other is not host
+        }
+    )
+    return NodeReport(
+        host=host.name,
+        root=f"/home/t/.ascendrun-{host.name}",
+        hostname=host.name,
+        boot_id="b",
+        machine_id=None,
+        user="t",
+        python="/venv/bin/python3.9",
+        python_version="3.9.1",
+        kernel="k",
+        arch="aarch64",
+        cpus=8 if local else 192,
+        memory_bytes=1,
+        free_bytes=1,
+        clock_offset_s=0.0,
+        routes=routes,
+    )
 
 
 def folders_of(report):
     run = f"{report.root}/runs/h1-j1"
-    return Folders(work=f"{run}/work", checkpoints=f"{run}/checkpoints", attempt=f"{run}/attempt-2",
-                   trees=f"{report.root}/trees")
+    return Folders(
+        work=f"{run}/work", checkpoints=f"{run}/checkpoints", attempt=f"{run}/attempt-2", trees=f"{report.root}/trees"
+    )
 
 
 def plan_of(hostfile, job):
@@ -99,8 +148,16 @@ def plan_of(hostfile, job):
     spec = resolve_paths(parse_job(job, "job.yaml", programs=PROGRAMS), "/home/me/jobs", PROGRAMS)
     reports = {host.name: report(host, hosts) for host in hosts}
     trees = ([CODE] if spec.stage else []) + ([OURS] if spec.program else [])
-    return make_plan(spec, hosts, reports, job="j1", attempt=2, tag="h1-j1.2",
-                     folders={name: folders_of(each) for name, each in reports.items()}, trees=trees)
+    return make_plan(
+        spec,
+        hosts,
+        reports,
+        job="j1",
+        attempt=2,
+        tag="h1-j1.2",
+        folders={name: folders_of(each) for name, each in reports.items()},
+        trees=trees,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -4,8 +4,9 @@ memory beside what the process had before, and what was read of the files."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import safetensors
 import torch
@@ -21,7 +22,7 @@ PLAIN = "plain"
 
 
 def main(argv: Sequence[str]) -> None:
-    asked: Dict[str, Any] = json.loads(argv[0])
+    asked: dict[str, Any] = json.loads(argv[0])
     start.run(lambda here: measure(asked, here), timeout_s=60)
 
 
@@ -33,20 +34,20 @@ class Counted:
     def __init__(self, file: str, **how: Any) -> None:
         self.opened = safetensors_open(file, **how)
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self) -> Counted:
         self.opened.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.opened.__exit__(*error)
 
-    def keys(self) -> List[str]:
+    def keys(self) -> list[str]:
         return list(self.opened.keys())
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return counted(self.opened.get_tensor(name))
 
-    def get_slice(self, name: str) -> "CountedRows":
+    def get_slice(self, name: str) -> CountedRows:
         return CountedRows(self.opened.get_slice(name))
 
 
@@ -54,7 +55,7 @@ class CountedRows:
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
-    def get_shape(self) -> List[int]:
+    def get_shape(self) -> list[int]:
         return list(self.rows.get_shape())
 
     def __getitem__(self, which: Any) -> torch.Tensor:
@@ -69,7 +70,7 @@ def counted(tensor: torch.Tensor) -> torch.Tensor:
 safetensors_open = safetensors.safe_open
 
 
-def measure(asked: Dict[str, Any], here: start.Runtime) -> None:
+def measure(asked: dict[str, Any], here: start.Runtime) -> None:
     hold(asked["how"], Path(asked["tiny"]), here)  # what is imported or made once is there by now
     here.gather("here")
     safetensors.safe_open = Counted  # type: ignore[misc,assignment]
@@ -84,13 +85,13 @@ def measure(asked: Dict[str, Any], here: start.Runtime) -> None:
 def hold(how: str, home: Path, here: start.Runtime) -> Any:
     if how == PLAIN:
         from transformers import AutoModelForCausalLM
+
         model: Any = AutoModelForCausalLM.from_pretrained(home, torch_dtype=torch.float32)
         sum(float(weight.sum()) for weight in model.parameters())  # what is only mapped is not there yet
         return model
     options = option_table.parse(["--lora_r=2"], option_table.read_table(OPTIONS))
     precision = accelerator.choose_precision("float32", here.accelerator)
-    return jobs.make_engine(base.folder_config(home), options, home, here, precision,
-                            Holding(how, False, False))
+    return jobs.make_engine(base.folder_config(home), options, home, here, precision, Holding(how, False, False))
 
 
 def forget_peak() -> None:

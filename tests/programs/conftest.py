@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable
 
 import pytest
 
@@ -26,11 +27,16 @@ class Server:
 
     def __init__(self) -> None:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "DS_ACCELERATOR": "cpu"}
-        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("forkserver.py"))], env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forkserver.py"))],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
-    def ask(self, request: Dict[str, Any]) -> Any:
+    def ask(self, request: dict[str, Any]) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -45,8 +51,16 @@ class Server:
 class Run:
     """One start of the program on some ranks, in a folder of its own."""
 
-    def __init__(self, server: Server, folder: Path, options: Sequence[str], ranks: int,
-                 rank_env: Dict[int, Dict[str, str]], folders: Sequence[Path], program: str = "trajectory") -> None:
+    def __init__(
+        self,
+        server: Server,
+        folder: Path,
+        options: Sequence[str],
+        ranks: int,
+        rank_env: dict[int, dict[str, str]],
+        folders: Sequence[Path],
+        program: str = "trajectory",
+    ) -> None:
         self.server, self.folder = server, folder
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
@@ -55,29 +69,46 @@ class Run:
         self.out = [folder / f"rank-{rank}.log" for rank in range(ranks)]
         self.metrics_files = [folder / f"rank-{rank}.metrics" for rank in range(ranks)]
         self.error_files = [folder / f"rank-{rank}.error" for rank in range(ranks)]
-        self.pids: List[int] = []
+        self.pids: list[int] = []
         for rank in range(ranks):
-            env = {"ASCENDRUN_METRICS": str(self.metrics_files[rank]), "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt"),
-                   "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank])}
+            env = {
+                "ASCENDRUN_METRICS": str(self.metrics_files[rank]),
+                "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt"),
+                "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank]),
+            }
             if ranks > 1:
-                env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                           MASTER_PORT=port)
+                env.update(
+                    RANK=str(rank),
+                    LOCAL_RANK=str(rank),
+                    WORLD_SIZE=str(ranks),
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=port,
+                )
             env.update(rank_env.get(rank, {}))
             at = folders[rank] if folders else folder
-            self.pids.append(server.ask({"program": program, "argv": list(options), "env": env, "folder": str(at),
-                                         "out": str(self.out[rank])}))
+            self.pids.append(
+                server.ask(
+                    {
+                        "program": program,
+                        "argv": list(options),
+                        "env": env,
+                        "folder": str(at),
+                        "out": str(self.out[rank]),
+                    }
+                )
+            )
 
-    def wait(self) -> List[int]:
+    def wait(self) -> list[int]:
         """The exit codes of all ranks; fails when one does not end in time."""
-        codes: List[Optional[int]] = []
+        codes: list[int | None] = []
         until(lambda: self._all_ended(codes), lambda: f"ranks still run, {codes}:\n{self.text()}")
         return [code for code in codes if code is not None]
 
-    def _all_ended(self, codes: List[Optional[int]]) -> bool:
+    def _all_ended(self, codes: list[int | None]) -> bool:
         codes[:] = [self.server.ask({"poll": pid}) for pid in self.pids]
         return None not in codes
 
-    def succeed(self) -> "Run":
+    def succeed(self) -> Run:
         codes = self.wait()
         assert codes == [0] * len(codes), self.text()
         return self
@@ -92,21 +123,22 @@ class Run:
     def text(self) -> str:
         return "".join(f"--- {path.name}\n{path.read_text()}" for path in self.out if path.exists())
 
-    def metrics(self, rank: int = 0) -> List[Dict[str, Any]]:
+    def metrics(self, rank: int = 0) -> list[dict[str, Any]]:
         if not self.metrics_files[rank].exists():
             return []
         whole = self.metrics_files[rank].read_text().split("\n")[:-1]
         return [json.loads(line) for line in whole]
 
-    def losses(self) -> Dict[int, float]:
+    def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
 
-    def final(self) -> Dict[str, List[float]]:
+    def final(self) -> dict[str, list[float]]:
         """The weights that tinyprogram ended with."""
         import torch
+
         return {name: tensor.flatten().tolist() for name, tensor in torch.load(self.folder / "final.pt").items()}
 
-    def report(self) -> Dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "out" / "report.json").read_text()))
 
 
@@ -130,6 +162,7 @@ def fork_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def tiny_once(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """tiny_once(option=value…): a training of `tinyprogram` on two ranks that ended well, for several tests."""
+
     def run(**options: Any) -> Run:
         folder = tmp_path_factory.mktemp("once")
         return Run(fork_server, folder, [json.dumps(options)], 2, {}, (), "tiny").succeed()
@@ -141,10 +174,17 @@ def tiny_once(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
 def launch(fork_server: Server, tmp_path: Path) -> Iterator[Start]:
     """launch(program, options, name=…, ranks=1): the same name goes on in the same folder. `rank_env`: more variables
     by rank; `folders`: a working folder for each rank instead of a common one. Nothing outlives the test."""
-    runs: List[Run] = []
+    runs: list[Run] = []
 
-    def begin(program: str, options: Sequence[str], *, name: str = "run", ranks: int = 1,
-              rank_env: Optional[Dict[int, Dict[str, str]]] = None, folders: Sequence[Path] = ()) -> Run:
+    def begin(
+        program: str,
+        options: Sequence[str],
+        *,
+        name: str = "run",
+        ranks: int = 1,
+        rank_env: dict[int, dict[str, str]] | None = None,
+        folders: Sequence[Path] = (),
+    ) -> Run:
         runs.append(Run(fork_server, tmp_path / name, options, ranks, rank_env or {}, folders, program))
         return runs[-1]
 
@@ -165,8 +205,15 @@ def start(launch: Start) -> Start:
 @pytest.fixture
 def tiny(launch: Start) -> Start:
     """tiny(ranks=1, name="run", option=value…): a training of `tinyprogram`."""
-    def begin(*, ranks: int = 1, name: str = "run", rank_env: Optional[Dict[int, Dict[str, str]]] = None,
-              folders: Sequence[Path] = (), **options: Any) -> Run:
+
+    def begin(
+        *,
+        ranks: int = 1,
+        name: str = "run",
+        rank_env: dict[int, dict[str, str]] | None = None,
+        folders: Sequence[Path] = (),
+        **options: Any,
+    ) -> Run:
         return launch("tiny", [json.dumps(options)], name=name, ranks=ranks, rank_env=rank_env, folders=folders)
 
     return begin

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any, Dict, NoReturn
+from typing import Any, NoReturn
 
 import torch._dynamo  # noqa: F401  # AdamW would import it in every child
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
@@ -30,7 +30,7 @@ PROGRAMS = {
 """By name: the module with `main`, and what it would import in every rank. Imported when first asked for."""
 
 
-def start(request: Dict[str, Any]) -> int:
+def start(request: dict[str, Any]) -> int:
     for module in PROGRAMS[request["program"]]:
         importlib.import_module(module)
     pid = os.fork()
@@ -39,7 +39,7 @@ def start(request: Dict[str, Any]) -> int:
     return pid
 
 
-def run(request: Dict[str, Any]) -> NoReturn:
+def run(request: dict[str, Any]) -> NoReturn:
     log = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -55,7 +55,7 @@ def run(request: Dict[str, Any]) -> NoReturn:
 
 
 def serve() -> None:
-    codes: Dict[int, Any] = {}
+    codes: dict[int, Any] = {}
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # some modules print when they are imported
     print("ready", file=answers)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import List
 
 from ascendrun.programs.trainer import start
 
 DEADLINE_S = 60.0
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     start.run(body, family="cpu", timeout_s=DEADLINE_S)
 
 

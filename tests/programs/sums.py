@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import List
 
 from ascendrun.programs.trainer import start
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     start.run(compare, expected=(), timeout_s=60)
 
 

@@ -27,12 +27,20 @@ LIMITS = Limits(gap_s=600, segment_points=30, min_points=3, max_knots=0)
 
 
 def row(i: int, **other: str) -> str:
-    values = {"mmsi": "7", "time": f"2022-01-03T00:{i:02d}:00", "lat": f"10.{i:02d}", "lon": "20", "sog": "5",
-              "cog": "90", "class": "Cargo", "name": "Ada"}
+    values = {
+        "mmsi": "7",
+        "time": f"2022-01-03T00:{i:02d}:00",
+        "lat": f"10.{i:02d}",
+        "lon": "20",
+        "sog": "5",
+        "cog": "90",
+        "class": "Cargo",
+        "name": "Ada",
+    }
     return ",".join({**values, **other}.values()) + "\n"
 
 
-def write(path: Path, content: "str | bytes") -> Path:
+def write(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
@@ -49,15 +57,18 @@ def test_a_name_in_another_encoding_and_zero_bytes_do_not_keep_the_points_from_b
     assert (len(track), cleaning.bad_points) == (5, 0)
 
 
-@pytest.mark.parametrize("name, content, words", [
-    ("utf16.csv", (HEADER + row(1)).encode("utf-16"), "is no UTF-8 text"),
-    ("archive.csv", b"PK\x03\x04" + bytes(range(256)), "is no UTF-8 text"),
-    ("plain.csv.gz", HEADER + row(1), "Not a gzipped file"),
-    ("cut.csv.gz", gzip.compress((HEADER + "".join(map(row, range(60)))).encode())[:90], "ended before"),
-    ("no.parquet", "PAR1 nothing", "Parquet"),
-    ("semicolons.csv", (HEADER + row(1)).replace(",", ";"), "parted by ';'"),
-    ("quote.csv", HEADER + row(1) + '7,"' + "x" * 140_000, "line 3"),
-])
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("utf16.csv", (HEADER + row(1)).encode("utf-16"), "is no UTF-8 text"),
+        ("archive.csv", b"PK\x03\x04" + bytes(range(256)), "is no UTF-8 text"),
+        ("plain.csv.gz", HEADER + row(1), "Not a gzipped file"),
+        ("cut.csv.gz", gzip.compress((HEADER + "".join(map(row, range(60)))).encode())[:90], "ended before"),
+        ("no.parquet", "PAR1 nothing", "Parquet"),
+        ("semicolons.csv", (HEADER + row(1)).replace(",", ";"), "parted by ';'"),
+        ("quote.csv", HEADER + row(1) + '7,"' + "x" * 140_000, "line 3"),
+    ],
+)
 def test_a_file_that_is_no_table_is_named_with_what_it_is(tmp_path, name, content, words):
     told = problem(write(tmp_path / name, content))
     assert name in told and words in told
@@ -89,9 +100,11 @@ def test_the_problems_of_all_files_of_a_folder_stand_together_and_hidden_files_a
 
 
 def test_an_unknown_split_is_told_with_all_others_and_dealing_anew_is_a_way_out(tmp_path):
-    rows = "".join(row(i, mmsi=ship, name=split) for ship, split in
-                   [("1", "train"), ("2", "holdout"), ("3", "extra"), *((str(n), "test") for n in range(4, 40))]
-                   for i in range(3))
+    rows = "".join(
+        row(i, mmsi=ship, name=split)
+        for ship, split in [("1", "train"), ("2", "holdout"), ("3", "extra"), *((str(n), "test") for n in range(4, 40))]
+        for i in range(3)
+    )
     path = write(tmp_path / "t.csv", HEADER.replace("name", "split") + rows)
     records = from_tracks(read_tracks(path, columns={}, limits=LIMITS)[0], grammar="motion", resolution=1)
     with pytest.raises(BadData, match="extra, holdout.*split_column=false"):
@@ -117,7 +130,8 @@ def test_points_that_are_left_out_are_told_with_their_reasons_where_others_are_l
 @pytest.mark.parametrize("kind, words", [("70", "here are 8 of Cargo"), ("0", "here are 8 of no class")])
 def test_too_few_classes_are_told_with_those_that_are_there(tmp_path, kind, words):
     text = HEADER.replace("class", "vesseltype") + "".join(
-        row(i, **{"mmsi": str(ship), "class": kind}) for ship in range(8) for i in range(10))
+        row(i, **{"mmsi": str(ship), "class": kind}) for ship in range(8) for i in range(10)
+    )
     options = {**DEFAULTS, "data": str(write(tmp_path / "t.csv", text)), "grammar": "motion"}
     with pytest.raises(BadData, match=words):
         prepare(options)
@@ -134,14 +148,20 @@ def test_all_bad_lines_of_a_text_file_are_told_together(tmp_path):
 def test_damaged_files_are_told_as_damaged(tmp_path):
     for name in ("model.pt", "prepared.json", "samples.jsonl.gz", "config.json", "model.safetensors"):
         write(tmp_path / name, "{ cut")
-    for look in (load_trained, load_prepared, lambda folder: config_of_folder(folder, words=9, dropout=0.0),
-                 file_of_tensor):
+    for look in (
+        load_trained,
+        load_prepared,
+        lambda folder: config_of_folder(folder, words=9, dropout=0.0),
+        file_of_tensor,
+    ):
         with pytest.raises((BadData, BadWeights), match="again"):
             look(tmp_path)
     write(tmp_path / "tokenizer.json", "{ cut")
     write(tmp_path / "config.json", '{"model_type": "qwen2", "hidden_size": "big"}')
-    for look in (lambda folder: word_pieces(folder, ["a"]),
-                 lambda folder: config_of_folder(folder, words=9, dropout=0.0)):
+    for look in (
+        lambda folder: word_pieces(folder, ["a"]),
+        lambda folder: config_of_folder(folder, words=9, dropout=0.0),
+    ):
         with pytest.raises(BadData, match=r"(tokenizer|config)\.json: .*copy the base again"):
             look(tmp_path)
     torch.save({"weights": {}}, tmp_path / "model.pt")

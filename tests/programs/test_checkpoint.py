@@ -24,8 +24,9 @@ def test_what_is_saved_is_loaded_and_the_newest_wins(tmp_path):
     assert torch.equal(loaded["weights"], STATE["weights"]) and loaded["history"] == STATE["history"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest",
-                                    "another fact"])
+@pytest.mark.parametrize(
+    "damage", ["truncate", "flip", "no state", "no manifest", "half a manifest", "empty manifest", "another fact"]
+)
 def test_a_damaged_checkpoint_has_a_fault_and_the_one_before_it_none(tmp_path, damage):
     old = checkpoint.save(tmp_path, "step", 1, STATE)
     new = checkpoint.save(tmp_path, "step", 2, STATE, facts={"best_step": 2, "lr": 0.1})
@@ -78,7 +79,11 @@ def test_pruning_keeps_the_newest_and_the_best_that_they_name(tmp_path):
     checkpoint.save(tmp_path, "best", 5, STATE)
     checkpoint.prune(tmp_path, newest=4, keep=2, best_steps=[5])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best-00000003", "best-00000005", "step-00000003", "step-00000004"]
+        "best-00000003",
+        "best-00000005",
+        "step-00000003",
+        "step-00000004",
+    ]
 
 
 def test_pruning_counts_only_what_led_to_the_checkpoint_just_saved(tmp_path):

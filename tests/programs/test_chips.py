@@ -7,8 +7,20 @@ import pytest
 from ascendrun.ascend import chips
 from ascendrun.programs.trainer.chips import CHIPS, chip_of
 
-NPUS = ["910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1", "910A", "910ProA", "910ProB", "910B", "910_9392",
-        "310P3"]
+NPUS = [
+    "910B1",
+    "910B2",
+    "910B2C",
+    "910B3",
+    "910B4",
+    "910B4-1",
+    "910A",
+    "910ProA",
+    "910ProB",
+    "910B",
+    "910_9392",
+    "310P3",
+]
 
 
 @pytest.mark.parametrize("name", NPUS)

@@ -23,13 +23,19 @@ def numbers_of(units):
 
 def collate(units, step):
     numbers = numbers_of(units)
-    return Batch({"numbers": torch.tensor(numbers)}, weight=float(len(numbers)), samples=len(numbers),
-                 tokens=sum(LENGTHS[i] for i in numbers))
+    return Batch(
+        {"numbers": torch.tensor(numbers)},
+        weight=float(len(numbers)),
+        samples=len(numbers),
+        tokens=sum(LENGTHS[i] for i in numbers),
+    )
 
 
 def plans():
-    return [Buckets(LENGTHS, batch_size=5, window=3, seed=1),
-            Packed(LENGTHS, row_tokens=256, batch_size=5, seed=1, window=20)]
+    return [
+        Buckets(LENGTHS, batch_size=5, window=3, seed=1),
+        Packed(LENGTHS, row_tokens=256, batch_size=5, seed=1, window=20),
+    ]
 
 
 @pytest.mark.parametrize("plan", plans(), ids=["buckets", "packed"])
@@ -52,8 +58,10 @@ def test_passes_by_tokens_hold_every_row_once_and_no_more_than_fit(world_size, m
     plan, most = Buckets(LENGTHS, batch_size=20, window=1, seed=1), 300
     for step in range(plan.steps_per_epoch):
         units = plan.units(step)
-        ranks = [deal_by_tokens(units, rank, world_size, plan.length_of, micro_tokens=most, micro_batch=micro_batch)
-                 for rank in range(world_size)]
+        ranks = [
+            deal_by_tokens(units, rank, world_size, plan.length_of, micro_tokens=most, micro_batch=micro_batch)
+            for rank in range(world_size)
+        ]
         assert len({len(mine) for mine in ranks}) == 1, "ranks with unlike numbers of passes wait for each other"
         pieces = [numbers_of(piece) for mine in ranks for piece in mine if piece]
         assert sorted(number for piece in pieces for number in piece) == sorted(numbers_of(units))
@@ -74,8 +82,13 @@ def test_a_row_longer_than_a_pass_goes_alone():
     assert [list(map(plan.length_of, piece)) for piece in pieces] == [[500], [100, 100]]
 
 
-@pytest.mark.parametrize("make", [lambda seed: Buckets(LENGTHS, batch_size=5, seed=seed),
-                                  lambda seed: Packed(LENGTHS, row_tokens=256, batch_size=5, seed=seed)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: Buckets(LENGTHS, batch_size=5, seed=seed),
+        lambda seed: Packed(LENGTHS, row_tokens=256, batch_size=5, seed=seed),
+    ],
+)
 def test_an_order_follows_from_seed_and_step_whatever_was_asked_before(make):
     straight, jumping = make(3), make(3)
     steps = 3 * straight.steps_per_epoch
@@ -123,8 +136,16 @@ def test_a_worker_ignores_the_stop_signal_and_dies_with_its_rank():
     read, write = os.pipe()
     rank = os.fork()
     if rank == 0:
-        loader = Loader(Buckets(LENGTHS, batch_size=5, seed=1), whose_parent, rank=0, world_size=1, micro_batch=0,
-                        steps=9, workers=1, context=multiprocessing.get_context("fork"))
+        loader = Loader(
+            Buckets(LENGTHS, batch_size=5, seed=1),
+            whose_parent,
+            rank=0,
+            world_size=1,
+            micro_batch=0,
+            steps=9,
+            workers=1,
+            context=multiprocessing.get_context("fork"),
+        )
         worker = int(loader.share(0).pieces[0].tensors["pids"])
         os.kill(worker, signal.SIGTERM)
         loader.share(3)
@@ -148,8 +169,9 @@ def is_running(pid):
 
 def test_two_worker_processes_and_a_thread_deal_the_same_shares():
     def shares(**how):
-        loader = Loader(Buckets(LENGTHS, batch_size=5, seed=1), collate, rank=1, world_size=2, micro_batch=2, steps=20,
-                        **how)
+        loader = Loader(
+            Buckets(LENGTHS, batch_size=5, seed=1), collate, rank=1, world_size=2, micro_batch=2, steps=20, **how
+        )
         found = [[piece.tensors["numbers"].tolist() for piece in loader.share(step).pieces] for step in range(2, 20)]
         loader.close()
         return found

@@ -29,9 +29,14 @@ def test_a_full_disk_is_told_also_where_torch_hides_it():
     assert in_words(ValueError("ours")) is None and in_words(KeyError("x")) is None
 
 
-@pytest.mark.parametrize("program, options", [
-    ("trajectory", ["--mode=train", *TINY]), ("trajectory", ["--mode=pretrain", *TINY]),
-    ("qwen_lora", ["--rows=20", "--epochs=1"])])
+@pytest.mark.parametrize(
+    "program, options",
+    [
+        ("trajectory", ["--mode=train", *TINY]),
+        ("trajectory", ["--mode=pretrain", *TINY]),
+        ("qwen_lora", ["--rows=20", "--epochs=1"]),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch, tmp_path, program, options):
     (tmp_path / "file").write_text("")
     run = launch(program, [*options, f"--output={tmp_path}/file/out"])

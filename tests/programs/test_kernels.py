@@ -34,8 +34,10 @@ def npu(monkeypatch):
         return kernels.attention_formula(query, key, value, atten_mask, scale=scale), None, None, None, 0, 0, 0
 
     module.npu_fusion_attention = npu_fusion_attention
-    module.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (CALLS.append("norm"), (
-        kernels.rms_norm_formula(x, gamma, epsilon), None))[1]
+    module.npu_rms_norm = lambda x, gamma, epsilon=1e-6: (
+        CALLS.append("norm"),
+        (kernels.rms_norm_formula(x, gamma, epsilon), None),
+    )[1]
     module.npu_rotary_mul = lambda x, r1, r2: (CALLS.append("rotary"), kernels.rotary_formula(x, r1, r2))[1]
     module.npu_swiglu = lambda x, dim=-1: (CALLS.append("swiglu"), kernels.swiglu_formula(*x.chunk(2, dim)))[1]
     monkeypatch.setitem(sys.modules, "torch_npu", module)
@@ -48,8 +50,9 @@ def npu(monkeypatch):
 def test_the_attention_formula_is_torchs(is_causal):
     query, key, value = some(2, 4, 9, 8), some(2, 2, 9, 8), some(2, 2, 9, 8) * 2
     hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) if is_causal else None
-    wanted = functional.scaled_dot_product_attention(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1),
-                                                     is_causal=is_causal, scale=0.3)
+    wanted = functional.scaled_dot_product_attention(
+        query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=is_causal, scale=0.3
+    )
     torch.testing.assert_close(kernels.attention_formula(query, key, value, hidden, scale=0.3), wanted)
 
 
@@ -74,9 +77,17 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
 
     def make(how):
         torch.manual_seed(0)
-        return Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=17, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, attn_implementation=how))
+        return Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=17,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                attn_implementation=how,
+            )
+        )
 
     usual = make("sdpa")(input_ids=ids, **more).logits
     everything = ["attention", "rms_norm", "rotary", "swiglu"]
@@ -110,15 +121,22 @@ def test_the_cpus_norm_and_positions_have_the_slopes_that_arithmetic_gives(width
 
     angles = some(1, 1, 3, width // 2).double()
     cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
-    assert torch.autograd.gradcheck(lambda x, weight: cpu_kernels.RmsNorm.apply(x, weight, 1e-6),
-                                    (doubles(2, 3, width), doubles(width)))
+    assert torch.autograd.gradcheck(
+        lambda x, weight: cpu_kernels.RmsNorm.apply(x, weight, 1e-6), (doubles(2, 3, width), doubles(width))
+    )
     assert torch.autograd.gradcheck(lambda x: cpu_kernels.Rotary.apply(x, cos, sin), (doubles(1, 2, 3, width),))
 
 
 def test_a_model_says_and_learns_the_same_with_the_cpus_forms(monkeypatch):
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
-    config = Qwen2Config(vocab_size=20, hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                         num_key_value_heads=2, num_hidden_layers=2)
+    config = Qwen2Config(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+    )
     torch.manual_seed(0)
     model, ids = Qwen2ForCausalLM(config), torch.arange(24).reshape(2, 12) % 20
     found = []
@@ -138,8 +156,14 @@ def test_a_model_says_and_learns_the_same_with_the_cpus_forms(monkeypatch):
 def test_a_model_on_another_device_keeps_its_own_positions(monkeypatch):
     usual = modeling_qwen2.apply_rotary_pos_emb
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", usual)
-    config = Qwen2Config(vocab_size=20, hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                         num_key_value_heads=2, num_hidden_layers=1)
+    config = Qwen2Config(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+    )
     model, ids = Qwen2ForCausalLM(config), torch.arange(24).reshape(2, 12) % 20
     before = model(input_ids=ids).logits
 

@@ -155,8 +155,9 @@ def test_training_stops_at_a_failed_save_where_that_was_asked_for(tiny):
     assert "could not be written" in run.error_files[1].read_text()
 
 
-@pytest.mark.parametrize("damage", [
-    "a rank's part is missing", "a part is changed", thorough("a part is cut"), thorough("no manifest")])
+@pytest.mark.parametrize(
+    "damage", ["a rank's part is missing", "a part is changed", thorough("a part is cut"), thorough("no manifest")]
+)
 def test_a_sharded_checkpoint_that_is_not_whole_is_passed_over_and_said(tiny, straight, stopped, tmp_path, damage):
     shutil.copytree(stopped, tmp_path / "torn")
     newest = tmp_path / "torn" / "ckpt" / "step-00000014"
@@ -203,8 +204,10 @@ def test_nodes_in_another_order_and_new_ones_are_told_not_trained_on(tiny, tmp_p
     assert swapped.wait() == [1, 1]
     assert "rank 0's part of it is on another node" in swapped.error_files[1].read_text()
     fresh = {0: apart[0], 1: {"ASCENDRUN_CHECKPOINT_DIR": str(tmp_path / "new")}}
-    assert "no checkpoint is whole on every node (rank 0 has steps 2; rank 1 has none)" in tiny(
-        rank_env=fresh, **how).succeed().text()
+    assert (
+        "no checkpoint is whole on every node (rank 0 has steps 2; rank 1 has none)"
+        in tiny(rank_env=fresh, **how).succeed().text()
+    )
 
 
 def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_one(tiny):
@@ -250,7 +253,10 @@ def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, 
     assert "best: 6" in again.text()
     assert again.final() == whole.final()
     assert sorted(path.name for path in (again.folder / "ckpt").iterdir()) == [
-        "best-00000006", "step-00000028", "step-00000030"]
+        "best-00000006",
+        "step-00000028",
+        "step-00000030",
+    ]
 
 
 def test_training_ends_early_when_no_evaluation_is_better(tiny):

@@ -24,8 +24,9 @@ LOOKS = 3
 """What gloo has under way between two ranks counts too, and on a busy machine that piles up in one run of many."""
 
 
-@pytest.mark.parametrize("name", [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in SMALL])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in SMALL]
+)
 def test_the_estimate_is_near_the_measured_peak(launch, fork_server, tmp_path, name):
     for module in ("peft", "deepspeed") if "zero3" in name else ("peft",):
         fork_server.ask({"import": module})
@@ -45,9 +46,17 @@ def test_alone_a_step_needs_what_it_held_at_its_most():
 
 
 def test_a_model_too_large_for_replicas_fits_in_parts():
-    large = Simulated(parameters=32 * BILLION, trained=BILLION // 2, weights=64 * BILLION, trained_bytes=BILLION,
-                      largest_layer=BILLION, outside_layers=3 * BILLION, activations=5 * BILLION,
-                      activations_in_layers=5 * BILLION, whole_step=0)
+    large = Simulated(
+        parameters=32 * BILLION,
+        trained=BILLION // 2,
+        weights=64 * BILLION,
+        trained_bytes=BILLION,
+        largest_layer=BILLION,
+        outside_layers=3 * BILLION,
+        activations=5 * BILLION,
+        activations_in_layers=5 * BILLION,
+        whole_step=0,
+    )
     precision = Precision(torch.bfloat16, torch.bfloat16, False, "bfloat16")
     needs = [memory.needs(large, how=how, world_size=16, precision=precision) for how in ("ddp", "fsdp2", "zero3")]
     assert [memory.fits(need, 64 * memory.GB, "npu") for need in needs] == [False, True, True]
@@ -55,20 +64,35 @@ def test_a_model_too_large_for_replicas_fits_in_parts():
 
 
 def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
-    small = Simulated(parameters=10**6, trained=10**6, weights=4 * 2**20, trained_bytes=4 * 2**20, largest_layer=2**20,
-                      outside_layers=2**20, activations=2**20, activations_in_layers=2**20, whole_step=0)
+    small = Simulated(
+        parameters=10**6,
+        trained=10**6,
+        weights=4 * 2**20,
+        trained_bytes=4 * 2**20,
+        largest_layer=2**20,
+        outside_layers=2**20,
+        activations=2**20,
+        activations_in_layers=2**20,
+        whole_step=0,
+    )
     precision = Precision(torch.float32, torch.float32, False, "float32")
     need = memory.needs(small, how="none", world_size=1, precision=precision)
     told = memory.as_sentence(need, 12 * memory.GB, "cpu")
     assert told.startswith("one rank needs ") and " MB of 12.0 GB a process (weights 4 MB, " in told
 
 
-@pytest.mark.parametrize("asked, said", [
-    ({"batch_size": 32, "world_size": 8, "micro_batch": 8}, "does not divide by 64 (8 ranks x --micro_batch=8), "
-                                                            "so ranks wait for others; take 64"),
-    ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "take 96 or 112"),
-    ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 without a sample in every step; take 16"),
-    ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "but there are 1000 samples")])
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (
+            {"batch_size": 32, "world_size": 8, "micro_batch": 8},
+            "does not divide by 64 (8 ranks x --micro_batch=8), so ranks wait for others; take 64",
+        ),
+        ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "take 96 or 112"),
+        ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 without a sample in every step; take 16"),
+        ({"batch_size": 2048, "world_size": 16, "micro_batch": 0}, "but there are 1000 samples"),
+    ],
+)
 def test_batches_that_do_not_divide_are_named_with_the_nearest_that_do(asked, said):
     assert any(said in problem for problem in dry_run.batch_problems(samples=1000, **asked))
 
@@ -77,9 +101,18 @@ def test_a_batch_that_divides_is_no_problem():
     assert dry_run.batch_problems(batch_size=128, world_size=16, micro_batch=8, samples=1000) == []
 
 
-@pytest.mark.parametrize("name, has_bf16, memory_gb", [
-    ("Ascend910B1", True, 64), ("910A", False, 32), ("Ascend910ProB", False, 32), ("910B4", True, 32),
-    ("Ascend910_9391", True, 64), ("NVIDIA H200", True, 141), ("310P3", False, 21)])
+@pytest.mark.parametrize(
+    "name, has_bf16, memory_gb",
+    [
+        ("Ascend910B1", True, 64),
+        ("910A", False, 32),
+        ("Ascend910ProB", False, 32),
+        ("910B4", True, 32),
+        ("Ascend910_9391", True, 64),
+        ("NVIDIA H200", True, 141),
+        ("310P3", False, 21),
+    ],
+)
 def test_chips_are_known_by_the_names_that_torch_gives_them(name, has_bf16, memory_gb):
     chip = chip_of(name)
     assert (chip.has_bf16, chip.memory_gb) == (has_bf16, memory_gb)

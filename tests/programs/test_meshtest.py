@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +19,25 @@ REPO = Path(__file__).resolve().parents[2]
 QUICK = ("--sizes=1024,65536", "--repeats=3", "--budget_s=0.5", "--device=cpu")
 
 
-def run(folder: Path, options: List[str], *, nodes: int, per_node: int) -> List[List[Dict[str, Any]]]:
+def run(folder: Path, options: list[str], *, nodes: int, per_node: int) -> list[list[dict[str, Any]]]:
     """Each rank's lines."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     ranks = []
     for rank in range(nodes * per_node):
-        env = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "RANK": str(rank),
-               "LOCAL_RANK": str(rank % per_node), "NODE_RANK": str(rank // per_node), "MASTER_ADDR": "127.0.0.1",
-               "WORLD_SIZE": str(nodes * per_node), "MASTER_PORT": port,
-               "ASCENDRUN_METRICS": str(folder / f"{rank}.metrics")}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % per_node),
+            "NODE_RANK": str(rank // per_node),
+            "MASTER_ADDR": "127.0.0.1",
+            "WORLD_SIZE": str(nodes * per_node),
+            "MASTER_PORT": port,
+            "ASCENDRUN_METRICS": str(folder / f"{rank}.metrics"),
+        }
         argv = [sys.executable, "-m", "ascendrun.programs.meshtest", *options]
         ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
@@ -38,8 +46,10 @@ def run(folder: Path, options: List[str], *, nodes: int, per_node: int) -> List[
         for process in ranks:
             process.kill()
     assert [process.returncode for process in ranks] == [0] * len(ranks), "\n".join(texts)
-    return [[json.loads(line) for line in (folder / f"{rank}.metrics").read_text().splitlines()]
-            for rank in range(len(ranks))]
+    return [
+        [json.loads(line) for line in (folder / f"{rank}.metrics").read_text().splitlines()]
+        for rank in range(len(ranks))
+    ]
 
 
 def test_two_ranks_of_one_node_burn_their_devices_and_measure_their_node(tmp_path: Path) -> None:
@@ -57,8 +67,11 @@ def test_two_ranks_of_one_node_burn_their_devices_and_measure_their_node(tmp_pat
 def test_two_nodes_measure_every_rail_and_the_whole_mesh(tmp_path: Path) -> None:
     lines = run(tmp_path, list(QUICK), nodes=2, per_node=2)
     assert [[(line["measured"], line["ranks"]) for line in of_rank] for of_rank in lines] == [
-        [("rail", [0, 2]), ("mesh", [0, 1, 2, 3])], [("rail", [1, 3]), ("mesh", [0, 1, 2, 3])],
-        [("rail", [0, 2]), ("mesh", [0, 1, 2, 3])], [("rail", [1, 3]), ("mesh", [0, 1, 2, 3])]]
+        [("rail", [0, 2]), ("mesh", [0, 1, 2, 3])],
+        [("rail", [1, 3]), ("mesh", [0, 1, 2, 3])],
+        [("rail", [0, 2]), ("mesh", [0, 1, 2, 3])],
+        [("rail", [1, 3]), ("mesh", [0, 1, 2, 3])],
+    ]
     assert lines[0][0]["bandwidth_bytes_per_s"] == lines[2][0]["bandwidth_bytes_per_s"]
     assert len({json.dumps(of_rank[1]["bandwidth_bytes_per_s"]) for of_rank in lines}) == 1
 
@@ -66,6 +79,7 @@ def test_two_nodes_measure_every_rail_and_the_whole_mesh(tmp_path: Path) -> None
 @pytest.mark.parametrize("sizes", ["", "7", "1024,1024", "2048,1024", "lots"])
 def test_sizes_that_are_no_ascending_bytes_are_refused(sizes: str, tmp_path: Path) -> None:
     from ascendrun.programs.meshtest.measure import BadSizes, read_sizes
+
     with pytest.raises(BadSizes):
         read_sizes([part for part in sizes.split(",") if part])
 

@@ -36,12 +36,19 @@ def test_values_get_the_type_of_their_row():
 
 def test_all_problems_of_a_command_line_are_told_together():
     with pytest.raises(BadOptions) as caught:
-        parse(["--epoch=3", "--lr=fast", "--epochs=0", "--pooling=first", "--dropout=nan", "--split_column=maybe"],
-              read_table(TABLE))
+        parse(
+            ["--epoch=3", "--lr=fast", "--epochs=0", "--pooling=first", "--dropout=nan", "--split_column=maybe"],
+            read_table(TABLE),
+        )
     text = str(caught.value)
     assert "--epoch=3: no such option; did you mean --epochs?" in text
-    for expected in ("--lr=fast: must be a number", "--epochs=0: must be at least 1", "must be one of mean, last",
-                     "--dropout=nan: must be a finite number", "--split_column=maybe: must be true or false"):
+    for expected in (
+        "--lr=fast: must be a number",
+        "--epochs=0: must be at least 1",
+        "must be one of mean, last",
+        "--dropout=nan: must be a finite number",
+        "--split_column=maybe: must be true or false",
+    ):
         assert expected in text
 
 
@@ -54,7 +61,12 @@ def test_an_option_without_its_value_is_told_in_one_line(capsys):
 
 
 def test_a_wrong_command_line_ends_with_code_2_before_torch_is_loaded():
-    ended = subprocess.run([sys.executable, "-X", "importtime", "-m", "ascendrun.programs.trajectory", "--epoch=3"],
-                           capture_output=True, text=True, timeout=60, cwd=TABLE.parents[3])
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ascendrun.programs.trajectory", "--epoch=3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=TABLE.parents[3],
+    )
     assert ended.returncode == 2
     assert "did you mean --epochs?" in ended.stderr and "| torch\n" not in ended.stderr

@@ -19,8 +19,15 @@ LABELS = [[IGNORED if i < 2 else word for i, word in enumerate(ids)] for ids in 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
 def model(request):
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, attn_implementation=request.param)
+    config = Qwen2Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation=request.param,
+    )
     return Qwen2ForCausalLM(config).double()
 
 
@@ -37,14 +44,20 @@ def gradients(model, loss):
 
 def test_the_loss_and_gradients_of_packed_rows_are_those_of_the_samples_one_by_one(model):
     """S3-B7: nothing was packed, for want of a way that learns the same."""
-    alone = sum(loss_of(model, torch.tensor([ids]), torch.tensor([labels])) for ids, labels in zip(IDS, LABELS)
-                if len(ids) > 1)
+    alone = sum(
+        loss_of(model, torch.tensor([ids]), torch.tensor([labels])) for ids, labels in zip(IDS, LABELS) if len(ids) > 1
+    )
     wanted = gradients(model, alone)
     rows = Packed([len(ids) for ids in IDS], row_tokens=16, batch_size=9, seed=0).units(0)
     assert max(len(row) for row in rows) > 1
     batch = pack_rows(rows, IDS, LABELS, pad_id=0, multiple=5)
-    packed = loss_of(model, batch["ids"], batch["labels"], position_ids=batch["positions"],
-                     attention_mask=attention_mask(batch["segments"], torch.float64))
+    packed = loss_of(
+        model,
+        batch["ids"],
+        batch["labels"],
+        position_ids=batch["positions"],
+        attention_mask=attention_mask(batch["segments"], torch.float64),
+    )
     torch.testing.assert_close(packed, alone)
     # Eager attention takes its softmax in float32.
     torch.testing.assert_close(gradients(model, packed), wanted, rtol=1e-5, atol=1e-6)

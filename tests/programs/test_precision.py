@@ -70,8 +70,9 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     """The search for a scale that a 910A needs; 65536, where it begins, is more than float16 can hold."""
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     torch.manual_seed(1)
-    engine, resumed = (parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1), precision=HALF)
-                       for _ in range(2))
+    engine, resumed = (
+        parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1), precision=HALF) for _ in range(2)
+    )
     before = engine.module.weight.detach().clone()
     norms = []
     for _ in range(3):
@@ -82,10 +83,10 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
         if len(norms) < 3:  # twice the scale, by the batch of two
             assert torch.equal(engine.module.weight, before)
     assert math.isinf(norms[0]) and math.isinf(norms[1])
-    assert norms[2] == pytest.approx(math.sqrt(20 * 2 ** 2)) and engine.scaler.get_scale() == 2 ** 14
+    assert norms[2] == pytest.approx(math.sqrt(20 * 2**2)) and engine.scaler.get_scale() == 2**14
     assert not torch.equal(engine.module.weight, before)
     resumed.load_state(engine.common_state(), engine.own_state())
-    assert resumed.scaler.get_scale() == 2 ** 14, "a resumed run need not search anew"
+    assert resumed.scaler.get_scale() == 2**14, "a resumed run need not search anew"
 
 
 def test_deepspeed_scales_where_float16_is_taken_and_has_no_optimizer_or_schedule_of_its_own():

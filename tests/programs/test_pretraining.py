@@ -61,16 +61,20 @@ def test_most_hidden_words_become_masks_and_the_others_are_drawn_from_all_words(
 def test_clock_words_and_ends_of_points_are_never_asked():
     vocabulary, _ = corpus("guide")
     may = guessable(vocabulary)
-    assert not any(may[number] for word, number in vocabulary.items()
-                   if word in (*SPECIAL, "POINT_END") or word.startswith(("YEAR_", "HOUR_", "SECOND_")))
+    assert not any(
+        may[number]
+        for word, number in vocabulary.items()
+        if word in (*SPECIAL, "POINT_END") or word.startswith(("YEAR_", "HOUR_", "SECOND_"))
+    )
     assert any(may[number] for word, number in vocabulary.items() if word.startswith("H3_cell_"))
 
 
 def test_what_is_hidden_follows_from_the_key():
     vocabulary, rows = corpus("motion")
     may = guessable(vocabulary)
-    one, same, other = (hide_words(rows[0], may, vocabulary, rate=0.2, key=key)[0].tolist()
-                        for key in ((1, 2, 3), (1, 2, 3), (1, 3, 3)))
+    one, same, other = (
+        hide_words(rows[0], may, vocabulary, rate=0.2, key=key)[0].tolist() for key in ((1, 2, 3), (1, 2, 3), (1, 3, 3))
+    )
     assert one == same != other
 
 
@@ -91,4 +95,4 @@ def test_in_a_batch_each_answer_stands_at_the_row_and_place_that_is_asked(object
     assert {row for row, _, _ in triples} == set(range(12))
     assert all(originals[row][place + shift] == word for row, place, word in triples)
     if shift:
-        assert all(np.array_equal(tensors["ids"][i, :len(row)], row) for i, row in enumerate(originals))
+        assert all(np.array_equal(tensors["ids"][i, : len(row)], row) for i, row in enumerate(originals))

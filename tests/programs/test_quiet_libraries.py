@@ -13,13 +13,21 @@ from tests.programs.conftest import REPO, TINY
 QWEN = ("--rows=60", "--epochs=1", "--batch_size=16", "--cutoff_len=64", "--lora_r=2", "--checkpoint_every=0")
 
 
-@pytest.mark.parametrize("program, options", [
-    ("qwen_lora", QWEN), pytest.param("trajectory", (*TINY, "--epochs=1"), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "program, options",
+    [("qwen_lora", QWEN), pytest.param("trajectory", (*TINY, "--epochs=1"), marks=pytest.mark.thorough)],
+)
 def test_a_training_that_goes_well_warns_of_nothing(tmp_path, program, options):
     """The oldest transformers loads DeepSpeed, which guessed a device aloud, on the stream where answers go."""
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     environ.pop("DS_ACCELERATOR", None)
-    ran = subprocess.run([sys.executable, "-m", f"ascendrun.programs.{program}", *options], cwd=tmp_path, env=environ,
-                         capture_output=True, text=True, timeout=200)
+    ran = subprocess.run(
+        [sys.executable, "-m", f"ascendrun.programs.{program}", *options],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "WARNING" not in ran.stdout and "Sliding Window" not in ran.stdout, ran.stdout

@@ -16,8 +16,14 @@ from ascendrun.programs.trainer.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.start import Runtime
 
 FLOAT = Precision(torch.float32, torch.float32, False, "")
-OPTIONS = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "targets": ["q_proj", "up_proj", "down_proj"],
-           "dora": False, "rslora": False}
+OPTIONS = {
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "targets": ["q_proj", "up_proj", "down_proj"],
+    "dora": False,
+    "rslora": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +56,11 @@ def make(home, here, **changes):
 def trained(model):
     """As after some steps: no matrix is zero any more."""
     torch.manual_seed(5)
-    return {name: weight.detach() + 0.05 * torch.randn_like(weight) for name, weight in model.named_parameters()
-            if weight.requires_grad}
+    return {
+        name: weight.detach() + 0.05 * torch.randn_like(weight)
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
 
 
 @pytest.mark.parametrize("changes", [{}, {"rslora": True}, {"dora": True}])
@@ -59,6 +68,7 @@ def test_peft_and_the_merged_model_say_what_the_trained_model_says(home, here, t
     """S3-47, S3-48."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
+
     model, expected = make(home, here, **changes)
     values = trained(model)
     model.load_state_dict(values, strict=False)
@@ -74,11 +84,13 @@ def test_peft_and_the_merged_model_say_what_the_trained_model_says(home, here, t
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
         torch.testing.assert_close(merged(input_ids=ids).logits, wanted, rtol=1e-3, atol=1e-4)
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"} <= {
-        each.name for each in (tmp_path / "adapter").iterdir()}
+        each.name for each in (tmp_path / "adapter").iterdir()
+    }
 
 
 def test_a_new_adapter_changes_nothing(home, here):
     from transformers import AutoModelForCausalLM
+
     ids = torch.arange(20)[None]
     plain = AutoModelForCausalLM.from_pretrained(home)
     for changes in ({}, {"dora": True}):
@@ -87,11 +99,15 @@ def test_a_new_adapter_changes_nothing(home, here):
             torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spoil, says", [
-    (lambda values, name: values.pop(name), "is missing"),
-    (lambda values, name: values.update({name: torch.empty(0)}), r"has shape \[0\], not"),
-    (lambda values, name: values.update({name: values[name] * float("nan")}), "has numbers that are none"),
-    (lambda values, name: values.update(other=values[name]), "other is no part of the adapter")])
+@pytest.mark.parametrize(
+    "spoil, says",
+    [
+        (lambda values, name: values.pop(name), "is missing"),
+        (lambda values, name: values.update({name: torch.empty(0)}), r"has shape \[0\], not"),
+        (lambda values, name: values.update({name: values[name] * float("nan")}), "has numbers that are none"),
+        (lambda values, name: values.update(other=values[name]), "other is no part of the adapter"),
+    ],
+)
 def test_an_adapter_with_an_empty_matrix_is_refused_and_the_old_one_stays(home, here, tokenizer, tmp_path, spoil, says):
     """S3-B5: saved without gathering, partitioned matrices go out empty."""
     model, expected = make(home, here)

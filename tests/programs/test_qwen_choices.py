@@ -48,8 +48,9 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
     base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64), attention="sdpa"))
     here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Holding("ddp", False, is_anew)
-    model, engine, _ = jobs.make_engine(base.folder_config(tmp_path / "base"), options_of("--lora_r=2"),
-                                        tmp_path / "base", here, FLOAT, chosen)
+    model, engine, _ = jobs.make_engine(
+        base.folder_config(tmp_path / "base"), options_of("--lora_r=2"), tmp_path / "base", here, FLOAT, chosen
+    )
     assert model.config._attn_implementation == "sdpa"
     passes = []
     first = next(module for name, module in engine.module.named_modules() if name.endswith("layers.0.mlp"))

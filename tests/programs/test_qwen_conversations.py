@@ -29,37 +29,65 @@ def read(tmp_path, text):
     return read_conversations(tmp_path / "rows.json", system="Be kind.")
 
 
-@pytest.mark.parametrize("text", [
-    json.dumps([ROW], indent=1), json.dumps(ROW), json.dumps(ROW) + "\n\n", json.dumps({"data": [ROW]}),
-    json.dumps([ROW])])
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([ROW], indent=1),
+        json.dumps(ROW),
+        json.dumps(ROW) + "\n\n",
+        json.dumps({"data": [ROW]}),
+        json.dumps([ROW]),
+    ],
+)
 def test_a_list_lines_and_a_table_are_read_alike(tmp_path, text):
     turns = (("system", "Be kind."), ("user", "Say it\ntwice"), ("assistant", "it it"))
     assert read(tmp_path, text) == [Conversation(turns, "explain")]
 
 
-@pytest.mark.parametrize("row", [
-    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "hello"}]}],
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "hello"}]}],
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+    ],
+)
 def test_chats_of_every_shape_are_read_alike(tmp_path, row):
     turns = (("system", "Be kind."), ("user", "hi"), ("assistant", "hello"))
     assert read(tmp_path, json.dumps(row) + "\n" + json.dumps(row)) == [Conversation(turns)] * 2
 
 
 def test_all_bad_rows_are_named_with_their_places(tmp_path):
-    rows = [json.dumps(ROW), "{", json.dumps({"instruction": "x"}), json.dumps([{"role": "boss", "content": "x"}]),
-            json.dumps({"instruction": "x", "output": " "})]
+    rows = [
+        json.dumps(ROW),
+        "{",
+        json.dumps({"instruction": "x"}),
+        json.dumps([{"role": "boss", "content": "x"}]),
+        json.dumps({"instruction": "x", "output": " "}),
+    ]
     with pytest.raises(BadData) as caught:
         read(tmp_path, "\n".join(rows))
     text = str(caught.value)
-    assert all(says in text for says in (
-        "line 2: is not JSON", "line 3: output is missing", "line 4: message 1 has the role 'boss'",
-        "line 5: nothing is said by the assistant"))
+    assert all(
+        says in text
+        for says in (
+            "line 2: is not JSON",
+            "line 3: output is missing",
+            "line 4: message 1 has the role 'boss'",
+            "line 5: nothing is said by the assistant",
+        )
+    )
 
 
-@pytest.mark.parametrize("content, words", [
-    (b'[{"instruction": "Fran\xe7ois"}]', "no UTF-8 text at byte 22"), (b"5", "holds int"),
-    (b'{"data": {"a": 1}}', "holds dict"), (b"[" * 100_000, "nested too deeply")])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b'[{"instruction": "Fran\xe7ois"}]', "no UTF-8 text at byte 22"),
+        (b"5", "holds int"),
+        (b'{"data": {"a": 1}}', "holds dict"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
 def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content, words):
     path = tmp_path / "rows.json"
     path.write_bytes(content)
@@ -106,9 +134,18 @@ def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
 
 def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(2)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
-                                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)).eval()
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).eval()
     conversations = make_conversations(10, seed=5, system="")
     levels = ("explain", "reasoning", "topology")
     samples, _ = chat.encode_all(tokenizer, conversations, levels, cutoff=200)
@@ -125,8 +162,10 @@ def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
         assert float(together[of_levels == level].sum()) == pytest.approx(mine, rel=1e-5)
 
 
-@pytest.mark.parametrize("roles, exchange", [
-    ("a", ("", "0")), ("sa", ("0", "1")), ("ua", ("0", "1")), ("uauau", ("0", "1")), ("suaua", ("1", "2"))])
+@pytest.mark.parametrize(
+    "roles, exchange",
+    [("a", ("", "0")), ("sa", ("0", "1")), ("ua", ("0", "1")), ("uauau", ("0", "1")), ("suaua", ("1", "2"))],
+)
 def test_the_first_exchange_is_what_the_assistant_says_first_and_what_came_before(roles, exchange):
     names = {"s": "system", "u": "user", "a": "assistant"}
     assert first_exchange(Conversation(tuple((names[role], str(i)) for i, role in enumerate(roles)))) == exchange
@@ -139,8 +178,10 @@ def test_questions_are_read_to_the_limit_with_the_answer_as_letter_or_place(tmp_
     path = tmp_path / "mc.jsonl"
     rows = [QUESTION, {**QUESTION, "answer": 0}, QUESTION]
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    assert [(each.text, each.answer) for each in read_questions(path, 2)] == [(QUESTION["question"], 1),
-                                                                              (QUESTION["question"], 0)]
+    assert [(each.text, each.answer) for each in read_questions(path, 2)] == [
+        (QUESTION["question"], 1),
+        (QUESTION["question"], 0),
+    ]
 
 
 @pytest.mark.parametrize("rows", [[], [{**QUESTION, "answer": -1}], [{**QUESTION, "answer": "C"}], [[]]])

@@ -52,8 +52,16 @@ def test_the_late_stage_is_reached_with_three_epochs():
 def make_course(*, rows=(30, 30, 6), steps=40, batch_size=8, seed=3, row_tokens=0, spread=1, lengths=None):
     starts = np.cumsum([0, *rows])
     numbers = [list(range(start, start + count)) for start, count in zip(starts, rows)]
-    return Course(Table(tuple(LEVELS), STAGES), numbers, lengths or [10] * sum(rows), steps=steps, seed=seed,
-                  batch_size=batch_size, row_tokens=row_tokens, spread=spread)
+    return Course(
+        Table(tuple(LEVELS), STAGES),
+        numbers,
+        lengths or [10] * sum(rows),
+        steps=steps,
+        seed=seed,
+        batch_size=batch_size,
+        row_tokens=row_tokens,
+        spread=spread,
+    )
 
 
 def test_a_short_level_repeats_all_its_rows_before_one_comes_again():
@@ -114,17 +122,26 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     table = choose({"explain": 2000, "reasoning": 500})
     assert table.levels == ("explain", "reasoning")
     assert table.stages[2][1] == (Fraction(1, 4), Fraction(3, 4))
-    assert table.notes == ("no rows of difficulty topology: its share goes to reasoning",
-                           "500 rows of difficulty reasoning; 1000 or more are advised")
+    assert table.notes == (
+        "no rows of difficulty topology: its share goes to reasoning",
+        "500 rows of difficulty reasoning; 1000 or more are advised",
+    )
     assert choose({"reasoning": 2000, "topology": 2000}).notes == (
-        "no rows of difficulty explain: its share goes to reasoning",)
+        "no rows of difficulty explain: its share goes to reasoning",
+    )
 
 
-@pytest.mark.parametrize("texts, says", [
-    (["0.3=80/20"], "has 2 parts, but there are 3 levels"), (["x=1/1/1"], "is no stage"),
-    (["1=0/0/0"], "not all 0"),
-    (["0.7=1/1/1", "0.3=1/1/1", "1=1/1/1"], "ends before"), (["0.7=1/1/1"], "must end at 1"),
-    (["1=2/-1/1"], "0 or more")])
+@pytest.mark.parametrize(
+    "texts, says",
+    [
+        (["0.3=80/20"], "has 2 parts, but there are 3 levels"),
+        (["x=1/1/1"], "is no stage"),
+        (["1=0/0/0"], "not all 0"),
+        (["0.7=1/1/1", "0.3=1/1/1", "1=1/1/1"], "ends before"),
+        (["0.7=1/1/1"], "must end at 1"),
+        (["1=2/-1/1"], "0 or more"),
+    ],
+)
 def test_a_table_that_is_none_is_refused(texts, says):
     with pytest.raises(BadTable, match=says):
         parse_stages(texts, 3)

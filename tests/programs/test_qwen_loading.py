@@ -9,6 +9,7 @@ import pytest
 
 def make(folder, **sizes):
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
     config = Qwen2Config(num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True, **sizes)
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder, max_shard_size="12MB")
@@ -19,14 +20,16 @@ def make(folder, **sizes):
 def hold(launch, tmp_path):
     """hold(how, ranks=2): what each rank found; hold.whole_bytes of a base that lies in several files, as a downloaded
     one does."""
+
     def run(how, *, ranks=2):
         asked = {"how": how, "home": str(tmp_path / "home"), "tiny": str(tmp_path / "tiny")}
         run = launch("loading", [json.dumps(asked)], ranks=ranks, name=how).succeed()
         return [json.loads((run.folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
 
     make(tmp_path / "tiny", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1)
-    run.whole_bytes = make(tmp_path / "home", vocab_size=3000, hidden_size=512, intermediate_size=1408,
-                           num_hidden_layers=11)
+    run.whole_bytes = make(
+        tmp_path / "home", vocab_size=3000, hidden_size=512, intermediate_size=1408, num_hidden_layers=11
+    )
     assert len(list((tmp_path / "home").glob("*.safetensors"))) > 5
     return run
 

@@ -8,9 +8,22 @@ def test_every_node_has_the_base_that_the_program_made(launch, tmp_path):
     nodes = [tmp_path / "node0", tmp_path / "node1"]
     for node in nodes:
         node.mkdir()
-    run = launch("qwen_lora", ["--rows=60", "--batch_size=4", "--max_steps=2", "--warmup=1", "--cutoff_len=96",
-                               "--lora_r=2", "--samples=0", "--how=ddp"],
-                 ranks=2, folders=nodes, rank_env={1: {"LOCAL_RANK": "0"}}).succeed()
+    run = launch(
+        "qwen_lora",
+        [
+            "--rows=60",
+            "--batch_size=4",
+            "--max_steps=2",
+            "--warmup=1",
+            "--cutoff_len=96",
+            "--lora_r=2",
+            "--samples=0",
+            "--how=ddp",
+        ],
+        ranks=2,
+        folders=nodes,
+        rank_env={1: {"LOCAL_RANK": "0"}},
+    ).succeed()
     files = [{path.name: path.read_bytes() for path in (node / "out" / "base").iterdir()} for node in nodes]
     assert files[0] == files[1] and {"config.json", "model.safetensors", "tokenizer.json"} <= set(files[0])
     assert run.losses()

@@ -11,15 +11,28 @@ from safetensors.torch import load_file
 
 from ascendrun.programs.trainer.zero3 import PERSISTED_ELEMENTS
 
-TINY = ("--rows=120", "--batch_size=8", "--max_steps=9", "--lr=0.01", "--warmup=2", "--cutoff_len=128", "--lora_r=4",
-        "--log_every=1", "--eval_every=5", "--samples=1", "--sample_tokens=4", "--checkpoint_every=2",
-        "--keep_checkpoints=9")
+TINY = (
+    "--rows=120",
+    "--batch_size=8",
+    "--max_steps=9",
+    "--lr=0.01",
+    "--warmup=2",
+    "--cutoff_len=128",
+    "--lora_r=4",
+    "--log_every=1",
+    "--eval_every=5",
+    "--samples=1",
+    "--sample_tokens=4",
+    "--checkpoint_every=2",
+    "--keep_checkpoints=9",
+)
 WAYS = ("ddp", "fsdp2", "zero3")
 
 
 @pytest.fixture
 def train(launch):
     """train(*options, ranks=2, name=…): a tiny training."""
+
     def begin(*options, **more):
         return launch("qwen_lora", [*TINY, *options], **{"ranks": 2, **more})
 
@@ -42,15 +55,21 @@ def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
     """The base is read from its files in three ways, and the adapter gathered in three; S3-B5."""
     runs = {how: train(f"--how={how}", "--lr=0.001", name=how).succeed() for how in WAYS}
     first = runs["ddp"]
-    counts = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
-              for line in first.metrics() if "loss" in line]
+    counts = [
+        [line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
+        for line in first.metrics()
+        if "loss" in line
+    ]
     assert [sum(each) for each in counts] == [8] * 9 and counts[0][2] == 0 < counts[8][2]
     for how in ("fsdp2", "zero3"):
         other = runs[how]
         assert started(other)["parameters"] == started(first)["parameters"] > 0
         assert other.losses() == pytest.approx(first.losses(), rel=1e-4)
-        lines = [[line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
-                 for line in other.metrics() if "loss" in line]
+        lines = [
+            [line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
+            for line in other.metrics()
+            if "loss" in line
+        ]
         assert lines == counts
         assert other.metrics()[-1]["final_loss"] == pytest.approx(first.metrics()[-1]["final_loss"], rel=1e-4)
         pairs = adapter_of(first), adapter_of(other)
@@ -65,8 +84,7 @@ def test_adapters_too_large_to_stay_whole_on_every_rank_are_gathered_before_they
     assert max(tensor.numel() for tensor in adapter_of(run).values()) > PERSISTED_ELEMENTS
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else pytest.mark.thorough)
-                                 for how in WAYS])
+@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else pytest.mark.thorough) for how in WAYS])
 def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
     """S3-B9: resume worked for the first epoch only. Nine steps are more than two epochs of 32 rows."""
     options = f"--how={how}", "--rows=34"
@@ -113,8 +131,12 @@ def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(tr
 
 
 def test_the_loss_falls(train):
-    losses = list(train("--max_steps=30", "--lr=0.01", "--lora_r=16", "--curriculum=off", "--eval_every=0",
-                        ranks=1).succeed().losses().values())
+    losses = list(
+        train("--max_steps=30", "--lr=0.01", "--lora_r=16", "--curriculum=off", "--eval_every=0", ranks=1)
+        .succeed()
+        .losses()
+        .values()
+    )
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
@@ -145,16 +167,30 @@ def test_a_plan_takes_no_card(train):
 
 @pytest.mark.thorough
 def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
-    run = train(*PLAN, "--shape=qwen2.5-72b", "--ranks=2", "--rows=2000", "--batch_size=1000",
-                "--micro_batch=0", "--checkpointing=false", ranks=1, name="not")
+    run = train(
+        *PLAN,
+        "--shape=qwen2.5-72b",
+        "--ranks=2",
+        "--rows=2000",
+        "--batch_size=1000",
+        "--micro_batch=0",
+        "--checkpointing=false",
+        ranks=1,
+        name="not",
+    )
     assert run.wait() == [1]
     assert "error: " in run.text() and "GB of 32.0 GB a card" in run.text() and "; try " in run.text()
 
 
 def test_two_runs_of_one_budget_are_compared(train):
     for curriculum in ("on", "off"):
-        train(f"--curriculum={curriculum}", f"--output=../{curriculum}", "--val_fraction=0.2", name="run-" + curriculum,
-              ranks=1).succeed()
+        train(
+            f"--curriculum={curriculum}",
+            f"--output=../{curriculum}",
+            "--val_fraction=0.2",
+            name="run-" + curriculum,
+            ranks=1,
+        ).succeed()
     run = train("--mode=compare", "--compare=../on,../off", ranks=1, name="compare").succeed()
     found = json.loads((run.folder / "out" / "comparison.json").read_text())["final"]
     assert {"loss", "loss_explain", "loss_reasoning", "loss_topology"} <= set(found)

@@ -16,8 +16,20 @@ from ascendrun.programs.trainer.accelerator import Accelerator, Precision, open_
 from ascendrun.programs.trainer.chips import chip_of
 from ascendrun.programs.trainer.start import Runtime
 
-TINY = ("--rows=120", "--batch_size=8", "--max_steps=4", "--lr=0.01", "--warmup=2", "--cutoff_len=128", "--lora_r=4",
-        "--log_every=1", "--val_fraction=0", "--samples=0", "--checkpoint_every=0", "--checkpointing=false")
+TINY = (
+    "--rows=120",
+    "--batch_size=8",
+    "--max_steps=4",
+    "--lr=0.01",
+    "--warmup=2",
+    "--cutoff_len=128",
+    "--lora_r=4",
+    "--log_every=1",
+    "--val_fraction=0",
+    "--samples=0",
+    "--checkpoint_every=0",
+    "--checkpointing=false",
+)
 WAYS = ("ddp", "fsdp2", "zero3")
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 HALF = Precision(torch.float32, torch.float16, True, "float16 with loss scaling: 910A has no bfloat16")
@@ -29,6 +41,7 @@ thorough = pytest.mark.thorough
 @pytest.fixture
 def losses(launch):
     """losses(*options): of a tiny training over two ranks."""
+
     def run(*options):
         name = "-".join(option.strip("-") for option in options)
         found = launch("qwen_lora", [*TINY, *options], ranks=2, name=name).succeed().losses()
@@ -52,6 +65,7 @@ def alone(name="cpu"):
 
 
 # --- trained for real ---
+
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else thorough) for how in WAYS])
 def test_activations_made_anew_change_no_bit(losses, how):
@@ -83,14 +97,19 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
 
 # --- refused before anything is read or made ---
 
-@pytest.mark.parametrize("given, ranks, precision, has_deepspeed, says", [
-    (["--how=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --how=ddp or --how=zero3"),
-    (["--how=fsdp2"], 1, FLOAT, True, "there is one; use --how=ddp, or more devices"),
-    (["--how=zero3"], 1, FLOAT, True, "there is one; use --how=ddp"),
-    (["--how=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --how=fsdp2"),
-    (["--how=ddp", "--offload=true"], 2, FLOAT, True, "use --how=fsdp2 or --how=zero3"),
-    (["--offload=true"], 1, FLOAT, True, "on two devices or more"),
-    (["--offload=true"], 2, HALF, False, "float16 needs deepspeed")])
+
+@pytest.mark.parametrize(
+    "given, ranks, precision, has_deepspeed, says",
+    [
+        (["--how=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --how=ddp or --how=zero3"),
+        (["--how=fsdp2"], 1, FLOAT, True, "there is one; use --how=ddp, or more devices"),
+        (["--how=zero3"], 1, FLOAT, True, "there is one; use --how=ddp"),
+        (["--how=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --how=fsdp2"),
+        (["--how=ddp", "--offload=true"], 2, FLOAT, True, "use --how=fsdp2 or --how=zero3"),
+        (["--offload=true"], 1, FLOAT, True, "on two devices or more"),
+        (["--offload=true"], 2, HALF, False, "float16 needs deepspeed"),
+    ],
+)
 def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
     with pytest.raises(BadData, match=says):
         sizing.refuse(options_of(*given), world_size=ranks, precision=precision, has_deepspeed=has_deepspeed)
@@ -102,19 +121,30 @@ def test_what_can_work_is_not_refused(given):
     sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--how=zero3" in given)
 
 
-@pytest.mark.parametrize("given, says", [
-    ("--dtype=float16", "error: --dtype=float16: slow and inexact on a CPU; use float32 or bfloat16"),
-    ("--mc_data=absent.jsonl", "error: absent.jsonl: no such file")])
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("--dtype=float16", "error: --dtype=float16: slow and inexact on a CPU; use float32 or bfloat16"),
+        ("--mc_data=absent.jsonl", "error: absent.jsonl: no such file"),
+    ],
+)
 def test_a_refused_run_has_made_nothing(launch, given, says):
     run = launch("qwen_lora", [*TINY, given], name="refused")
     assert run.wait() == [1] and not (run.folder / "out").exists()
     assert says in run.text() and "Traceback" not in run.text()
 
 
-@pytest.mark.parametrize("file, text", [
-    ("tokenizer.json", "{}"), ("tokenizer.json", '{"version": "1.0", "trunc'), ("config.json", "[]"),
-    ("config.json", '{"model_type": "nosuch"}'), ("config.json", '{"model_type": "qwen2", "hidden_size": "big"}'),
-    ("config.json", '{"model_type": "qw')])
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"version": "1.0", "trunc'),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "nosuch"}'),
+        ("config.json", '{"model_type": "qwen2", "hidden_size": "big"}'),
+        ("config.json", '{"model_type": "qw'),
+    ],
+)
 def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, file, text):
     home = tmp_path / "home"
     base.write_base(home, base.shape_config("tiny", vocab_size=300), wrapped_tokenizer(), seed=1, mark=0)
@@ -136,9 +166,17 @@ def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
 
 # --- chosen, and said ---
 
+
 def reckoned(*given, card_bytes):
-    return sizing.reckon(base.shape_config("tiny"), options_of(*given), PIECE, precision=FLOAT, world_size=2,
-                         family="cpu", card_bytes=card_bytes)
+    return sizing.reckon(
+        base.shape_config("tiny"),
+        options_of(*given),
+        PIECE,
+        precision=FLOAT,
+        world_size=2,
+        family="cpu",
+        card_bytes=card_bytes,
+    )
 
 
 def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cut_up():
@@ -167,8 +205,9 @@ def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at()
     holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--how=ddp"), PIECE, alone(), FLOAT)
     assert (holding.how, holding.checkpointing) == ("ddp", False)
     assert "--how=ddp, as asked, activations fit" in lines[-1]
-    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--how=ddp", "--checkpointing=true"), PIECE,
-                                   alone(), FLOAT)
+    holding, lines = sizing.choose(
+        base.shape_config("tiny"), options_of("--how=ddp", "--checkpointing=true"), PIECE, alone(), FLOAT
+    )
     assert holding.checkpointing and lines == ["ddp, activations made anew, as asked"]
 
 
@@ -185,11 +224,13 @@ def test_packing_is_on_and_attention_is_a_fused_one_whatever_the_base_says(tmp_p
 
 # --- a speed that no card has ---
 
+
 def test_the_plan_tells_what_the_cards_cannot_exceed():
     """S3-B10: 50 to 80 rows of 2048 tokens a second were stated for 32 billion weights on 16 cards."""
     config = base.shape_config("qwen2.5-32b")
-    sizes = sizing.simulated_step(config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT,
-                                  is_cast=True, is_anew=False)
+    sizes = sizing.simulated_step(
+        config, options_of(), {"rows": 1, "length": 64, "kept": 64, "pieces": 1}, FLOAT, is_cast=True, is_anew=False
+    )
     line = sizing.speed_limit(config, sizes, chip_of("910B3"), ranks=16, mean_length=2048)
     rows_per_s = float(line.split()[3])
     assert 5 < rows_per_s < 50 and "16 x 294.9 TFLOP/s" in line

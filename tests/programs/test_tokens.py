@@ -19,8 +19,17 @@ from ascendrun.programs.trajectory.tracks import BadData, Track
 
 
 def make_track(**changes: object) -> Track:
-    track = Track("t", "s", np.array([1631859102, 1631859171]), np.array([59.373173, 59.373333]),
-                  np.array([6.043317, 6.043462]), np.array([1.5, 0.1]), np.array([27.1, np.nan]), "Bulk_Carrier", None)
+    track = Track(
+        "t",
+        "s",
+        np.array([1631859102, 1631859171]),
+        np.array([59.373173, 59.373333]),
+        np.array([6.043317, 6.043462]),
+        np.array([1.5, 0.1]),
+        np.array([27.1, np.nan]),
+        "Bulk_Carrier",
+        None,
+    )
     return replace(track, **changes)
 
 
@@ -32,7 +41,8 @@ def test_the_guide_grammar_writes_time_cell_speed_and_course_of_each_point():
         "POINT_END "
         "YEAR_2021 MONTH_9 DAY_17 HOUR_6 MINUTE_12 SECOND_51 H3_res_10 H3_base_4 H3_cell_1_6 H3_cell_2_0 H3_cell_3_3 "
         "H3_cell_4_6 H3_cell_5_5 H3_cell_6_2 H3_cell_7_2 H3_cell_8_2 H3_cell_9_4 H3_cell_10_1 SPD_STOP COG_UNKNOWN "
-        "POINT_END")
+        "POINT_END"
+    )
 
 
 @pytest.mark.parametrize("cell", ["8a0983d5250ffff", "8a30d1cb1a37fff", "8ac319082647fff"])
@@ -52,14 +62,18 @@ def test_different_cells_have_different_words_everywhere_also_around_pentagons()
         assert len({digits_of(cell) for cell in cells}) == len(cells)
 
 
-@pytest.mark.parametrize("degrees, word", [(337.4, "NW"), (337.5, "N"), (0, "N"), (22.4, "N"), (22.5, "NE"), (180, "S"),
-                                           (float("nan"), "UNKNOWN")])
+@pytest.mark.parametrize(
+    "degrees, word",
+    [(337.4, "NW"), (337.5, "N"), (0, "N"), (22.4, "N"), (22.5, "NE"), (180, "S"), (float("nan"), "UNKNOWN")],
+)
 def test_courses_fall_into_sectors_of_45_degrees_around_the_compass_points(degrees, word):
     assert compass(degrees) == word
 
 
-@pytest.mark.parametrize("knots, word", [(0, "STOP"), (1.99, "STOP"), (2, "SLOW"), (5, "MID"), (10, "FAST"),
-                                         (15, "HIGH"), (float("nan"), "UNKNOWN")])
+@pytest.mark.parametrize(
+    "knots, word",
+    [(0, "STOP"), (1.99, "STOP"), (2, "SLOW"), (5, "MID"), (10, "FAST"), (15, "HIGH"), (float("nan"), "UNKNOWN")],
+)
 def test_speeds_fall_into_five_words(knots, word):
     assert speed_word(knots) == word
 
@@ -69,8 +83,11 @@ def test_the_class_is_never_in_the_text(grammar):
     """S0-B1: the published texts hold the class word at every point."""
     tracks = generate(60, seed=1)
     plain = as_texts(tracks, grammar=grammar, resolution=10)
-    renamed = as_texts([make_track(id=t.id, time=t.time, lat=t.lat, lon=t.lon, sog=t.sog, cog=t.cog, label="X")
-                        for t in tracks], grammar=grammar, resolution=10)
+    renamed = as_texts(
+        [make_track(id=t.id, time=t.time, lat=t.lat, lon=t.lon, sog=t.sog, cog=t.cog, label="X") for t in tracks],
+        grammar=grammar,
+        resolution=10,
+    )
     assert plain == renamed
     check_leak(plain, [str(track.label) for track in tracks])
 
@@ -105,17 +122,32 @@ def test_the_published_grammars_write_what_the_published_code_wrote():
     cells = ("8a0983d5250ffff", "8a0983d5a50ffff")
     second = {name: words(cells[1], cells[0]) for name, words in PUBLISHED.items()}
     assert second["char_split"][:3] == ("H3_CHAR_0_8", "H3_CHAR_1_a", "H3_CHAR_2_0") and len(second["char_split"]) == 15
-    assert second["hierarchical_optimized"] == ("H3_RES_a", "H3_L1_8a0", "H3_L2_8a098", "H3_L3_8a0983d",
-                                                "H3_L4_8a0983d5a")
+    assert second["hierarchical_optimized"] == (
+        "H3_RES_a",
+        "H3_L1_8a0",
+        "H3_L2_8a098",
+        "H3_L3_8a0983d",
+        "H3_L4_8a0983d5a",
+    )
     assert second["semantic"] == ("H3_VER_8", "H3_RES_a", "H3_BASE_0983", "H3_SUB_d5a5", "H3_PRECISE_0ff")
     assert second["grid_based"] == ("GRID_RES_a", "GRID_MAJOR_09", "GRID_MID_83d", "GRID_MINOR_5a5", "GRID_MICRO_0ff")
-    assert second["relative"] == ("H3_RES_SAME", "H3_L1_SAME", "H3_L2_SAME", "H3_L3_SAME", "H3_L4_CHANGE",
-                                  "H3_L4_NEW_5a")
+    assert second["relative"] == (
+        "H3_RES_SAME",
+        "H3_L1_SAME",
+        "H3_L2_SAME",
+        "H3_L3_SAME",
+        "H3_L4_CHANGE",
+        "H3_L4_NEW_5a",
+    )
     assert second["simple"] == ("H3_8a0983d5a50ffff",)
     assert second["grouped"] == ("H3_PREFIX_8a098", "H3_MID_3d5a5", "H3_SUFFIX_0ffff")
     assert PUBLISHED["relative"](cells[0], None) == PUBLISHED["hierarchical_optimized"](cells[0], None)
-    assert PUBLISHED["cell_based"]("8a0983d5250ffff", None)[:4] == ("H3_res_10", "H3_base_4", "H3_cell_1_4",
-                                                                     "H3_cell_2_6")
+    assert PUBLISHED["cell_based"]("8a0983d5250ffff", None)[:4] == (
+        "H3_res_10",
+        "H3_base_4",
+        "H3_cell_1_4",
+        "H3_cell_2_6",
+    )
 
 
 def test_relative_texts_of_uneven_points_are_encoded_and_pickled_whole():
@@ -142,8 +174,9 @@ def test_a_machine_without_h3_is_told_what_to_do_and_the_motion_grammar_needs_no
 
 def test_the_motion_grammar_reads_headings_and_size_where_they_are_known():
     plain = as_texts([make_track()], grammar="motion_size", resolution=10)[0]
-    told = as_texts([make_track(heading=np.array([27.0, 120.0]), length=180.0, width=32.0)], grammar="motion_size",
-                    resolution=10)[0]
+    told = as_texts(
+        [make_track(heading=np.array([27.0, 120.0]), length=180.0, width=32.0)], grammar="motion_size", resolution=10
+    )[0]
     assert {"LEN_x", "WID_x", "SLIM_x", "HK_x"} <= set(plain.head) and not {"LEN_x", "WID_x", "HK_x"} & set(told.head)
     assert plain.points[0][2] == "D_x" and told.points[0][2] == "D_0"
 

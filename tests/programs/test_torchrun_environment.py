@@ -14,14 +14,38 @@ TOLD_TO_TORCHRUN_ITSELF = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 def test_torchrun_sets_nothing_that_we_forget(tmp_path):
     script = tmp_path / "show.py"
     script.write_text("import json, os\nprint('ENV' + json.dumps(dict(os.environ)))\n")
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1",
-                           "--master-addr=127.0.0.1", "--master-port=0", str(script)], capture_output=True, text=True,
-                          timeout=120, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            "--nproc-per-node=1",
+            "--master-addr=127.0.0.1",
+            "--master-port=0",
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
     line = next(line for line in done.stdout.splitlines() if line.startswith("ENV"))
     theirs = {name for name in json.loads(line[3:]) if not name.startswith("KMP_")}
-    node = NodeShare(node_rank=0, nodes=1, world_size=1, local_world_size=1, ranks_before=0, interface="lo",
-                     master_address="127.0.0.1", family="cpu", device_ids=(0,), threads=1, attempt_folder="/a",
-                     checkpoint_folder="/c")
+    node = NodeShare(
+        node_rank=0,
+        nodes=1,
+        world_size=1,
+        local_world_size=1,
+        ranks_before=0,
+        interface="lo",
+        master_address="127.0.0.1",
+        family="cpu",
+        device_ids=(0,),
+        threads=1,
+        attempt_folder="/a",
+        checkpoint_folder="/c",
+    )
     job = JobShare(job="j", attempt=1, tag="j.1", max_restarts=0, signal="TERM", env={})
     ours = set(rank_environment(job, node, 0, python_path=None))
     assert theirs - FROM_THE_LOGIN - FROM_THE_AGENT - TOLD_TO_TORCHRUN_ITSELF <= ours

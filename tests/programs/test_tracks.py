@@ -26,12 +26,15 @@ def write(folder: Path, rows: str, *, header: str = HEADER, name: str = "t.csv")
 
 
 def test_points_are_ordered_cleaned_and_counted(tmp_path):
-    path = write(tmp_path, "7,2022-01-03T00:02:00Z,10.2,20,5,90,Cargo,train\n"
-                           "7,2022-01-03T00:00:00,10.0,20,102.3,360,Cargo,train\n"
-                           "7,2022-01-03 00:01:00,10.1,20,-1,,Cargo,train\n"
-                           "7,2022-01-03 00:01:00,10.1,20,4,80,Cargo,train\n"
-                           "7,2022-01-03 00:03:00,91,20,4,80,Cargo,train\n"
-                           "7,not a time,10,20,4,80,Cargo,train\n")
+    path = write(
+        tmp_path,
+        "7,2022-01-03T00:02:00Z,10.2,20,5,90,Cargo,train\n"
+        "7,2022-01-03T00:00:00,10.0,20,102.3,360,Cargo,train\n"
+        "7,2022-01-03 00:01:00,10.1,20,-1,,Cargo,train\n"
+        "7,2022-01-03 00:01:00,10.1,20,4,80,Cargo,train\n"
+        "7,2022-01-03 00:03:00,91,20,4,80,Cargo,train\n"
+        "7,not a time,10,20,4,80,Cargo,train\n",
+    )
     (track,), cleaning = read_tracks(path, columns={}, limits=LOOSE)
     assert track.lat.tolist() == [10.0, 10.1, 10.2]
     assert np.diff(track.time).tolist() == [60, 60]
@@ -41,9 +44,12 @@ def test_points_are_ordered_cleaned_and_counted(tmp_path):
 
 
 def test_a_torn_line_counts_as_an_unusable_point_and_an_empty_one_as_none(tmp_path):
-    path = write(tmp_path, "7,2022-01-03T00:00:00,10.0,20,5,90,Cargo,train\n\n"
-                           "7,2022-01-03T00:01:00,10.1\n"
-                           "7,2022-01-03T00:02:00,10.2,20,5,90,Cargo,train\n")
+    path = write(
+        tmp_path,
+        "7,2022-01-03T00:00:00,10.0,20,5,90,Cargo,train\n\n"
+        "7,2022-01-03T00:01:00,10.1\n"
+        "7,2022-01-03T00:02:00,10.2,20,5,90,Cargo,train\n",
+    )
     (track,), cleaning = read_tracks(path, columns={}, limits=LOOSE)
     assert (len(track), cleaning.points, cleaning.bad_points) == (2, 3, 1)
 
@@ -70,8 +76,10 @@ def test_csv_gz_parquet_and_a_folder_of_ship_files_read_alike(tmp_path):
         file.write(header + text)
     columns = dict(zip(header.strip().split(","), map(list, zip(*rows))))
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    read = [read_tracks(path, columns={}, limits=LOOSE)[0]
-            for path in (plain, tmp_path / "t.csv.gz", tmp_path / "t.parquet", tmp_path / "ships")]
+    read = [
+        read_tracks(path, columns={}, limits=LOOSE)[0]
+        for path in (plain, tmp_path / "t.csv.gz", tmp_path / "t.parquet", tmp_path / "ships")
+    ]
     assert [len(tracks) for tracks in read] == [1, 1, 1, 2]
     assert {track.label for tracks in read for track in tracks} == {"Fishing_Vessel"}
     assert {track.ship for track in read[3]} == {"11", "12"}
@@ -110,12 +118,18 @@ def test_a_ship_is_dealt_alike_on_every_machine_and_another_seed_deals_anew():
 
 
 def test_the_data_s_own_split_is_kept_and_refused_when_it_shares_a_ship(tmp_path):
-    rows = "".join(f"{ship},{i},10,20,5,90,Cargo,{split}\n" for ship, split in
-                   [(1, "train"), (2, "validation"), (3, "test")] for i in range(1, 5))
+    rows = "".join(
+        f"{ship},{i},10,20,5,90,Cargo,{split}\n"
+        for ship, split in [(1, "train"), (2, "validation"), (3, "test")]
+        for i in range(1, 5)
+    )
     tracks, _ = read_tracks(write(tmp_path, rows), columns={}, limits=LOOSE)
     parts = split_records(from_tracks(tracks, grammar="motion", resolution=1), val=0.2, test=0.2, seed=1)
     assert {name: [track.ship for track in part] for name, part in parts.items()} == {
-        "train": ["1"], "val": ["2"], "test": ["3"]}
+        "train": ["1"],
+        "val": ["2"],
+        "test": ["3"],
+    }
     with pytest.raises(BadData, match="such as 1 in train and test"):
         check_disjoint({**parts, "test": parts["train"]})
 
@@ -141,8 +155,17 @@ def test_generated_tracks_hold_every_kind_and_move_as_their_speed_says():
 def steady(**changes: object) -> Track:
     """Ten points, one a minute, a tenth of a nautical mile apart to the north."""
     seconds = np.arange(10) * 60
-    track = Track("t", "s", seconds, 10 + np.arange(10) / 600, np.full(10, 20.0), np.full(10, 6.0), np.full(10, 0.0),
-                  "Cargo", None)
+    track = Track(
+        "t",
+        "s",
+        seconds,
+        10 + np.arange(10) / 600,
+        np.full(10, 20.0),
+        np.full(10, 6.0),
+        np.full(10, 0.0),
+        "Cargo",
+        None,
+    )
     return replace(track, **changes)
 
 
@@ -162,15 +185,21 @@ def test_a_jump_that_is_not_left_again_cuts_the_track_and_both_are_counted():
     assert counts == {"repeated_points": 0, "outliers": 1, "jumps": 1, "short_pieces": 0}
 
 
-MARINE_CADASTRE = ("MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType,Status,Length,Width,"
-                   "Draft,Cargo,TransceiverClass\n")
-DANISH = ("# Timestamp,Type of mobile,MMSI,Latitude,Longitude,Navigational status,ROT,SOG,COG,Heading,IMO,Callsign,"
-          "Name,Ship type,Cargo type,Width,Length\n")
+MARINE_CADASTRE = (
+    "MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType,Status,Length,Width,"
+    "Draft,Cargo,TransceiverClass\n"
+)
+DANISH = (
+    "# Timestamp,Type of mobile,MMSI,Latitude,Longitude,Navigational status,ROT,SOG,COG,Heading,IMO,Callsign,"
+    "Name,Ship type,Cargo type,Width,Length\n"
+)
 
 
 def test_files_of_marine_cadastre_are_read_without_a_word_about_their_columns(tmp_path):
-    rows = "".join(f"366000001,2022-01-03T00:{i:02d}:00,29.9{i},-90.0,10.5,171.5,{511 if i else 174},A,IMO1,B,70,"
-                   "0,180,32,9,70,A\n" for i in range(4))
+    rows = "".join(
+        f"366000001,2022-01-03T00:{i:02d}:00,29.9{i},-90.0,10.5,171.5,{511 if i else 174},A,IMO1,B,70,0,180,32,9,70,A\n"
+        for i in range(4)
+    )
     rows += "366000002,2022-01-03T00:00:00,29.9,-90.1,0.1,10,511,A,,B,0,0,0,0,,,B\n"
     rows += "366000002,2022-01-03T00:01:00,29.9,-90.1,0.1,10,511,A,,B,,0,,,,,B\n"
     tracks, _ = read_tracks(write(tmp_path, rows, header=MARINE_CADASTRE), columns={}, limits=LOOSE)
@@ -181,8 +210,10 @@ def test_files_of_marine_cadastre_are_read_without_a_word_about_their_columns(tm
 
 
 def test_files_of_the_danish_authority_are_read_and_base_stations_left_out(tmp_path):
-    rows = "".join(f"03/02/2022 00:0{i}:00,Class A,219000001,56.{i},11.0,Under way,0,9.{i},90,91,1,C,N,Fishing,,6,20\n"
-                   for i in range(3))
+    rows = "".join(
+        f"03/02/2022 00:0{i}:00,Class A,219000001,56.{i},11.0,Under way,0,9.{i},90,91,1,C,N,Fishing,,6,20\n"
+        for i in range(3)
+    )
     rows += "03/02/2022 00:00:00,Base Station,2190068,56.4,11.1,,,,,,,,,Undefined,,,\n" * 2
     rows += "03/02/2022 00:00:00,Class A,219000002,91.0,0.0,,,,,,,,,Undefined,,,\n"
     (track,), cleaning = read_tracks(write(tmp_path, rows, header=DANISH), columns={}, limits=LOOSE)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ import torch
 from ascendrun.programs.trainer import checkpoint
 
 
-def last_state(folder: Path) -> Dict[str, Any]:
+def last_state(folder: Path) -> dict[str, Any]:
     _, newest = checkpoint.listed(folder / "ckpt", "step")[0]
     assert checkpoint.fault(newest) is None
     return checkpoint.load(newest)
 
 
-def tensors(value: Any, path: str = "") -> List[Tuple[str, torch.Tensor]]:
+def tensors(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def tensors(value: Any, path: str = "") -> List[Tuple[str, torch.Tensor]]:
     return []
 
 
-def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["progress"] == other["progress"]
     pairs, others = tensors(one), dict(tensors(other))
     assert pairs and len(pairs) == len(others)
@@ -36,7 +36,7 @@ def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
     assert not differing
 
 
-def norms(run: Any) -> Dict[int, float]:
+def norms(run: Any) -> dict[int, float]:
     """Of the gradients: AdamW learns the same from any multiple of them, so losses do not tell."""
     return {line["step"]: line["grad_norm"] for line in run.metrics() if "loss" in line}
 
@@ -84,8 +84,11 @@ def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
 def test_ranks_that_read_different_data_refuse_to_train(start, tmp_path):
     header = "ship,time,lat,lon,sog,cog,class\n"
     for rank in range(2):
-        rows = [f"{ship},2022-01-01T00:{minute:02d}:00,{30 + ship},0.{minute:02d},{ship + rank},10,"
-                f"{'AB'[ship % 2] * 3}\n" for ship in range(40) for minute in range(12)]
+        rows = [
+            f"{ship},2022-01-01T00:{minute:02d}:00,{30 + ship},0.{minute:02d},{ship + rank},10,{'AB'[ship % 2] * 3}\n"
+            for ship in range(40)
+            for minute in range(12)
+        ]
         (tmp_path / f"node{rank}").mkdir()
         (tmp_path / f"node{rank}" / "data.csv").write_text(header + "".join(rows))
     run = start("--data=data.csv", ranks=2, folders=[tmp_path / "node0", tmp_path / "node1"])
@@ -129,8 +132,9 @@ def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start
     shared = start(*options, ranks=2, name="shared").succeed()
     assert alone.losses() == pytest.approx(shared.losses(), rel=2e-4)
     assert norms(alone) == pytest.approx(norms(shared), rel=2e-2)
-    for (name, one), (_, other) in zip(tensors(last_state(alone.folder)["model"]),
-                                       tensors(last_state(shared.folder)["model"])):
+    for (name, one), (_, other) in zip(
+        tensors(last_state(alone.folder)["model"]), tensors(last_state(shared.folder)["model"])
+    ):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4, msg=name)
 
 
@@ -210,8 +214,10 @@ def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_
     assert {"class_name", "confidence", "truth"} <= set(lines[0])
     judged = trained.report()["test"]
     names = [row["name"] for row in judged["classes"]]
-    assert judged["confusion"] == [[sum(line["truth"] == truth and line["class_name"] == said for line in lines)
-                                    for said in names] for truth in names]
+    assert judged["confusion"] == [
+        [sum(line["truth"] == truth and line["class_name"] == said for line in lines) for said in names]
+        for truth in names
+    ]
     again = start("--mode=predict", f"--model={trained.folder / 'out' / 'best'}", ranks=2, name="predicted").succeed()
     said = {line["track"]: line for line in map(json.loads, (again.folder / "out" / "predictions.jsonl").open())}
     assert len(said) == 80

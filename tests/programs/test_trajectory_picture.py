@@ -26,8 +26,13 @@ def test_a_job_whose_home_cannot_be_written_has_its_picture_and_no_words_about_c
     pytest.importorskip("matplotlib")
     no_folder = tmp_path / "a-file"
     no_folder.touch()
-    ran = subprocess.run([sys.executable, "-c", DRAW, str(tmp_path)], capture_output=True, text=True, timeout=200,
-                         env={**os.environ, "MPLCONFIGDIR": str(no_folder), "PYTHONPATH": str(REPO)})
+    ran = subprocess.run(
+        [sys.executable, "-c", DRAW, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "MPLCONFIGDIR": str(no_folder), "PYTHONPATH": str(REPO)},
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == f"drawn: {tmp_path / 'report.png'}\n"
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")

@@ -36,8 +36,10 @@ def options_of(*argv):
     return option_table.parse(["--tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS))
 
 
-@pytest.mark.parametrize("name, argv", [("finetune", FINETUNE), ("pretrain", PRETRAIN),
-                                        pytest.param("pretrain", CAUSAL, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name, argv",
+    [("finetune", FINETUNE), ("pretrain", PRETRAIN), pytest.param("pretrain", CAUSAL, marks=pytest.mark.thorough)],
+)
 def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
     options = options_of(*argv, "--crop=0")
     samples = make_samples(options)
@@ -61,8 +63,9 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
     measured = peak_of(lambda: plans.append(train()), here)
     heavy = sizing.heaviest(plans[0], options, family="cpu", world_size=1, asked_share=share)
     precision = planned.planned("", "float32", here.accelerator)[1]
-    need = sizing.reckon(sizes, heavy, precision=precision, world_size=1, family="cpu",
-                         checkpointed=options["gradient_checkpointing"])
+    need = sizing.reckon(
+        sizes, heavy, precision=precision, world_size=1, family="cpu", checkpointed=options["gradient_checkpointing"]
+    )
     assert need.allocated("cpu") == pytest.approx(measured, rel=WITHIN), (heavy, need)
 
 
@@ -77,8 +80,15 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
 
 @pytest.mark.thorough
 def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
-    large = ("--ranks=1", "--card=910B4", "--batch_size=400", "--hidden=1024", "--heads=8", "--layers=60",
-             "--dtype=float16")
+    large = (
+        "--ranks=1",
+        "--card=910B4",
+        "--batch_size=400",
+        "--hidden=1024",
+        "--heads=8",
+        "--layers=60",
+        "--dtype=float16",
+    )
     options = options_of(*large)
     needs = r"finetune: needs [\d.]+ GB of 32.0 GB a card \(weights .*; try --"
     with pytest.raises(plan.TooLarge, match=needs) as told:
@@ -88,8 +98,13 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     plan.plan_stage(options_of(*large, *ways[0].split(" with ")), here)
 
 
-@pytest.mark.parametrize("argv, said", [(("--card=920X",), "not in the table of chips"),
-                                        (("--card=910A", "--dtype=bfloat16"), "910A has no bfloat16; use float16")])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (("--card=920X",), "not in the table of chips"),
+        (("--card=910A", "--dtype=bfloat16"), "910A has no bfloat16; use float16"),
+    ],
+)
 def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
     with pytest.raises(BadData, match=said):
         plan.plan_stage(options_of(*argv), here)

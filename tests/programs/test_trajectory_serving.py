@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +45,18 @@ def track_text(number: int = 0) -> str:
     return text_of(generate(number + 1, seed=9)[number], {"grammar": "motion", "resolution": 10})
 
 
-def points(number: int = 0) -> "list[Dict[str, Any]]":
+def points(number: int = 0) -> list[dict[str, Any]]:
     track = generate(number + 1, seed=9)[number]
-    return [{"time": int(track.time[i]), "lat": track.lat[i], "lon": track.lon[i], "sog": track.sog[i],
-             "cog": None if track.cog[i] != track.cog[i] else track.cog[i]} for i in range(len(track))]
+    return [
+        {
+            "time": int(track.time[i]),
+            "lat": track.lat[i],
+            "lon": track.lon[i],
+            "sog": track.sog[i],
+            "cog": None if track.cog[i] != track.cog[i] else track.cog[i],
+        }
+        for i in range(len(track))
+    ]
 
 
 def test_one_text_gives_a_class_name_and_a_confidence(classifier):
@@ -96,9 +105,16 @@ def test_every_line_of_a_stream_is_answered_in_order_bad_ones_too(classifier):
     assert said[0]["class_name"] and "must be" in said[2]["error"] and "error" in said[3]
 
 
-@pytest.mark.parametrize("line", [
-    '{"points": {"a": 1}}', '{"points": [1]}', '{"points": [{"time": 1, "lat": 1' + "0" * 400 + ', "lon": 1}]}',
-    '{"points": [{"time": 1' + "0" * 400 + ', "lat": 1, "lon": 1, "sog": 1, "cog": 1}]}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"points": {"a": 1}}',
+        '{"points": [1]}',
+        '{"points": [{"time": 1, "lat": 1' + "0" * 400 + ', "lon": 1}]}',
+        '{"points": [{"time": 1' + "0" * 400 + ', "lat": 1, "lon": 1, "sog": 1, "cog": 1}]}',
+        "[" * 100_000,
+    ],
+)
 def test_nothing_that_a_line_holds_ends_the_stream(classifier, line):
     out = io.StringIO()
     answer_lines(classifier, io.StringIO(line + "\n" + json.dumps({"text": track_text()})), out, with_all=False)
@@ -107,13 +123,27 @@ def test_nothing_that_a_line_holds_ends_the_stream(classifier, line):
 
 
 @pytest.fixture
-def stream(trained: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+def stream(trained: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that answers lines; who asks has had two answers."""
-    argv = [sys.executable, "-m", "ascendrun.programs.trajectory", "--mode=predict", "--data=-", f"--model={trained}",
-            "--device=cpu"]
+    argv = [
+        sys.executable,
+        "-m",
+        "ascendrun.programs.trajectory",
+        "--mode=predict",
+        "--data=-",
+        f"--model={trained}",
+        "--device=cpu",
+    ]
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          cwd=tmp_path, env=environ) as process:
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environ,
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         for number in range(2):
             process.stdin.write(json.dumps({"id": number, "text": track_text(number)}) + "\n")
@@ -138,7 +168,7 @@ def test_a_stream_that_waits_for_a_line_ends_when_it_is_asked_to(stream):
 
 
 @pytest.fixture(scope="module")
-def address(classifier: Classifier) -> Iterator[Tuple[str, int]]:
+def address(classifier: Classifier) -> Iterator[tuple[str, int]]:
     server = make_server(classifier, "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -148,7 +178,7 @@ def address(classifier: Classifier) -> Iterator[Tuple[str, int]]:
     thread.join()
 
 
-def ask(address: Tuple[str, int], method: str, page: str, body: Any = None, headers: Any = None) -> Tuple[int, Any]:
+def ask(address: tuple[str, int], method: str, page: str, body: Any = None, headers: Any = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(*address, timeout=60)
     raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
     connection.request(method, page, raw, headers or {})
@@ -163,16 +193,28 @@ def test_http_says_what_python_says(classifier, address):
     assert status == 200 and said == classifier.predict_single(track_text(), return_probs=True)
     status, said = ask(address, "POST", "/predict", {"tracks": [points(0), points(1)]})
     assert status == 200 and [row["class_name"] for row in said["predictions"]] == [
-        classifier.predict_track(points(i))["class_name"] for i in range(2)]
+        classifier.predict_track(points(i))["class_name"] for i in range(2)
+    ]
     status, said = ask(address, "GET", "/health")
     assert status == 200 and said["status"] == "ok" and said["classes"] == classifier.class_names
 
 
-@pytest.mark.parametrize("body, status", [
-    (b"no json", 400), (b"[]", 400), ({"text": "a", "texts": []}, 400), ({"texts": []}, 400), ({"text": ""}, 422),
-    ({"points": [{"time": 1}]}, 422), ({"points": []}, 422), ({"points": 3}, 422), ({"points": {"a": 1}}, 422),
-    (b"[" * 100_000, 400),
-    ({"texts": ["a"] * (MOST_TRACKS + 1)}, 413)])
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        (b"no json", 400),
+        (b"[]", 400),
+        ({"text": "a", "texts": []}, 400),
+        ({"texts": []}, 400),
+        ({"text": ""}, 422),
+        ({"points": [{"time": 1}]}, 422),
+        ({"points": []}, 422),
+        ({"points": 3}, 422),
+        ({"points": {"a": 1}}, 422),
+        (b"[" * 100_000, 400),
+        ({"texts": ["a"] * (MOST_TRACKS + 1)}, 413),
+    ],
+)
 def test_wrong_requests_are_answered_with_what_is_wrong(address, body, status):
     got, said = ask(address, "POST", "/predict", body)
     assert got == status and said["error"]
@@ -225,7 +267,7 @@ def test_what_was_asked_before_the_stop_signal_is_answered(start, trained):
     run = start("--mode=serve", f"--model={trained}", "--port=0", "--warm_up=0", name="serve")
     until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
     address = "127.0.0.1", next(line["port"] for line in run.metrics() if line.get("event") == "serving")
-    answers: "list[Tuple[int, Any]]" = []
+    answers: list[tuple[int, Any]] = []
     long = {"texts": ["S_1 " * 4000] * 64}
     client = threading.Thread(target=lambda: answers.append(ask(address, "POST", "/predict", long)))
     client.start()

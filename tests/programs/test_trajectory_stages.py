@@ -30,8 +30,9 @@ def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(sta
     first = start("--mode=pretrain", given, "--output=out", ranks=2, name="pretrain").succeed()
     asked = [line["eval_asked_of_all"] for line in first.metrics() if "eval_asked_of_all" in line]
     assert asked and all(0.1 < share < 0.16 for share in asked), "S0-B4"
-    second = start("--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2,
-                   name="finetune").succeed()
+    second = start(
+        "--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2, name="finetune"
+    ).succeed()
     assert "begins with" in second.text() and "validation split" in second.text()
     frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
     assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
@@ -56,19 +57,34 @@ def test_pretraining_is_judged_alike_by_one_rank_and_by_three(start, prepared):
     """S1-B5, S1-B6: of the words that are asked none is left to another rank and none counted twice."""
     told = []
     for ranks in (1, 3):
-        run = start("--mode=pretrain", f"--prepared={prepared}", "--max_steps=1", "--lr=0", "--val_fraction=0.3",
-                    ranks=ranks, name=f"on-{ranks}").succeed()
+        run = start(
+            "--mode=pretrain",
+            f"--prepared={prepared}",
+            "--max_steps=1",
+            "--lr=0",
+            "--val_fraction=0.3",
+            ranks=ranks,
+            name=f"on-{ranks}",
+        ).succeed()
         told.append(next(line for line in run.metrics() if "eval_loss" in line))
     for name in ("eval_loss", "eval_right_of_asked", "eval_asked_of_all"):
         assert told[0][name] == pytest.approx(told[1][name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("mode, more", [("pretrain", ()), ("pretrain", ("--objective=causal",)),
-                                        ("finetune", ("--freeze_epochs=6",))])
+@pytest.mark.parametrize(
+    "mode, more", [("pretrain", ()), ("pretrain", ("--objective=causal",)), ("finetune", ("--freeze_epochs=6",))]
+)
 def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared, mode, more):
     """S0-B8 and S1-B1: nothing could be resumed."""
-    options = (f"--mode={mode}", f"--prepared={prepared}", "--epochs=12", "--dropout=0.2", "--eval_every=40",
-               "--checkpoint_every=5", *more)
+    options = (
+        f"--mode={mode}",
+        f"--prepared={prepared}",
+        "--epochs=12",
+        "--dropout=0.2",
+        "--eval_every=40",
+        "--checkpoint_every=5",
+        *more,
+    )
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="broken")
     first.until_step(9)
@@ -81,9 +97,9 @@ def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared,
     third = start(*options, ranks=2, name="broken").succeed()
     assert "resumed at step" in third.text()
     assert_same_bits(last_state(straight.folder), last_state(third.folder))
-    assert straight.losses().keys() and {step: loss for step, loss in third.losses().items()
-                                         if step > 60} == {step: loss for step, loss in straight.losses().items()
-                                                           if step > 60}
+    assert straight.losses().keys() and {step: loss for step, loss in third.losses().items() if step > 60} == {
+        step: loss for step, loss in straight.losses().items() if step > 60
+    }
 
 
 def test_pretrained_layers_arrive_and_frozen_ones_stay_as_they_came(start, prepared):
@@ -112,8 +128,15 @@ def test_pretrained_words_are_known_by_their_names_whatever_their_numbers():
 def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):
     """S0-B8: an early stop left no final model. A learning rate as large as this one soon does more harm than good."""
     for mode, file in (("pretrain", "pretrained.pt"), ("finetune", "model.pt")):
-        run = start(f"--mode={mode}", f"--prepared={prepared}", "--lr=0.3", "--epochs=40", "--patience=2",
-                    "--keep_best_by=loss", name=mode).succeed()
+        run = start(
+            f"--mode={mode}",
+            f"--prepared={prepared}",
+            "--lr=0.3",
+            "--epochs=40",
+            "--patience=2",
+            "--keep_best_by=loss",
+            name=mode,
+        ).succeed()
         assert run.report()["training"]["steps"] < 240
         last = last_state(run.folder)["model"]
         best = checkpoint.load(next((run.folder / "ckpt").glob("best-*")))["model"]
@@ -126,12 +149,23 @@ def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_a_checkpoint_folder_of_transformers_is_a_base(start, prepared, tmp_path, kind):
     from transformers import AutoConfig, AutoModelForCausalLM
-    config = AutoConfig.for_model(kind, vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-                                  num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=512)
+
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+    )
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "base")
-    run = start("--mode=finetune", f"--prepared={prepared}", f"--base={tmp_path / 'base'}", "--lr=0", "--epochs=1",
-                name="tuned").succeed()
+    run = start(
+        "--mode=finetune", f"--prepared={prepared}", f"--base={tmp_path / 'base'}", "--lr=0", "--epochs=1", name="tuned"
+    ).succeed()
     assert "layers from" in run.text()
     saved = torch.load(run.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
     name = "layers.0.mlp.down_proj.weight"
@@ -167,8 +201,9 @@ def guide_lines(*, leaks: bool) -> str:
     for ship in range(40):
         name = ("Bulk_Carrier", "Oil_Tanker")[ship % 2]
         point = f"HOUR_{ship} SPD_{'SLOW' if ship % 2 else 'FAST'}{'_' + name if leaks else ''} COG_{ship % 7}"
-        rows.append({"text": f"{point} {name} POINT_END " * 12, "label": (0, 6)[ship % 2],
-                     "source_file": f"{ship}.csv"})
+        rows.append(
+            {"text": f"{point} {name} POINT_END " * 12, "label": (0, 6)[ship % 2], "source_file": f"{ship}.csv"}
+        )
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

@@ -29,8 +29,19 @@ from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabular
 from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
 
-PLAIN = ("--tracks=60", "--grammar=motion", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=8", "--crop=0",
-         "--hide=0", "--dropout=0", "--label_smoothing=0", "--class_weights=none")
+PLAIN = (
+    "--tracks=60",
+    "--grammar=motion",
+    "--hidden=16",
+    "--layers=1",
+    "--heads=2",
+    "--batch_size=8",
+    "--crop=0",
+    "--hide=0",
+    "--dropout=0",
+    "--label_smoothing=0",
+    "--class_weights=none",
+)
 
 
 def options_of(*argv):
@@ -49,8 +60,10 @@ def here(monkeypatch):
 
 
 @pytest.mark.parametrize("stage", [jobs.train, jobs.pretrain_stage, plan_stage])
-@pytest.mark.parametrize("given, says", [
-    ("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")])
+@pytest.mark.parametrize(
+    "given, says",
+    [("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")],
+)
 def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, given, says):
     with pytest.raises(BadData, match=says):
         stage(options_of("--heads=4", given, "--data=absent.csv", f"--output={tmp_path}/out"), here)
@@ -74,6 +87,7 @@ def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
 @pytest.fixture
 def task(samples, here):
     """task(*options): the classifier's task with its model, untrained."""
+
     def make(*argv):
         options = options_of(*argv)
         plan = plan_of(samples.encoded["train"], options)
@@ -86,7 +100,7 @@ def rows_of(batch):
     return [ids[:length].tolist() for ids, length in zip(batch.tensors["ids"], batch.tensors["lengths"])]
 
 
-@pytest.mark.parametrize("how, rare", [("none", 1.0), ("sqrt", 9 ** 0.5), ("balanced", 9.0)])
+@pytest.mark.parametrize("how, rare", [("none", 1.0), ("sqrt", 9**0.5), ("balanced", 9.0)])
 def test_a_rare_class_weighs_more_as_asked_and_the_mean_over_all_tracks_stays_one(how, rare):
     common, other, absent = class_weights([0] * 90 + [1] * 10, 3, how)
     assert other / common == pytest.approx(rare) and absent == 0
@@ -122,8 +136,10 @@ def test_training_sees_tracks_with_words_hidden_or_cropped_anew_each_epoch(task)
 def test_pretraining_crops_what_it_trains_on_and_never_what_it_is_judged_by(samples, here):
     task = Pretraining(options_of("--crop=1", "--min_points=5"), samples, here, None, None)
     for is_training in (True, False):
-        seen = [len(task.asked(sample, (i,), is_training=is_training)[0])
-                for i, sample in enumerate(samples.encoded["train"])]
+        seen = [
+            len(task.asked(sample, (i,), is_training=is_training)[0])
+            for i, sample in enumerate(samples.encoded["train"])
+        ]
         assert (sum(seen) < 0.9 * sum(map(len, samples.encoded["train"]))) == is_training
 
 
@@ -137,8 +153,9 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     sizes = jobs.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630
     task = Classification(options, long, make_model(sizes, seed=1), here, plan_of(train, options))
-    assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [[vocabulary[word] for word in words.all()]
-                                                                  for words in texts]
+    assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [
+        [vocabulary[word] for word in words.all()] for words in texts
+    ]
 
 
 @pytest.mark.parametrize("make", [make_model, make_guesser])
@@ -198,8 +215,9 @@ def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
     assert {group["weight_decay"] for group in engine.optimizer.param_groups} == {0.3, 0.0}
 
 
-@pytest.mark.parametrize("wanted, kept", [("macro_f1", ("macro_f1", False)), ("loss", ("loss", True)),
-                                          ("last", ("", False))])
+@pytest.mark.parametrize(
+    "wanted, kept", [("macro_f1", ("macro_f1", False)), ("loss", ("loss", True)), ("last", ("", False))]
+)
 def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
     options = options_of(f"--keep_best_by={wanted}")
     loop = make_loop(options, samples, make_model(jobs.own_sizes(options, samples), seed=1), here, tmp_path)

@@ -25,8 +25,9 @@ def test_weights_come_from_several_files_under_either_name_of_a_tied_one(tmp_pat
     words, scale = torch.randn(7, 4), torch.tensor(3.0)
     save_file({"base.head.weight": words}, tmp_path / "a.safetensors")
     save_file({"base.scale": scale}, tmp_path / "b.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(
-        {"weight_map": {"base.head.weight": "a.safetensors", "base.scale": "b.safetensors"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"base.head.weight": "a.safetensors", "base.scale": "b.safetensors"}})
+    )
     model = Tied()
     adapter = model.adapter.weight.clone()
     read_into(model, tmp_path, name_in_file=lambda name: None if "adapter" in name else f"base.{name}")

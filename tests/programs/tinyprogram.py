@@ -7,8 +7,9 @@ import json
 import os
 import resource
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -22,13 +23,34 @@ from ascendrun.programs.trainer.task import Settings, Task
 
 WORDS, WIDTH = 31, 16
 FULL_BYTES = 20_000
-DEFAULTS: Dict[str, Any] = {
-    "how": "ddp", "details": {}, "dtype": "float32", "samples": 60, "batch_size": 6, "epochs": 3, "max_steps": 0,
-    "lr": 0.01, "seed": 3, "dropout": 0.1, "resume": "auto", "log_every": 1,
-    "frozen": False, "poison": None, "kill": None, "eval_every": 0,
-    "best": "", "identity": 0,
-    "full_disk": None, "save_in_background": True, "on_save_failure": "go-on", "stop_at": None, "keep_checkpoints": 2,
-    "room": None, "load": None, "silent": [0, 0]}
+DEFAULTS: dict[str, Any] = {
+    "how": "ddp",
+    "details": {},
+    "dtype": "float32",
+    "samples": 60,
+    "batch_size": 6,
+    "epochs": 3,
+    "max_steps": 0,
+    "lr": 0.01,
+    "seed": 3,
+    "dropout": 0.1,
+    "resume": "auto",
+    "log_every": 1,
+    "frozen": False,
+    "poison": None,
+    "kill": None,
+    "eval_every": 0,
+    "best": "",
+    "identity": 0,
+    "full_disk": None,
+    "save_in_background": True,
+    "on_save_failure": "go-on",
+    "stop_at": None,
+    "keep_checkpoints": 2,
+    "room": None,
+    "load": None,
+    "silent": [0, 0],
+}
 """[step, rank], counted from 0: `poison` makes the loss nan, `kill` ends the rank with SIGKILL, `stop_at` with SIGTERM.
 `full_disk`: [from step, to step], in which no file can grow; `silent`: the same, in which no word is asked for;
 `room`: rows that fit, by rank."""
@@ -64,7 +86,7 @@ class Counting(Task):
 
     parts = ("even", "odd")
 
-    def __init__(self, options: Dict[str, Any], here: start.Runtime) -> None:
+    def __init__(self, options: dict[str, Any], here: start.Runtime) -> None:
         self.options, self.here = options, here
         lengths = [4 + 7 * i % 9 for i in range(options["samples"])]
         self.rows = [[(i + j) % WORDS for j in range(length)] for i, length in enumerate(lengths)]
@@ -78,12 +100,17 @@ class Counting(Task):
         if self.options["silent"][0] <= step < self.options["silent"][1]:
             labels = torch.full_like(labels, -100)
         groups = {"even": float(sum(n % 2 == 0 for n in numbers)), "odd": float(sum(n % 2 for n in numbers))}
-        tensors = {"ids": data.pad(rows, value=0)[:, :-1], "labels": labels, "odd": torch.tensor(numbers) % 2,
-                   "step": torch.tensor(step)}
-        return Batch(tensors, weight=float((labels >= 0).sum()), tokens=sum(map(len, rows)), samples=len(rows),
-                     groups=groups)
+        tensors = {
+            "ids": data.pad(rows, value=0)[:, :-1],
+            "labels": labels,
+            "odd": torch.tensor(numbers) % 2,
+            "step": torch.tensor(step),
+        }
+        return Batch(
+            tensors, weight=float((labels >= 0).sum()), tokens=sum(map(len, rows)), samples=len(rows), groups=groups
+        )
 
-    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> Any:
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Any:
         step, me = int(tensors["step"]), self.here.rank
         for option, number in (("kill", signal.SIGKILL), ("stop_at", signal.SIGTERM)):
             if self.options[option] == [step, me]:
@@ -98,22 +125,24 @@ class Counting(Task):
         each = functional.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="none")
         by_row = each.view_as(tensors["labels"]).sum(1)
         counts = (tensors["labels"] >= 0).sum(1)
-        parts = {name: (by_row[tensors["odd"] == odd].sum(), float(counts[tensors["odd"] == odd].sum()))
-                 for odd, name in enumerate(self.parts)}
+        parts = {
+            name: (by_row[tensors["odd"] == odd].sum(), float(counts[tensors["odd"] == odd].sum()))
+            for odd, name in enumerate(self.parts)
+        }
         bad = self.options["poison"] == [step, me]
         return by_row.sum() * (float("nan") if bad else 1.0), parts
 
-    def evaluate(self, step: int) -> Dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Worse than ever after step 6, so that the best is not the last."""
         return {"score": float(step if step <= 6 else -step)}
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     options = {**DEFAULTS, **json.loads(argv[0])}
     start.run(lambda here: train(options, here), expected=task.EXPECTED, timeout_s=60)
 
 
-def train(options: Dict[str, Any], here: start.Runtime) -> None:
+def train(options: dict[str, Any], here: start.Runtime) -> None:
     torch.manual_seed(options["seed"])
     with init_empty_weights() if options["load"] and options["how"] == "fsdp2" else contextlib.nullcontext():
         network = Network(options["dropout"])
@@ -125,14 +154,27 @@ def train(options: Dict[str, Any], here: start.Runtime) -> None:
     lengths = [len(row) for row in work.rows]
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
-    engine = parallel.wrap(network, here, how=options["how"], adam=parallel.Adam(lr=options["lr"]),
-                           precision=precision, **options["details"])
+    engine = parallel.wrap(
+        network,
+        here,
+        how=options["how"],
+        adam=parallel.Adam(lr=options["lr"]),
+        precision=precision,
+        **options["details"],
+    )
     if options["load"] and options["how"] == "fsdp2":
         weights.read_into(network, Path(options["load"]))
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
     settings = Settings.of(options, steps=steps, warmup_steps=3)
-    loop = Loop(here, engine, plan, work, settings, folder=start.checkpoint_folder("out"),
-                identity={"task": options["identity"]})
+    loop = Loop(
+        here,
+        engine,
+        plan,
+        work,
+        settings,
+        folder=start.checkpoint_folder("out"),
+        identity={"task": options["identity"]},
+    )
     if options["room"]:
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         here.say(f"micro-batch found: {loop.find_micro_batch([(longest,)], largest=8)}")

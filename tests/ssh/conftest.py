@@ -1,8 +1,8 @@
 """Fixtures of the SSH tests.
 
-    lab        a folder with a client key, an ssh config that names it, a state dir; lab.server(...) starts an sshd,
-               lab.backends("paramiko") connects to it; all of it is gone afterwards
-    reach      the three ways to reach a host, one test run each
+lab        a folder with a client key, an ssh config that names it, a state dir; lab.server(...) starts an sshd,
+           lab.backends("paramiko") connects to it; all of it is gone afterwards
+reach      the three ways to reach a host, one test run each
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 import pytest
 
@@ -31,18 +32,19 @@ class Ear:
     """A receiver that keeps what it hears, and that its calls came one at a time with `on_closed` once and last."""
 
     def __init__(self) -> None:
-        self.data: List[bytes] = []
-        self.error_data: List[bytes] = []
-        self.ends: List[Tuple[str, Optional[int]]] = []
-        self.faults: List[str] = []
+        self.data: list[bytes] = []
+        self.error_data: list[bytes] = []
+        self.ends: list[tuple[str, int | None]] = []
+        self.faults: list[str] = []
         self.closed = threading.Event()
         self._busy = threading.Lock()
 
     def receiver(self) -> Receiver:
-        return Receiver(lambda data: self._hear(self.data, data),
-                        lambda data: self._hear(self.error_data, data), self._end)
+        return Receiver(
+            lambda data: self._hear(self.data, data), lambda data: self._hear(self.error_data, data), self._end
+        )
 
-    def _hear(self, heap: List[Any], item: Any) -> None:
+    def _hear(self, heap: list[Any], item: Any) -> None:
         if not self._busy.acquire(blocking=False):
             self.faults.append("two calls at once")
             return
@@ -51,7 +53,7 @@ class Ear:
         heap.append(item)
         self._busy.release()
 
-    def _end(self, reason: str, status: Optional[int]) -> None:
+    def _end(self, reason: str, status: int | None) -> None:
         self._hear(self.ends, (reason, status))
         self.closed.set()
 
@@ -63,7 +65,7 @@ class Ear:
     def errors(self) -> bytes:
         return b"".join(self.error_data)
 
-    def wait(self, deadline_s: float = 60.0) -> Tuple[str, Optional[int]]:
+    def wait(self, deadline_s: float = 60.0) -> tuple[str, int | None]:
         assert self.closed.wait(deadline_s), f"not closed within {deadline_s:g} s; heard {self.output[-200:]!r}"
         assert self.faults == [] and len(self.ends) == 1
         return self.ends[0]
@@ -88,8 +90,8 @@ class Lab:
         self.folder = folder
         self.key = make_key(folder / "id_client")
         self.settings = Settings(state_dir=folder / "state")
-        self.servers: List[Sshd] = []
-        self._made: List[Backends] = []
+        self.servers: list[Sshd] = []
+        self._made: list[Backends] = []
         self.config = folder / "config"
         self.write_config()
 
@@ -97,10 +99,16 @@ class Lab:
     def own_known_hosts(self) -> Path:
         return self.settings.state_dir / "known_hosts"
 
-    def write_config(self, *lines: str, identity: Optional[Path] = None) -> None:
+    def write_config(self, *lines: str, identity: Path | None = None) -> None:
         """The lines come first, since the first value counts."""
-        text = [*lines, "Host *", f"  IdentityFile {identity or self.key}", "  IdentitiesOnly yes",
-                f"  UserKnownHostsFile {self.folder}/users_known_hosts", "  GlobalKnownHostsFile none"]
+        text = [
+            *lines,
+            "Host *",
+            f"  IdentityFile {identity or self.key}",
+            "  IdentitiesOnly yes",
+            f"  UserKnownHostsFile {self.folder}/users_known_hosts",
+            "  GlobalKnownHostsFile none",
+        ]
         self.config.write_text("\n".join(text) + "\n")
         self.config.chmod(0o600)
 
@@ -112,7 +120,7 @@ class Lab:
             trust(self.own_known_hosts, server)
         return server
 
-    def backends(self, transport: str = "auto", *, ask: Optional[Callable[[str], Optional[str]]] = None) -> Backends:
+    def backends(self, transport: str = "auto", *, ask: Callable[[str], str | None] | None = None) -> Backends:
         made = Backends(self.settings, ask=ask, transport=transport, ssh_config=self.config)
         self._made.append(made)
         return made
@@ -143,14 +151,14 @@ class Reach:
         self.server = lab.server() if kind != "local" else None
         self.backends = lab.backends("auto" if kind == "local" else kind)
         self.host = self.server.host() if self.server else Host(name="here", addr="local")
-        self._connections: List[Connection] = []
+        self._connections: list[Connection] = []
 
     def connect(self) -> Connection:
         connection = self.backends.connect(self.host, deadlines=DEADLINES)
         self._connections.append(connection)
         return connection
 
-    def open(self, command: str, connection: Optional[Connection] = None) -> Tuple[Stream, Ear]:
+    def open(self, command: str, connection: Connection | None = None) -> tuple[Stream, Ear]:
         ear = Ear()
         stream = (connection or self.connect()).open(command, ear.receiver(), deadline_s=20.0)
         return stream, ear

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable
 
 from ascendrun.core.hosts import Host
 from ascendrun.head.hostkeys import HostKey, known_name, record_host_keys
@@ -38,8 +39,9 @@ def public_key(path: Path) -> HostKey:
 class Sshd:
     """One sshd; `options` are lines of its config, which win over the defaults below."""
 
-    def __init__(self, folder: Path, client_key: Path, *, options: Sequence[str] = (),
-                 host_key: str = "ed25519") -> None:
+    def __init__(
+        self, folder: Path, client_key: Path, *, options: Sequence[str] = (), host_key: str = "ed25519"
+    ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         self.host_key_file = make_key(folder / "host_key", kind=host_key)
@@ -49,7 +51,7 @@ class Sshd:
         (folder / "authorized_keys").chmod(0o600)
         self.options = list(options)
         self.port = 0
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
@@ -62,7 +64,7 @@ class Sshd:
     def host(self, name: str = "node1", **fields: Any) -> Host:
         return Host(name=name, addr="127.0.0.1", port=self.port, user=getpass.getuser(), **fields)
 
-    def start(self) -> "Sshd":
+    def start(self) -> Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         for _ in range(5):
@@ -70,16 +72,19 @@ class Sshd:
             self._write_config()
             starts_before = self._log_so_far().count("Server listening")
             argv = [SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")]
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                            stderr=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             if self._listens(self.process, starts_before):
                 return self
             self.port = 0  # somebody took the port in between
         raise AssertionError(f"sshd does not start: {self._log_so_far()}")
 
     def _listens(self, process: subprocess.Popen[bytes], starts_before: int) -> bool:
-        wait_until(lambda: process.poll() is not None or self._log_so_far().count("Server listening") > starts_before,
-                   what="sshd listens")
+        wait_until(
+            lambda: process.poll() is not None or self._log_so_far().count("Server listening") > starts_before,
+            what="sshd listens",
+        )
         return process.poll() is None
 
     def _log_so_far(self) -> str:
@@ -88,16 +93,24 @@ class Sshd:
     def _write_config(self) -> None:
         lines = [
             *self.options,
-            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key_file}",
-            f"PidFile {self.folder}/pid", f"AuthorizedKeysFile {self.folder}/authorized_keys",
-            "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "PermitUserEnvironment yes", "LogLevel VERBOSE",
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {self.host_key_file}",
+            f"PidFile {self.folder}/pid",
+            f"AuthorizedKeysFile {self.folder}/authorized_keys",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin yes",
+            "PermitUserEnvironment yes",
+            "LogLevel VERBOSE",
         ]
         if not any(line.startswith("MaxStartups") for line in self.options):
             lines.append("MaxStartups 100:30:200")  # of this one sshd takes the last
         (self.folder / "config").write_text("\n".join(lines) + "\n")
 
-    def session_pids(self) -> List[int]:
+    def session_pids(self) -> list[int]:
         """Every process that this sshd forked and that still lives, deepest last."""
         assert self.process is not None
         return descendants(self.process.pid)
@@ -123,14 +136,14 @@ def trust(file: Path, *servers: Sshd) -> None:
     record_host_keys(file, [(known_name("127.0.0.1", server.port), server.host_key) for server in servers])
 
 
-def descendants(pid: int) -> List[int]:
-    found: List[int] = []
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
     for child in _children(pid):
         found += [child, *descendants(child)]
     return found
 
 
-def _children(pid: int) -> List[int]:
+def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

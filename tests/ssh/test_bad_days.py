@@ -8,8 +8,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterator, List
+from typing import Any
 
 import pytest
 from conftest import DEADLINES, Ear, connects
@@ -54,7 +55,7 @@ def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> 
         sock.bind(("127.0.0.1", 0))
         sock.listen(1)
         host = Host("icy", addr="127.0.0.1", port=sock.getsockname()[1])
-        kept: List[Any] = []
+        kept: list[Any] = []
         greeter = threading.Thread(target=lambda: _greet(sock, kept))
         greeter.start()
         with pytest.raises(CannotConnect, match="icy .*no key exchange"):
@@ -63,7 +64,7 @@ def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> 
         kept[0].close()
 
 
-def _greet(sock: socket.socket, kept: List[Any]) -> None:
+def _greet(sock: socket.socket, kept: list[Any]) -> None:
     connection = sock.accept()[0]
     connection.sendall(b"SSH-2.0-frozen\r\n")
     kept.append(connection)
@@ -183,8 +184,9 @@ def test_a_host_that_freezes_under_a_running_stream_refuses_the_next_command_in_
 def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
     if os.geteuid() != 0:
         pytest.skip("sshd runs an AuthorizedKeysCommand only when it is root")
-    server = lab.server(options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root",
-                                 "AuthorizedKeysFile none"))
+    server = lab.server(
+        options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root", "AuthorizedKeysFile none")
+    )
     with pytest.raises(CannotConnect, match="login within 1 s"):
         lab.backends("paramiko").connect(server.host(), deadlines=dataclasses.replace(DEADLINES, auth_s=1.0))
 

@@ -102,7 +102,8 @@ def test_a_receiver_that_fails_loses_its_stream_and_is_told(reach: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "command, status", [("true", 0), ("exit 3", 3), ("exit 255", 255), ("no-such-command-here", 127)])
+    "command, status", [("true", 0), ("exit 3", 3), ("exit 255", 255), ("no-such-command-here", 127)]
+)
 def test_the_exit_status_is_told(reach: Any, command: str, status: int) -> None:
     _, ear = reach.open(command)
     assert ear.wait()[1] == status
@@ -143,7 +144,7 @@ def test_what_several_threads_send_at_once_is_not_mixed(reach: Any) -> None:
         thread.join()
     stream.close_input()
     assert ear.wait()[1] == 0
-    assert sorted(ear.output[at:at + MIB] for at in range(0, 4 * MIB, MIB)) == pieces
+    assert sorted(ear.output[at : at + MIB] for at in range(0, 4 * MIB, MIB)) == pieces
 
 
 def test_one_connection_serves_commands_one_after_another(reach: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 from conftest import DEADLINES, connects
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 DEBUG = ("LogLevel DEBUG1",)
 
 
-def login_attempts(server: Any) -> List[str]:
+def login_attempts(server: Any) -> list[str]:
     return [line for line in server.log.splitlines() if "userauth-request" in line]
 
 
@@ -149,7 +149,7 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(lab: Any) -> None:
     for server in servers:
         (server.folder / "authorized_keys").write_text(Path(f"{locked}.pub").read_text())
     lab.write_config(identity=locked)
-    asked: List[str] = []
+    asked: list[str] = []
     backends = lab.backends("paramiko", ask=lambda text: asked.append(text) or "open sesame")
     for server in servers:
         connects(backends, server.host())
@@ -172,8 +172,11 @@ def test_a_locked_key_works_without_asking_once_the_agent_holds_it(lab: Any, mon
         open_copy = lab.folder / "open_copy"
         open_copy.write_bytes(locked.read_bytes())
         open_copy.chmod(0o600)
-        subprocess.run(["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(open_copy)], check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(open_copy)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         subprocess.run(["ssh-add", "-q", str(open_copy)], check=True, stderr=subprocess.DEVNULL)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: connects(backends, server.host()), range(4)))

@@ -42,8 +42,9 @@ def test_a_folder_that_cannot_be_made_is_told_with_its_path(lab: Any) -> None:
 def test_a_detached_process_outlives_the_connection_and_holds_up_nothing(lab: Any) -> None:
     connection = lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
     ear = Ear()
-    connection.open("setsid sh -c 'trap \"\" HUP TERM; exec sleep 300' & echo $!; exec cat", ear.receiver(),
-                    deadline_s=10.0)
+    connection.open(
+        "setsid sh -c 'trap \"\" HUP TERM; exec sleep 300' & echo $!; exec cat", ear.receiver(), deadline_s=10.0
+    )
     wait_until(lambda: ear.output.endswith(b"\n"), what="the process is detached")
     pid = int(ear.output)
     wait_until(lambda: os.getsid(pid) == pid, what="it has a session of its own")
@@ -80,15 +81,19 @@ def test_each_host_has_a_private_folder_and_the_heads_python(lab: Any) -> None:
 
 
 def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> None:
-    code = ("import sys; from pathlib import Path; from ascendrun.backends import Backends;"
-            "from ascendrun.core.hosts import Host; from ascendrun.head.settings import Settings;"
-            "from ascendrun.head.transport import Deadlines;"
-            f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
-            "assert 'paramiko' not in sys.modules")
+    code = (
+        "import sys; from pathlib import Path; from ascendrun.backends import Backends;"
+        "from ascendrun.core.hosts import Host; from ascendrun.head.settings import Settings;"
+        "from ascendrun.head.transport import Deadlines;"
+        f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
+        "assert 'paramiko' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_paramiko_comes_without_invoke(lab: Any) -> None:
-    code = ("import sys; from ascendrun.head.paramiko_door import paramiko;"
-            "assert paramiko.Transport and 'invoke' not in sys.modules")
+    code = (
+        "import sys; from ascendrun.head.paramiko_door import paramiko;"
+        "assert paramiko.Transport and 'invoke' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

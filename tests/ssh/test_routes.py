@@ -6,7 +6,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 from conftest import DEADLINES, Ear, connects
@@ -21,7 +21,7 @@ def logins(server: Any) -> int:
     return server.log.count("Accepted publickey")
 
 
-def hop(name: str, server: Any, *more: str) -> List[str]:
+def hop(name: str, server: Any, *more: str) -> list[str]:
     return [f"Host {name}", "  HostName 127.0.0.1", f"  Port {server.port}", *(f"  {line}" for line in more)]
 
 
@@ -85,8 +85,9 @@ def test_a_jump_host_that_was_restarted_is_logged_in_to_again(lab: Any) -> None:
 
 def test_two_jumps_in_a_row_go_through_openssh(lab: Any) -> None:
     first, second, inner = lab.server(), lab.server(), lab.server()
-    lab.write_config(*hop("first", first), *hop("second", second, "ProxyJump first"),
-                     *hop("inner", inner, "ProxyJump second"))
+    lab.write_config(
+        *hop("first", first), *hop("second", second, "ProxyJump first"), *hop("inner", inner, "ProxyJump second")
+    )
     users = lab.folder / "users_known_hosts"
     users.write_text(lab.own_known_hosts.read_text())  # ssh's own ssh to a jump host reads the user's file only
     backends = lab.backends()
@@ -96,10 +97,16 @@ def test_two_jumps_in_a_row_go_through_openssh(lab: Any) -> None:
 
 def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
     server = lab.server()
-    lab.write_config(*hop("inner", server, "ProxyCommand python3 -c 'import socket,sys,threading,os;"
-                          "s=socket.create_connection((\"%h\",%p));"
-                          "threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b\"\")],"
-                          "daemon=True).start();[os.write(1,d) for d in iter(lambda:s.recv(65536),b\"\")]'"))
+    lab.write_config(
+        *hop(
+            "inner",
+            server,
+            "ProxyCommand python3 -c 'import socket,sys,threading,os;"
+            's=socket.create_connection(("%h",%p));'
+            'threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b"")],'
+            'daemon=True).start();[os.write(1,d) for d in iter(lambda:s.recv(65536),b"")]\'',
+        )
+    )
     backends = lab.backends()
     assert "proxycommand" in backends.ssh().why_openssh(Host("inner"))
     connects(backends, Host("inner"))
@@ -111,8 +118,10 @@ def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
     authority = lab.folder / "ca"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(authority)], check=True)
     server = lab.server(trusted=False)
-    subprocess.run(["ssh-keygen", "-q", "-s", str(authority), "-I", "host", "-h", "-n", "inner",
-                    f"{server.host_key_file}.pub"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-s", str(authority), "-I", "host", "-h", "-n", "inner", f"{server.host_key_file}.pub"],
+        check=True,
+    )
     server.stop()
     server.options.append(f"HostCertificate {server.host_key_file}-cert.pub")
     server.start()
@@ -140,7 +149,8 @@ def test_an_include_stays_with_paramiko(lab: Any) -> None:
 def test_other_kinds_of_host_keys_and_names_with_several_addresses_work(lab: Any, kind: str) -> None:
     server = lab.server(host_key=kind, trusted=False)
     (lab.folder / "users_known_hosts").write_text(
-        f"[localhost]:{server.port} {server.host_key.type} {server.host_key.base64}\n")
+        f"[localhost]:{server.port} {server.host_key.type} {server.host_key.base64}\n"
+    )
     for transport in ("paramiko", "openssh"):
         connects(lab.backends(transport), Host("n", addr="localhost", port=server.port, user=server.host().user))
 
@@ -148,12 +158,13 @@ def test_other_kinds_of_host_keys_and_names_with_several_addresses_work(lab: Any
 def test_a_host_recorded_under_its_hostfile_name_is_known_by_it(lab: Any) -> None:
     server = lab.server(trusted=False)
     (lab.folder / "users_known_hosts").write_text(
-        f"[npu01]:{server.port} {server.host_key.type} {server.host_key.base64}\n")
+        f"[npu01]:{server.port} {server.host_key.type} {server.host_key.base64}\n"
+    )
     for transport in ("paramiko", "openssh"):
         connects(lab.backends(transport), server.host("npu01"))
 
 
-CONFIGS: Dict[str, str] = {
+CONFIGS: dict[str, str] = {
     "plain": "Host n1\n  User anna\n  Port 2222\n  HostName 10.0.0.1\n  IdentityFile ~/k1\n  IdentityFile /k2\n",
     "equals, case and quotes": 'HOST n1\n  uSER="anna b"\n  pOrT = 77\n  hostname = "h"\n  IdentityFile="/a b/k"\n',
     "first wins": "User first\nHost *\n  User second\n  Port 5\nHost n1\n  Port 6\n",
@@ -177,7 +188,7 @@ def test_a_config_means_what_ssh_says_it_means(tmp_path: Path, name: str) -> Non
     path.write_bytes(CONFIGS[name].encode())
     path.chmod(0o600)
     answer = subprocess.run(["ssh", "-G", "-F", str(path), "n1"], check=True, capture_output=True, text=True).stdout
-    said: Dict[str, List[str]] = {}
+    said: dict[str, list[str]] = {}
     for line in answer.splitlines():
         key, _, value = line.partition(" ")
         said.setdefault(key, []).append(value)

@@ -19,8 +19,14 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def environ(lab: Any) -> dict[str, str]:
-    return {**os.environ, "ASCENDRUN_STATE_DIR": str(lab.settings.state_dir), "HOME": str(lab.folder),
-            "XDG_CONFIG_HOME": str(lab.folder), "PYTHONPATH": str(CHECKOUT), "TERM": "dumb"}
+    return {
+        **os.environ,
+        "ASCENDRUN_STATE_DIR": str(lab.settings.state_dir),
+        "HOME": str(lab.folder),
+        "XDG_CONFIG_HOME": str(lab.folder),
+        "PYTHONPATH": str(CHECKOUT),
+        "TERM": "dumb",
+    }
 
 
 def write_hostfile(lab: Any, *servers: Sshd) -> str:
@@ -30,15 +36,22 @@ def write_hostfile(lab: Any, *servers: Sshd) -> str:
 
 
 def trust(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ascendrun", "trust", *argv], env=environ, capture_output=True,
-                          text=True, stdin=subprocess.DEVNULL, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "ascendrun", "trust", *argv],
+        env=environ,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
 
 
 def test_keys_are_recorded_after_a_yes(lab: Any, environ: dict[str, str]) -> None:
     servers = [lab.server(trusted=False), lab.server(trusted=False)]
     hostfile = write_hostfile(lab, *servers)
-    child = pexpect.spawn(sys.executable, ["-m", "ascendrun", "trust", "--hostfile", hostfile], env=environ, timeout=60,
-                          encoding="utf-8")
+    child = pexpect.spawn(
+        sys.executable, ["-m", "ascendrun", "trust", "--hostfile", hostfile], env=environ, timeout=60, encoding="utf-8"
+    )
     child.expect_exact("Record 2 keys?")
     for server in servers:
         assert server.host_key.fingerprint in (child.before or "")

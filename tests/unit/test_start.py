@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -15,16 +14,30 @@ from ascendrun import __version__
 from ascendrun.cli.app import VERBS
 
 PACKAGE = Path(ascendrun.__file__).parent
-HEAVY = {"paramiko", "cryptography", "pydantic", "rich", "torch", "numpy", "asyncio", "textual", "ClusterShell",
-         "psutil", "yaml", "sqlite3", "prometheus_client"}
+HEAVY = {
+    "paramiko",
+    "cryptography",
+    "pydantic",
+    "rich",
+    "torch",
+    "numpy",
+    "asyncio",
+    "textual",
+    "ClusterShell",
+    "psutil",
+    "yaml",
+    "sqlite3",
+    "prometheus_client",
+}
 
 
-def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-X", "importtime", "-m", "ascendrun", *arguments], text=True,
-                          capture_output=True, timeout=60)
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ascendrun", *arguments], text=True, capture_output=True, timeout=60
+    )
 
 
-def imported(log: str) -> List[str]:
+def imported(log: str) -> list[str]:
     return [line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")]
 
 
@@ -40,9 +53,12 @@ def test_version_is_answered_without_the_command_line() -> None:
     assert "ascendrun.cli" not in imported(run.stderr)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *(
-    pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in VERBS)], ids=" ".join)
-def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], *(pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in VERBS)],
+    ids=" ".join,
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     run = start(*arguments)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.startswith("Usage: ascendrun")
@@ -52,8 +68,12 @@ def test_help_imports_nothing_heavy(arguments: List[str]) -> None:
 @pytest.mark.slow
 def test_nothing_of_the_head_imports_what_paramiko_wants_and_we_never_use(tmp_path: Path) -> None:
     (tmp_path / "invoke.py").write_text("raise SystemExit('invoke was imported')\n")
-    names = [f"ascendrun.{folder}.{path.stem}" for folder in ("head", "backends")
-             for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"]
+    names = [
+        f"ascendrun.{folder}.{path.stem}"
+        for folder in ("head", "backends")
+        for path in (PACKAGE / folder).glob("*.py")
+        if path.stem != "__init__"
+    ]
     code = f"import sys, {', '.join(sorted(names))}; assert 'invoke' not in sys.modules; import importlib.metadata"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
     run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=environ, timeout=60)
@@ -62,8 +82,13 @@ def test_nothing_of_the_head_imports_what_paramiko_wants_and_we_never_use(tmp_pa
 
 def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: Path) -> None:
     environ = {**os.environ, "ASCENDRUN_STATE_DIR": str(tmp_path), "ASCENDRUN_CONTROLLER_IDLE_S": "0.1"}
-    run = subprocess.run([sys.executable, "-X", "importtime", "-m", "ascendrun", "controller", "run"], text=True,
-                         capture_output=True, env=environ, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ascendrun", "controller", "run"],
+        text=True,
+        capture_output=True,
+        env=environ,
+        timeout=60,
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     assert (tmp_path / "state.db").exists()
     names = set(imported(run.stderr))
@@ -72,7 +97,8 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
 
 
 def test_a_python_that_is_too_old_is_told_so(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from ascendrun import __main__
 
     monkeypatch.setattr(sys, "version_info", (3, 8, 18))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import pytest
 from browser import Browse, Seen
@@ -29,7 +29,7 @@ def look(browse: Browse, folder: Path, report: Report, *, lang: str = "en", **ho
     return browse(page, **how)
 
 
-def colors_of(picture: Path) -> Dict[Tuple[int, int, int], int]:
+def colors_of(picture: Path) -> dict[tuple[int, int, int], int]:
     image = Image.open(picture).convert("RGB")
     return {color: count for count, color in image.getcolors(maxcolors=1 << 24) or []}
 

@@ -1,11 +1,11 @@
 """What a line says of other ranks, in the words of HCCL, NCCL, gloo and torch: whom it accuses, waited for or lost.
 
-    read_words("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
+read_words("... Connection closed by peer [10.0.0.3]:41022")    a word of the kind "lost", of 10.0.0.3
 """
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from ascendrun.ascend.peer_words import hccl, torch_groups
 from ascendrun.ascend.peer_words.word import CONNECT, EXEC, LOST, Addresses, PeerWord

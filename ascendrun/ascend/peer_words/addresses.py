@@ -10,7 +10,8 @@ IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+)"
 NAME = r"[A-Za-z0-9_.-]*[A-Za-z0-9]"
 _PLACE = re.compile(
     r"(?<!addr=)[\[('](?P<place>[\w.:-]+?)(?:%\w+)?(?:\]:|', |, | : |\]: ?)\d+|\[(?P<ip>" + IP + r")\]|"
-    r"\b(?:host|to|server) '?(?P<named>" + NAME + r")'?(?: port |:)\d+|\b(?P<bare>\d{1,3}(?:\.\d{1,3}){3})\b")
+    r"\b(?:host|to|server) '?(?P<named>" + NAME + r")'?(?: port |:)\d+|\b(?P<bare>\d{1,3}(?:\.\d{1,3}){3})\b"
+)
 
 
 def addresses_in(text: str) -> Addresses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Match, Optional
+from re import Match
 
 from ascendrun.ascend.peer_words.addresses import IP
 from ascendrun.ascend.peer_words.word import CONNECT, EXEC, PeerWord, WordTable, numbers_in
@@ -15,21 +15,26 @@ def _server(text: str) -> str:
     return text.partition("%")[0]
 
 
-def _device(text: Optional[str]) -> Optional[int]:
+def _device(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-@_says(["Exception Location"], r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
-                               r".*?ExceptionType:\[(?P<type>[^\]]+)\]")
+@_says(
+    ["Exception Location"],
+    r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
+    r".*?ExceptionType:\[(?P<type>[^\]]+)\]",
+)
 def _location(found: Match[str]) -> PeerWord:
-    return PeerWord("location", addresses=((_server(found["ip"]), _device(found["dev"])),),
-                values={"type": found["type"]})
+    return PeerWord(
+        "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
+    )
 
 
 @_says(["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
 def _crimer(found: Match[str]) -> PeerWord:
-    return PeerWord("location", addresses=((_server(found["ip"]), _device(found["dev"])),),
-                values={"type": found["type"]})
+    return PeerWord(
+        "location", addresses=((_server(found["ip"]), _device(found["dev"])),), values={"type": found["type"]}
+    )
 
 
 @_says(["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]")
@@ -47,32 +52,55 @@ def _needed(found: Match[str]) -> PeerWord:
     return PeerWord("needed", values={"count": found["count"]})
 
 
-@_says(["client", "server"], r"\|\s*(?P<dst>" + IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
-              r"\s*(?P<src>" + IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
-              r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?")
+@_says(
+    ["client", "server"],
+    r"\|\s*(?P<dst>" + IP + r")\((?P<drank>\d+)\)\s*\|(?:\s*\d+\s*\|)?"
+    r"\s*(?P<src>" + IP + r")\((?P<srank>\d+)\)\s*\|(?:\s*\d+\s*\|)?\s*(?P<role>client|server)"
+    r"\s*\|\s*(?P<status>[^|]+?)\s*(?:\||$)(?:\s*(?P<tls>\w+)\s*\|)?",
+)
 def _link_row(found: Match[str]) -> PeerWord:
-    return PeerWord("link", wait=CONNECT, ranks=(int(found["drank"]),), addresses=((found["dst"], None),),
-                values={"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""})
+    return PeerWord(
+        "link",
+        wait=CONNECT,
+        ranks=(int(found["drank"]),),
+        addresses=((found["dst"], None),),
+        values={"from": found["srank"], "status": found["status"], "tls": found["tls"] or ""},
+    )
 
 
-@_says(["createLink para"], r"createLink para:rank\[\d+\]-localUserrank\[(?P<l>\d+)\]-localIpAddr\[(?P<lip>[^\]]*)\], "
-                            r"(?:remoteRank|dst_rank)\[\d+\]-remoteUserrank\[(?P<r>\d+)\]-"
-                            r"remote(?:IpAddr|_ip_addr)\[(?P<rip>[^\]]*)\]")
+@_says(
+    ["createLink para"],
+    r"createLink para:rank\[\d+\]-localUserrank\[(?P<l>\d+)\]-localIpAddr\[(?P<lip>[^\]]*)\], "
+    r"(?:remoteRank|dst_rank)\[\d+\]-remoteUserrank\[(?P<r>\d+)\]-"
+    r"remote(?:IpAddr|_ip_addr)\[(?P<rip>[^\]]*)\]",
+)
 def _transport(found: Match[str]) -> PeerWord:
     address, _, device = found["rip"].partition("/")
     wait = None if "Create Dest error" in found.string else CONNECT
-    return PeerWord("link", wait=wait, ranks=(int(found["r"]),), addresses=((address, _device(device)),),
-                values={"from": found["l"], "status": "", "tls": ""})
+    return PeerWord(
+        "link",
+        wait=wait,
+        ranks=(int(found["r"]),),
+        addresses=((address, _device(device)),),
+        values={"from": found["l"], "status": "", "tls": ""},
+    )
 
 
 @_says(["fails to connect to dstRank"], r"fails to connect to dstRank \(server (?P<d>[^,]+), device ID (?P<dd>\d+)\)")
 def _detected(found: Match[str]) -> PeerWord:
-    return PeerWord("link", wait=CONNECT, addresses=((_server(found["d"]), _device(found["dd"])),),
-                values={"from": "", "status": "detected", "tls": ""})
+    return PeerWord(
+        "link",
+        wait=CONNECT,
+        addresses=((_server(found["d"]), _device(found["dd"])),),
+        values={"from": "", "status": "detected", "tls": ""},
+    )
 
 
-@_says(["rankList for enabled tls"], r"rankList for enabled tls:(?P<on>.*?)rankList for disabled tls:"
-                                    r"(?P<off>.*?)(?:rankList for query|$)")
+@_says(
+    ["rankList for enabled tls"],
+    r"rankList for enabled tls:(?P<on>.*?)rankList for disabled tls:"
+    r"(?P<off>.*?)(?:rankList for query|$)",
+)
 def _tls(found: Match[str]) -> PeerWord:
     return PeerWord("tls", wait=None, values={"on": found["on"], "off": found["off"]})
 
@@ -82,8 +110,11 @@ def _tls_plain(found: Match[str]) -> PeerWord:
     return PeerWord("tls", values={"on": "", "off": ""})
 
 
-@_says(["cqe err", "cqe error"], r"cqe err(?:or)? status\[(?P<status>\d+)\].*?(?:remoteIP\{server\[(?P<rs>[^\]]+)\],"
-                                 r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])")
+@_says(
+    ["cqe err", "cqe error"],
+    r"cqe err(?:or)? status\[(?P<status>\d+)\].*?(?:remoteIP\{server\[(?P<rs>[^\]]+)\],"
+    r"deviceId\[(?P<rd>[^\]]*)\](?:,deviceIp\[(?P<rip>[^\]]+)\])?|ip:\[(?P<ip>[^\]]+)\])",
+)
 def _cqe(found: Match[str]) -> PeerWord:
     named = ((found["rip"], None), (found["rs"], _device(found["rd"])), (found["ip"], None))
     addresses = [(_server(address), device) for address, device in named if address]
@@ -95,17 +126,21 @@ def _cqe_words(found: Match[str]) -> PeerWord:
     return PeerWord("cqe", addresses=((_server(found["s"]), int(found["d"])),), values={"status": "12"})
 
 
-@_says(["EI0005", "check fail. local[", "inconsistent between ranks"],
-       r"(?:EI0005|CMD information (?P<field>\w+) check fail|inconsistent between ranks)"
-       r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?")
+@_says(
+    ["EI0005", "check fail. local[", "inconsistent between ranks"],
+    r"(?:EI0005|CMD information (?P<field>\w+) check fail|inconsistent between ranks)"
+    r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?",
+)
 def _differs(found: Match[str]) -> PeerWord:
     """`values`: what the rank itself gave for the parameter that differs."""
     parameter, own = found["field"] or found["parameter"], found["own"]
     return PeerWord("differs", values={parameter or "value": own.strip()} if own else {})
 
 
-@_says(["Task run failed, base information", "base information: "],
-       r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]")
+@_says(
+    ["Task run failed, base information", "base information: "],
+    r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]",
+)
 def _task_tag(found: Match[str]) -> PeerWord:
     return PeerWord("tag", values={"tag": found["tag"], "group": found["group"]})
 
@@ -125,21 +160,27 @@ def _remote_wait(found: Match[str]) -> PeerWord:
     return PeerWord("remote", wait=EXEC, ranks=(int(found["r"]),))
 
 
-@_says(["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],
-       r"EI0002|wait execution of the Notify register times out|notify wait timeout|taskType\[Notify Wait\]|"
-       r"\[TaskExecStage\]\[Timeout\]")
+@_says(
+    ["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],
+    r"EI0002|wait execution of the Notify register times out|notify wait timeout|taskType\[Notify Wait\]|"
+    r"\[TaskExecStage\]\[Timeout\]",
+)
 def _exec_timeout(found: Match[str]) -> PeerWord:
     return PeerWord("timeout", wait=EXEC)
 
 
-@_says(["EI0006", "socket time", "socket establish timeout", "link establish"],
-       r"EI0006|[Gg]et(?:ting)? socket time(?:s )?out|wait socket establish timeout")
+@_says(
+    ["EI0006", "socket time", "socket establish timeout", "link establish"],
+    r"EI0006|[Gg]et(?:ting)? socket time(?:s )?out|wait socket establish timeout",
+)
 def _connect_timeout(found: Match[str]) -> PeerWord:
     return PeerWord("timeout", wait=CONNECT)
 
 
-@_says(["EI0015", "topo exchange", "TopoExchangeAgent"],
-       r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed")
+@_says(
+    ["EI0015", "topo exchange", "TopoExchangeAgent"],
+    r"EI0015|topo exchange (?:server|agent) get socket timeout|TopoExchangeAgent: connect server\[[^\]]+\] failed",
+)
 def _meeting_timeout(found: Match[str]) -> PeerWord:
     is_server = "exchange server" in found.group()  # it heard of some: its door was open
     return PeerWord("clients" if is_server else "timeout", wait=CONNECT)

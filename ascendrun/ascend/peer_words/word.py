@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Callable, Iterator, List, Mapping, Match, Optional, Pattern, Sequence, Tuple
+from re import Match, Pattern
+from typing import Callable, Optional
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
 """Of `PeerWord.wait`: a peer's connection broke; a link was never made; a collective did not come to its end."""
 
-Addresses = Tuple[Tuple[str, Optional[int]], ...]
+Addresses = tuple[tuple[str, Optional[int]], ...]
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class PeerWord:
     """
 
     kind: str
-    wait: Optional[str] = None
-    ranks: Tuple[int, ...] = ()
+    wait: str | None = None
+    ranks: tuple[int, ...] = ()
     addresses: Addresses = ()
     values: Mapping[str, str] = field(default_factory=dict)
 
@@ -34,13 +36,15 @@ class WordTable:
     """Rows of needles, a pattern and what a match of it means."""
 
     def __init__(self) -> None:
-        self._rows: List[Tuple[Tuple[str, ...], Pattern[str], Maker]] = []
+        self._rows: list[tuple[tuple[str, ...], Pattern[str], Maker]] = []
 
     def row(self, needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:
         """Registers a maker for lines that hold one of `needles` and match `pattern`."""
+
         def register(maker: Maker) -> Maker:
             self._rows.append((tuple(needles), re.compile(pattern), maker))
             return maker
+
         return register
 
     def read(self, text: str) -> Iterator[PeerWord]:
@@ -59,5 +63,5 @@ class WordTable:
         return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in self._rows for needle in needles})))
 
 
-def numbers_in(text: str) -> Tuple[int, ...]:
+def numbers_in(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in re.findall(r"\d+", text))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
-from typing import Any, Mapping
+from typing import Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_table(name: str) -> Mapping[str, Any]:
     """The table `name`.json of this package; read once, not to be changed by who reads it."""
     text = resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Tuple
+from collections.abc import Iterable
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.garbage import nothing_collected
@@ -20,12 +20,19 @@ from ascendrun.health.checks import (
 )
 from ascendrun.health.world import Check, World
 
-NPU_CHECKS: Tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
-CHECKS: Tuple[Check, ...] = (*reach.CHECKS, *host.CHECKS, *storage.CHECKS, *network.CHECKS, *software.CHECKS,
-                             *environment.CHECKS, *NPU_CHECKS)
+NPU_CHECKS: tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *reach.CHECKS,
+    *host.CHECKS,
+    *storage.CHECKS,
+    *network.CHECKS,
+    *software.CHECKS,
+    *environment.CHECKS,
+    *NPU_CHECKS,
+)
 """In the order in which people look for causes: first what makes the rest unknowable."""
 
-NAMES: Tuple[str, ...] = tuple(check.name for check in CHECKS)
+NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
 
 
 def plain_name(name: str) -> str:
@@ -33,22 +40,26 @@ def plain_name(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
-def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> Tuple[Check, ...]:
+def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> tuple[Check, ...]:
     """Those to run: all with `is_full`, else the light ones and the required, without the skipped."""
     skipped, required = {plain_name(name) for name in skip}, {plain_name(name) for name in require}
-    return tuple(check for check in CHECKS
-                 if check.name not in skipped and (is_full or not check.is_full or check.name in required))
+    return tuple(
+        check
+        for check in CHECKS
+        if check.name not in skipped and (is_full or not check.is_full or check.name in required)
+    )
 
 
-def run_checks(world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
-               ) -> Tuple[Finding, ...]:
+def run_checks(
+    world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
+) -> tuple[Finding, ...]:
     """What the chosen checks find, folded over the hosts, the worst first."""
     with nothing_collected():
         return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), world))
 
 
-def _run(checks: Iterable[Check], world: World) -> List[Finding]:
-    found: List[Finding] = []
+def _run(checks: Iterable[Check], world: World) -> list[Finding]:
+    found: list[Finding] = []
     for check in checks:
         try:
             found += check.function(world)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Optional, Tuple
+from collections.abc import Iterator, Mapping
 
 from ascendrun.ascend.compatibility import MISFIT, UNKNOWN, VersionFact, Versions, judge_versions
 from ascendrun.core.findings import Finding, Severity
@@ -10,7 +10,7 @@ from ascendrun.health.checks.devices import npu_nodes
 from ascendrun.health.facts import NodeFacts
 from ascendrun.health.world import Check, World, differing
 
-_MISFITS: Mapping[str, Tuple[str, Severity]] = {
+_MISFITS: Mapping[str, tuple[str, Severity]] = {
     "torch_npu/torch": ("torch-npu-torch", Severity.FAIL),
     "torch/build": ("torch-build", Severity.FAIL),
     "torch_npu/cann": ("torch-npu-cann", Severity.WARN),
@@ -34,12 +34,12 @@ def check_versions_alike(world: World) -> Iterator[Finding]:
     yield from differing(world, "cann-differs", severity, _cann)
 
 
-def _firmware(facts: NodeFacts) -> Optional[str]:
+def _firmware(facts: NodeFacts) -> str | None:
     files = facts.npu.files
     return files.firmware.version if files is not None and files.firmware is not None else None
 
 
-def _cann(facts: NodeFacts) -> Optional[str]:
+def _cann(facts: NodeFacts) -> str | None:
     return facts.npu.cann.version if facts.npu.cann is not None else None
 
 
@@ -68,19 +68,28 @@ def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
     if bad:
         board = boards[bad[0]]
         says = f"driver {board.software_version}, firmware {board.firmware_version}: npu-smi calls them not compatible"
-        yield Finding("driver-firmware", Severity.WARN, (host,),
-                      {"says": says, "hint": "install both from one HDK release, driver first"},
-                      (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",))
+        yield Finding(
+            "driver-firmware",
+            Severity.WARN,
+            (host,),
+            {"says": says, "hint": "install both from one HDK release, driver first"},
+            (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",),
+        )
 
 
 def versions_of(facts: NodeFacts) -> Versions:
     python, files = facts.python, facts.npu.files
     modules = (python.modules if python is not None else None) or {}
     torch_npu = modules.get("torch-npu")
-    return Versions(torch_npu=torch_npu, torch=modules.get("torch") if torch_npu else None, cann=_cann(facts),
-                    python=python.version if python is not None else None,
-                    driver=files.driver if files is not None else None,
-                    firmware=files.firmware if files is not None else None, arch=facts.arch)
+    return Versions(
+        torch_npu=torch_npu,
+        torch=modules.get("torch") if torch_npu else None,
+        cann=_cann(facts),
+        python=python.version if python is not None else None,
+        driver=files.driver if files is not None else None,
+        firmware=files.firmware if files is not None else None,
+        arch=facts.arch,
+    )
 
 
 def check_cann_mixed(world: World) -> Iterator[Finding]:
@@ -90,8 +99,13 @@ def check_cann_mixed(world: World) -> Iterator[Finding]:
         versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
         if len(versions) > 1 and shell is not None and shell.components is not None:
             lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
-            yield Finding("cann-mixed", Severity.WARN, (host,),
-                          {"versions": ", ".join(versions), "home": shell.home or ""}, lines[:8])
+            yield Finding(
+                "cann-mixed",
+                Severity.WARN,
+                (host,),
+                {"versions": ", ".join(versions), "home": shell.home or ""},
+                lines[:8],
+            )
 
 
 def check_set_env(world: World) -> Iterator[Finding]:
@@ -127,24 +141,52 @@ def check_torch_npu(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         modules = (facts.python.modules if facts.python is not None else None) or {}
         if modules.get("torch") and "torch-npu" in modules and modules["torch-npu"] is None:
-            yield Finding("torch-npu-missing", Severity.FAIL, (host,),
-                          {"torch": modules["torch"] or "", "release": (modules["torch"] or "").partition("+")[0],
-                           "python": (facts.python.executable if facts.python is not None else None) or "python3"})
+            yield Finding(
+                "torch-npu-missing",
+                Severity.FAIL,
+                (host,),
+                {
+                    "torch": modules["torch"] or "",
+                    "release": (modules["torch"] or "").partition("+")[0],
+                    "python": (facts.python.executable if facts.python is not None else None) or "python3",
+                },
+            )
         error = facts.torch.error if facts.torch is not None else None
         if error and modules.get("torch-npu") and any(sign in error for sign in _CANN_SIGNS):
             step = (facts.torch.step if facts.torch is not None else None) or "import torch"
-            yield Finding("torch-needs-cann", Severity.FAIL, (host,), {"step": step},
-                          tuple(line[:300] for line in error.splitlines()[:3]))
+            yield Finding(
+                "torch-needs-cann",
+                Severity.FAIL,
+                (host,),
+                {"step": step},
+                tuple(line[:300] for line in error.splitlines()[:3]),
+            )
 
 
-CHECKS: Tuple[Check, ...] = (
-    Check("versions-alike", check_versions_alike, "driver, firmware and CANN are the same on all nodes",
-          ("driver-differs", "firmware-differs", "cann-differs")),
-    Check("versions-fit", check_versions_fit, "driver, firmware, CANN, torch_npu, torch and Python fit each other",
-          (*(code for code, _ in _MISFITS.values()), "versions-unproven")),
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "versions-alike",
+        check_versions_alike,
+        "driver, firmware and CANN are the same on all nodes",
+        ("driver-differs", "firmware-differs", "cann-differs"),
+    ),
+    Check(
+        "versions-fit",
+        check_versions_fit,
+        "driver, firmware, CANN, torch_npu, torch and Python fit each other",
+        (*(code for code, _ in _MISFITS.values()), "versions-unproven"),
+    ),
     Check("cann-mixed", check_cann_mixed, "CANN's parts are of one release", ("cann-mixed",)),
-    Check("set-env", check_set_env, "CANN is there, and the job's shell leads to it",
-          ("cann-missing", "set-env-missing", "set-env-stale", "set-env-partial")),
-    Check("torch-npu", check_torch_npu, "the job's torch has torch_npu, and torch_npu finds CANN",
-          ("torch-npu-missing", "torch-needs-cann")),
+    Check(
+        "set-env",
+        check_set_env,
+        "CANN is there, and the job's shell leads to it",
+        ("cann-missing", "set-env-missing", "set-env-stale", "set-env-partial"),
+    ),
+    Check(
+        "torch-npu",
+        check_torch_npu,
+        "the job's torch has torch_npu, and torch_npu finds CANN",
+        ("torch-npu-missing", "torch-needs-cann"),
+    ),
 )

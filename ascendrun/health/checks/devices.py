@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, List, Optional, Tuple
+from collections.abc import Iterable, Iterator
 
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Severity
@@ -10,7 +10,7 @@ from ascendrun.health.facts import NodeFacts
 from ascendrun.health.world import World
 
 
-def npu_nodes(world: World) -> Iterator[Tuple[str, NodeFacts]]:
+def npu_nodes(world: World) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes whose NPUs matter here: of an npu job all, without a job those that have some."""
     if world.family not in (None, "npu"):
         return
@@ -19,7 +19,7 @@ def npu_nodes(world: World) -> Iterator[Tuple[str, NodeFacts]]:
             yield host, facts
 
 
-def planned_devices(world: World, host: str) -> Optional[Tuple[int, ...]]:
+def planned_devices(world: World, host: str) -> tuple[int, ...] | None:
     """The device ids that the job gets on the host; None: no plan, or none for this host."""
     first = world.first_ranks.get(host)
     value = first.env.get("ASCEND_RT_VISIBLE_DEVICES") if first is not None else None
@@ -39,7 +39,7 @@ def is_many(world: World) -> bool:
 
 def ids_text(ids: Iterable[int]) -> str:
     """0-3,6; "none" for none."""
-    runs: List[List[int]] = []
+    runs: list[list[int]] = []
     for number in sorted(set(ids)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
-from typing import Dict, Iterator, Mapping, Optional, Tuple
 
 from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import judge_environment
@@ -19,15 +19,20 @@ _SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severit
 _ALIKE = re.compile(r"(HCCL|ASCEND|NCCL|TORCH|PYTORCH|GLOO|OMP|MKL|CUDA|ATB|TASK|ACL)_|LD_LIBRARY_PATH\Z|PYTHONPATH\Z")
 _MEETING = re.compile(r"(HCCL|NCCL)_")
 _OWN_PER_NODE = re.compile(r"HCCL_IF_IP\Z|\w*_SOCKET_IFNAME\Z|OMP_NUM_THREADS\Z|\w*VISIBLE_DEVICES\Z")
-_SLOW: Mapping[str, Tuple[str, ...]] = {
-    "CUDA_LAUNCH_BLOCKING": ("1",), "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",), "NCCL_DEBUG": ("TRACE",),
-    "TORCH_CPP_LOG_LEVEL": ("INFO",), "TORCH_SHOW_CPP_STACKTRACES": (), "PYTHONFAULTHANDLER": (),
-    "PYTHONDONTWRITEBYTECODE": (), "PYTHONPROFILEIMPORTTIME": ("1",),
+_SLOW: Mapping[str, tuple[str, ...]] = {
+    "CUDA_LAUNCH_BLOCKING": ("1",),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",),
+    "NCCL_DEBUG": ("TRACE",),
+    "TORCH_CPP_LOG_LEVEL": ("INFO",),
+    "TORCH_SHOW_CPP_STACKTRACES": (),
+    "PYTHONFAULTHANDLER": (),
+    "PYTHONDONTWRITEBYTECODE": (),
+    "PYTHONPROFILEIMPORTTIME": ("1",),
 }
 """Settings for looking into a fault that were left on: each slows every step or floods the log."""
 
 
-def rank_variables(world: World, host: str) -> Dict[str, str]:
+def rank_variables(world: World, host: str) -> dict[str, str]:
     """What a rank on the host would see, as far as known; {} when nothing is."""
     facts = world.facts[host]
     found = dict(facts.environ or {})
@@ -43,8 +48,12 @@ def check_ascend_variables(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         for one in judge_environment(rank_variables(world, host), chip_of_node(facts.npu)):
             code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
-            yield Finding(code, _SEVERITIES[one.severity], (host,),
-                          {"name": one.name, "value": one.value[:80], "says": one.says, "hint": one.hint})
+            yield Finding(
+                code,
+                _SEVERITIES[one.severity],
+                (host,),
+                {"name": one.name, "value": one.value[:80], "says": one.says, "hint": one.hint},
+            )
 
 
 def check_slow_settings(world: World) -> Iterator[Finding]:
@@ -74,11 +83,15 @@ def check_interfaces(world: World) -> Iterator[Finding]:
             continue
         for name, value in rank_variables(world, host).items():
             if name.endswith("_SOCKET_IFNAME") and value and not _names_some(name, value, tuple(facts.addresses)):
-                yield Finding("interface-missing", Severity.FAIL, (host,),
-                              {"name": name, "value": value, "has": ", ".join(sorted(facts.addresses))})
+                yield Finding(
+                    "interface-missing",
+                    Severity.FAIL,
+                    (host,),
+                    {"name": name, "value": value, "has": ", ".join(sorted(facts.addresses))},
+                )
 
 
-def _names_some(name: str, value: str, interfaces: Tuple[str, ...]) -> bool:
+def _names_some(name: str, value: str, interfaces: tuple[str, ...]) -> bool:
     """HCCL and NCCL take prefixes, "=eth0" for exactly that, "^eth0" for all but it; gloo takes exact names."""
     if value.startswith("^"):
         return True
@@ -101,8 +114,12 @@ def check_own_address(world: World) -> Iterator[Finding]:
             yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
         elif ways and not ways & set(at):
             severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
-            yield Finding("if-ip-elsewhere", severity, (host,),
-                          {"value": value, "interface": at[0], "ways": ", ".join(sorted(ways))})
+            yield Finding(
+                "if-ip-elsewhere",
+                severity,
+                (host,),
+                {"value": value, "interface": at[0], "ways": ", ".join(sorted(ways))},
+            )
 
 
 def check_allocator(world: World) -> Iterator[Finding]:
@@ -115,12 +132,20 @@ def check_allocator(world: World) -> Iterator[Finding]:
                 feature = f"PYTORCH_NPU_ALLOC_CONF={setting}"
                 needs = minimum_for(feature)
                 if needs and too_old_for(feature, driver=facts.npu.driver_version, cann=cann):
-                    yield Finding("allocator-setting-new", Severity.WARN, (host,), {
-                        "name": name, "setting": setting, "needs": _releases(needs.driver, needs.cann),
-                        "has": _releases(facts.npu.driver_version, cann)})
+                    yield Finding(
+                        "allocator-setting-new",
+                        Severity.WARN,
+                        (host,),
+                        {
+                            "name": name,
+                            "setting": setting,
+                            "needs": _releases(needs.driver, needs.cann),
+                            "has": _releases(facts.npu.driver_version, cann),
+                        },
+                    )
 
 
-def _releases(driver: Optional[str], cann: Optional[str]) -> str:
+def _releases(driver: str | None, cann: str | None) -> str:
     named = (("driver", driver), ("CANN", cann))
     return ", ".join(f"{name} {version}" for name, version in named if version is not None)
 
@@ -136,8 +161,10 @@ def check_variables_alike(world: World) -> Iterator[Finding]:
         if same is None or not same.others:
             continue
         severity = Severity.WARN if _MEETING.match(name) else Severity.NOTE
-        evidence = tuple(f"{fold_names(hosts)}: {value[:200]}"
-                         for value, hosts in ((same.majority, same.majority_hosts), *same.others))
+        evidence = tuple(
+            f"{fold_names(hosts)}: {value[:200]}"
+            for value, hosts in ((same.majority, same.majority_hosts), *same.others)
+        )
         for _, hosts in same.others:
             yield Finding("variable-differs", severity, hosts, {"name": name}, evidence)
 
@@ -149,16 +176,31 @@ def _value(facts: NodeFacts, name: str) -> str:
 
 
 CHECKS = (
-    Check("ascend-variables", check_ascend_variables,
-          "every HCCL, Ascend and torch_npu variable is in range and does what it seems to",
-          ("variable-wrong", "variable-conflict")),
+    Check(
+        "ascend-variables",
+        check_ascend_variables,
+        "every HCCL, Ascend and torch_npu variable is in range and does what it seems to",
+        ("variable-wrong", "variable-conflict"),
+    ),
     Check("slow-settings", check_slow_settings, "no debugging switch was left on", ("variable-slows",)),
     Check("threads", check_threads, "OMP_NUM_THREADS fits the CPUs", ("threads-wrong", "threads-many")),
     Check("interfaces", check_interfaces, "interfaces that variables name are there", ("interface-missing",)),
-    Check("own-address", check_own_address, "HCCL_IF_IP is its own node's address, where the others find it",
-          ("if-ip-foreign", "if-ip-elsewhere")),
-    Check("allocator", check_allocator, "driver and CANN have what the allocator's settings ask for",
-          ("allocator-setting-new",)),
-    Check("variables-alike", check_variables_alike, "the variables that matter are the same on all nodes",
-          ("variable-differs",)),
+    Check(
+        "own-address",
+        check_own_address,
+        "HCCL_IF_IP is its own node's address, where the others find it",
+        ("if-ip-foreign", "if-ip-elsewhere"),
+    ),
+    Check(
+        "allocator",
+        check_allocator,
+        "driver and CANN have what the allocator's settings ask for",
+        ("allocator-setting-new",),
+    ),
+    Check(
+        "variables-alike",
+        check_variables_alike,
+        "the variables that matter are the same on all nodes",
+        ("variable-differs",),
+    ),
 )

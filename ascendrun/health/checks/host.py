@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
@@ -47,16 +48,16 @@ def check_identity(world: World) -> Iterator[Finding]:
             yield Finding("machine-id-shared", Severity.NOTE, hosts, {})
 
 
-def _machine(facts: NodeFacts) -> Optional[str]:
+def _machine(facts: NodeFacts) -> str | None:
     """Containers share a kernel, so its boot id alone names no machine; this head's own hosts share it on purpose."""
     if facts.boot_id is None or facts.hostname is None or facts.is_local:
         return None
     return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
 
 
-def _groups(world: World, value_of: Callable[[NodeFacts], Optional[str]]) -> Dict[str, Tuple[str, ...]]:
+def _groups(world: World, value_of: Callable[[NodeFacts], str | None]) -> dict[str, tuple[str, ...]]:
     """Values that several hosts share, with those hosts."""
-    groups: Dict[str, List[str]] = {}
+    groups: dict[str, list[str]] = {}
     for host, facts in world.facts.items():
         value = value_of(facts)
         if value:
@@ -71,12 +72,13 @@ def check_system(world: World) -> Iterator[Finding]:
 
 
 def check_hardware(world: World) -> Iterator[Finding]:
-    yield from differing(world, "cpus-differ", Severity.NOTE,
-                         lambda facts: None if facts.cpus is None else str(facts.cpus))
+    yield from differing(
+        world, "cpus-differ", Severity.NOTE, lambda facts: None if facts.cpus is None else str(facts.cpus)
+    )
     yield from differing(world, "memory-differs", Severity.WARN, _memory_class)
 
 
-def _memory_class(facts: NodeFacts) -> Optional[str]:
+def _memory_class(facts: NodeFacts) -> str | None:
     """Memory in steps of about 9 %: a few megabytes more or less are the firmware's business."""
     if not facts.memory_bytes or facts.memory_bytes <= 0:
         return None
@@ -87,8 +89,9 @@ def check_user(world: World) -> Iterator[Finding]:
     yield from differing(world, "user-differs", Severity.NOTE, lambda facts: facts.user)
     same_user = len({facts.user for facts in world.facts.values()}) == 1
     if same_user:
-        yield from differing(world, "uid-differs", Severity.WARN,
-                             lambda facts: None if facts.uid is None else str(facts.uid))
+        yield from differing(
+            world, "uid-differs", Severity.WARN, lambda facts: None if facts.uid is None else str(facts.uid)
+        )
 
 
 def check_limits(world: World) -> Iterator[Finding]:
@@ -113,14 +116,17 @@ def check_limits_alike(world: World) -> Iterator[Finding]:
     yield from differing(world, "limits-differ", Severity.NOTE, _limits_text)
 
 
-def _limits_text(facts: NodeFacts) -> Optional[str]:
+def _limits_text(facts: NodeFacts) -> str | None:
     if facts.limits is None:
         return None
-    return " ".join(f"{name.lower()}={'unlimited' if soft is None else soft}"
-                    for name, (soft, _) in sorted(facts.limits.items()) if name in ("NOFILE", "MEMLOCK", "STACK"))
+    return " ".join(
+        f"{name.lower()}={'unlimited' if soft is None else soft}"
+        for name, (soft, _) in sorted(facts.limits.items())
+        if name in ("NOFILE", "MEMLOCK", "STACK")
+    )
 
 
-def _soft(facts: NodeFacts, name: str) -> Optional[int]:
+def _soft(facts: NodeFacts, name: str) -> int | None:
     """None: unlimited, or not known."""
     return (facts.limits or {}).get(name, (None, None))[0]
 
@@ -149,15 +155,25 @@ def check_logind(world: World) -> Iterator[Finding]:
 CHECKS = (
     Check("identity", check_identity, "no machine is listed under two names", ("same-machine", "machine-id-shared")),
     Check("clock", check_clock, "the nodes' clocks agree", ("clock-off",)),
-    Check("system", check_system, "all nodes have one architecture, kernel and system",
-          ("arch-differs", "kernel-differs", "os-differs")),
+    Check(
+        "system",
+        check_system,
+        "all nodes have one architecture, kernel and system",
+        ("arch-differs", "kernel-differs", "os-differs"),
+    ),
     Check("hardware", check_hardware, "all nodes have the same CPUs and memory", ("cpus-differ", "memory-differs")),
-    Check("user", check_user, "the account is the same everywhere, by name and number",
-          ("user-differs", "uid-differs")),
-    Check("limits", check_limits, "open files, processes and memory are not limited too tightly",
-          ("limit-files", "limit-processes", "limit-locked", "limit-address-space")),
+    Check(
+        "user", check_user, "the account is the same everywhere, by name and number", ("user-differs", "uid-differs")
+    ),
+    Check(
+        "limits",
+        check_limits,
+        "open files, processes and memory are not limited too tightly",
+        ("limit-files", "limit-processes", "limit-locked", "limit-address-space"),
+    ),
     Check("limits-alike", check_limits_alike, "the limits are the same on all nodes", ("limits-differ",)),
-    Check("sshd", check_sshd, "sshd takes the connections of several users at once",
-          ("sshd-startups", "sshd-sessions")),
+    Check(
+        "sshd", check_sshd, "sshd takes the connections of several users at once", ("sshd-startups", "sshd-sessions")
+    ),
     Check("logind", check_logind, "logind does not end a job when its SSH connection ends", ("kill-user-processes",)),
 )

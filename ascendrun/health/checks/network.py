@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
@@ -33,25 +33,30 @@ def check_one_interface(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         if len(facts.route_kinds) < 2:
             continue
-        used: Dict[str, List[str]] = {}
+        used: dict[str, list[str]] = {}
         for route, peers in _by_route(facts, world):
             if route.interface and not _is_loopback(route.source):
                 used.setdefault(route.interface, []).extend(peers)
         if len(used) > 1:
-            yield Finding("several-interfaces", Severity.WARN, (host,), {"interfaces": ", ".join(sorted(used))},
-                          tuple(f"{name}: {fold_names(peers)}" for name, peers in sorted(used.items())))
+            yield Finding(
+                "several-interfaces",
+                Severity.WARN,
+                (host,),
+                {"interfaces": ", ".join(sorted(used))},
+                tuple(f"{name}: {fold_names(peers)}" for name, peers in sorted(used.items())),
+            )
 
 
-def _by_route(facts: NodeFacts, world: World) -> List[Tuple[Route, List[str]]]:
+def _by_route(facts: NodeFacts, world: World) -> list[tuple[Route, list[str]]]:
     """Each route with the peers that it leads to."""
-    groups: Dict[Route, List[str]] = {}
+    groups: dict[Route, list[str]] = {}
     for peer, route in (facts.routes or {}).items():
         if peer in world.facts:
             groups.setdefault(route, []).append(peer)
     return list(groups.items())
 
 
-def _is_loopback(address: Optional[str]) -> bool:
+def _is_loopback(address: str | None) -> bool:
     return bool(address) and (str(address).startswith("127.") or address == "::1")
 
 
@@ -106,24 +111,34 @@ def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:
-    who = f"the job of attempt {holder.tag}, pid {holder.pid}" if holder.tag is not None else \
-        f"pid {holder.pid} ({(holder.command or '?')[:80]})" if holder.pid is not None else \
-        f"a process of uid {holder.uid}" if holder.uid is not None else "somebody"
+    who = (
+        f"the job of attempt {holder.tag}, pid {holder.pid}"
+        if holder.tag is not None
+        else f"pid {holder.pid} ({(holder.command or '?')[:80]})"
+        if holder.pid is not None
+        else f"a process of uid {holder.uid}"
+        if holder.uid is not None
+        else "somebody"
+    )
     return Finding(code, severity, (host,), {"port": str(port), "holder": who})
 
 
 def check_touch(world: World) -> Iterator[Finding]:
     """Hosts that came to each other's very ports. What a peer's own failure explains is told at the peer."""
     for host, facts in world.facts.items():
-        failed: Dict[Tuple[str, int], List[Touch]] = {}
+        failed: dict[tuple[str, int], list[Touch]] = {}
         for touch in facts.touched or ():
             if touch.error is not None and touch.peer in world.facts:
                 failed.setdefault((touch.code or "failed", touch.port), []).append(touch)
         for (code, port), touches in sorted(failed.items()):
-            values = {"peers": fold_names(touch.peer for touch in touches), "port": str(port),
-                      "how": touches[0].error or ""}
-            evidence = tuple(f"{host} -> {touch.peer} ({touch.address}:{touch.port}): {touch.error}"
-                             for touch in touches[:4])
+            values = {
+                "peers": fold_names(touch.peer for touch in touches),
+                "port": str(port),
+                "how": touches[0].error or "",
+            }
+            evidence = tuple(
+                f"{host} -> {touch.peer} ({touch.address}:{touch.port}): {touch.error}" for touch in touches[:4]
+            )
             known = {"silent": "peer-silent", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
             yield Finding(known.get(code, "peer-fails"), Severity.FAIL, (host,), values, evidence)
 
@@ -131,10 +146,19 @@ def check_touch(world: World) -> Iterator[Finding]:
 CHECKS = (
     Check("routes", check_routes, "every node has a route to every other", ("peer-is-loopback", "no-route")),
     Check("one-interface", check_one_interface, "one interface leads to all peers", ("several-interfaces",)),
-    Check("master-port", check_master_port, "MASTER_PORT is free where the ranks meet",
-          ("port-taken", "port-ephemeral")),
-    Check("hccl-ports", check_hccl_ports, "HCCL's ports are free and kept from outgoing connections",
-          ("hccl-port-taken", "ports-not-reserved")),
-    Check("touch", check_touch, "nodes reach each other by TCP on the very ports of a job",
-          ("peer-silent", "peer-refuses", "peer-wrong", "peer-fails")),
+    Check(
+        "master-port", check_master_port, "MASTER_PORT is free where the ranks meet", ("port-taken", "port-ephemeral")
+    ),
+    Check(
+        "hccl-ports",
+        check_hccl_ports,
+        "HCCL's ports are free and kept from outgoing connections",
+        ("hccl-port-taken", "ports-not-reserved"),
+    ),
+    Check(
+        "touch",
+        check_touch,
+        "nodes reach each other by TCP on the very ports of a job",
+        ("peer-silent", "peer-refuses", "peer-wrong", "peer-fails"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from collections.abc import Iterable, Iterator
 
 from ascendrun.ascend.chips import chip_of
 from ascendrun.ascend.faults import fault_of
@@ -26,10 +26,19 @@ PAGES_WARN, PAGES_FAIL = 16, 64
 """Rows of HBM taken out of use at which the driver itself raises 80E18401 (watch) and 80E18402 (replace)."""
 GRAVE_RANK = 4
 """From the class FreeRestartNPU on, a device has to be reset or replaced before it is worth a start."""
-_ERROR_CODES = {"driver": "npu-driver-away", "device-held": "npu-held-elsewhere", "no-card": "npu-none",
-                "missing-library": "npu-smi-error", "permission": "npu-smi-error"}
-_HEALTH = {"Warning": ("npu-health-warning", Severity.WARN), "Alarm": ("npu-health-alarm", Severity.FAIL),
-           "Critical": ("npu-health-critical", Severity.FAIL), "UNKNOWN": ("npu-health-unknown", Severity.FAIL)}
+_ERROR_CODES = {
+    "driver": "npu-driver-away",
+    "device-held": "npu-held-elsewhere",
+    "no-card": "npu-none",
+    "missing-library": "npu-smi-error",
+    "permission": "npu-smi-error",
+}
+_HEALTH = {
+    "Warning": ("npu-health-warning", Severity.WARN),
+    "Alarm": ("npu-health-alarm", Severity.FAIL),
+    "Critical": ("npu-health-critical", Severity.FAIL),
+    "UNKNOWN": ("npu-health-unknown", Severity.FAIL),
+}
 
 
 def check_driver(world: World) -> Iterator[Finding]:
@@ -50,19 +59,26 @@ def check_driver(world: World) -> Iterator[Finding]:
             yield Finding("npu-smi-unreadable", Severity.FAIL, (host,), {}, _some(table.info.unparsed))
         if table.info is not None and table.info.driver_incomplete:
             yield Finding("driver-incomplete", Severity.WARN, (host,))
-        elif facts.npu.files is not None and facts.npu.files.install is not None and \
-                facts.npu.files.install.is_complete is False:
+        elif (
+            facts.npu.files is not None
+            and facts.npu.files.install is not None
+            and facts.npu.files.install.is_complete is False
+        ):
             yield Finding("driver-incomplete", Severity.WARN, (host,), {}, ("/etc/ascend_install.info",))
 
 
-def _tool_error(host: str, errors: Tuple[ToolError, ...]) -> Finding:
+def _tool_error(host: str, errors: tuple[ToolError, ...]) -> Finding:
     first = next((error for error in errors if error.kind in _ERROR_CODES), errors[0])
-    return Finding(_ERROR_CODES.get(first.kind, "npu-smi-error"), Severity.FAIL, (host,),
-                   {"says": first.says, "hint": first.hint or "run it there: npu-smi info"},
-                   tuple(error.text for error in errors[:3]))
+    return Finding(
+        _ERROR_CODES.get(first.kind, "npu-smi-error"),
+        Severity.FAIL,
+        (host,),
+        {"says": first.says, "hint": first.hint or "run it there: npu-smi info"},
+        tuple(error.text for error in errors[:3]),
+    )
 
 
-def _some(lines: Tuple[str, ...]) -> Tuple[str, ...]:
+def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line.encode("ascii", "backslashreplace").decode()[:120] for line in lines[:2])
 
 
@@ -82,8 +98,13 @@ def check_device_files(world: World) -> Iterator[Finding]:
         closed = sorted(name for name, node in devices.items() if not node.is_open)
         if closed:
             node = devices[closed[0]]
-            yield Finding("device-file-closed", closed_is, (host,), {"files": _paths(closed), "user": _user(facts)},
-                          (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",))
+            yield Finding(
+                "device-file-closed",
+                closed_is,
+                (host,),
+                {"files": _paths(closed), "user": _user(facts)},
+                (f"/dev/{closed[0]}: mode {node.mode:04o}, uid {node.uid}, gid {node.gid}",),
+            )
 
 
 def _paths(names: Iterable[str]) -> str:
@@ -107,15 +128,30 @@ def check_count(world: World) -> Iterator[Finding]:
         if count >= most:
             short = wanted is not None and [one for one in wanted if one >= count]
             if short:
-                yield Finding("npu-too-few", Severity.FAIL, (host,), {"found": str(count), "ids": ids_text(short)},
-                              (_listed(facts),))
+                yield Finding(
+                    "npu-too-few",
+                    Severity.FAIL,
+                    (host,),
+                    {"found": str(count), "ids": ids_text(short)},
+                    (_listed(facts),),
+                )
             continue
-        yield Finding("npu-missing", severity_at(world, host, range(count, most)), (host,),
-                      {"found": str(count), "wanted": str(most)}, (_listed(facts), *_files_line(facts)))
-    for value, hosts in (same.others if same is not None else ()):
+        yield Finding(
+            "npu-missing",
+            severity_at(world, host, range(count, most)),
+            (host,),
+            {"found": str(count), "wanted": str(most)},
+            (_listed(facts), *_files_line(facts)),
+        )
+    for value, hosts in same.others if same is not None else ():
         if int(value) > int(same.majority if same is not None else value):
-            yield Finding("npu-more", Severity.NOTE, hosts, {"value": value, "majority": same.majority if same else ""},
-                          same.evidence() if same else ())
+            yield Finding(
+                "npu-more",
+                Severity.NOTE,
+                hosts,
+                {"value": value, "majority": same.majority if same else ""},
+                same.evidence() if same else (),
+            )
 
 
 def _listed(facts: NpuFacts) -> str:
@@ -123,7 +159,7 @@ def _listed(facts: NpuFacts) -> str:
     return f"npu-smi info lists NPU {ids_text(chip.npu_id for chip in chips)}"
 
 
-def _files_line(facts: NpuFacts) -> Tuple[str, ...]:
+def _files_line(facts: NpuFacts) -> tuple[str, ...]:
     return (f"/dev has davinci{ids_text(facts.davinci)}",) if facts.davinci else ()
 
 
@@ -131,18 +167,23 @@ def check_chips_alike(world: World) -> Iterator[Finding]:
     names = {host: _chip_names(facts.npu) for host, facts in npu_nodes(world)}
     same = compare(names)
     for value, hosts in same.others if same else ():
-        yield Finding("chip-differs", Severity.WARN, hosts, {"value": value, "majority": same.majority if same else ""},
-                      same.evidence() if same else ())
+        yield Finding(
+            "chip-differs",
+            Severity.WARN,
+            hosts,
+            {"value": value, "majority": same.majority if same else ""},
+            same.evidence() if same else (),
+        )
 
 
-def _chip_names(facts: NpuFacts) -> Optional[str]:
+def _chip_names(facts: NpuFacts) -> str | None:
     names = sorted({chip.name or "?" for chip in facts.info.chips}) if facts.info is not None else []
     return " and ".join(names) or None
 
 
 def check_health(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        groups: Dict[str, Dict[int, NpuChip]] = {}
+        groups: dict[str, dict[int, NpuChip]] = {}
         for device, chip in chips_by_device(facts.npu).items():
             if chip.health in _HEALTH:
                 groups.setdefault(chip.health, {})[device] = chip
@@ -150,8 +191,13 @@ def check_health(world: World) -> Iterator[Finding]:
             code, worst = _HEALTH[word]
             ids = {chip.npu_id for chip in chips.values()}
             severity = severity_at(world, host, chips) if worst is Severity.FAIL else worst
-            yield Finding(code, severity, (host,), {"npus": ids_text(ids), "first": str(min(ids))},
-                          (*(_chip_line(chip) for chip in chips.values()), *_code_lines(facts.npu, ids)))
+            yield Finding(
+                code,
+                severity,
+                (host,),
+                {"npus": ids_text(ids), "first": str(min(ids))},
+                (*(_chip_line(chip) for chip in chips.values()), *_code_lines(facts.npu, ids)),
+            )
         yield from _fault_codes(world, host, facts.npu)
 
 
@@ -159,7 +205,7 @@ def _chip_line(chip: NpuChip) -> str:
     return f"NPU {chip.npu_id} {chip.name or '?'} ({chip.bus_id or 'no bus id'}): health {chip.health}"
 
 
-def _codes_of(facts: NpuFacts, npu_id: int) -> Tuple[str, ...]:
+def _codes_of(facts: NpuFacts, npu_id: int) -> tuple[str, ...]:
     found = facts.cards.health.get(npu_id, ()) if facts.cards is not None else ()
     return tuple(dict.fromkeys(code for chip in found for code in chip.error_codes or ()))
 
@@ -181,17 +227,29 @@ def _fault_codes(world: World, host: str, facts: NpuFacts) -> Iterator[Finding]:
         for code in _codes_of(facts, chip.npu_id):
             fault = fault_of(code)
             of_class = fault.fault_class if fault is not None else None
-            severity = severity_at(world, host, (device,)) if of_class is not None and of_class.rank >= GRAVE_RANK \
-                else Severity.WARN if of_class is None or of_class.rank > 0 else Severity.NOTE
-            yield Finding("npu-fault-code", severity, (host,),
-                          {"npu": str(chip.npu_id), "code": code,
-                           "says": (fault.says if fault is not None else None) or "not in our table",
-                           "hint": of_class.hint if of_class is not None else "look it up in Huawei's fault list"})
+            severity = (
+                severity_at(world, host, (device,))
+                if of_class is not None and of_class.rank >= GRAVE_RANK
+                else Severity.WARN
+                if of_class is None or of_class.rank > 0
+                else Severity.NOTE
+            )
+            yield Finding(
+                "npu-fault-code",
+                severity,
+                (host,),
+                {
+                    "npu": str(chip.npu_id),
+                    "code": code,
+                    "says": (fault.says if fault is not None else None) or "not in our table",
+                    "hint": of_class.hint if of_class is not None else "look it up in Huawei's fault list",
+                },
+            )
 
 
 def check_ecc(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        groups: Dict[Tuple[str, Severity], List[Tuple[int, str]]] = {}
+        groups: dict[tuple[str, Severity], list[tuple[int, str]]] = {}
         for npu_id, chips in (facts.npu.cards.ecc if facts.npu.cards is not None else {}).items():
             for chip in chips:
                 for memory, counts in (("HBM", chip.hbm), ("DDR", chip.ddr)):
@@ -202,11 +260,16 @@ def check_ecc(world: World) -> Iterator[Finding]:
             ids = [npu_id for npu_id, _ in told]
             if severity is Severity.FAIL:
                 severity = severity_at(world, host, _devices_of(facts.npu, ids))
-            yield Finding(code, severity, (host,), {"npus": ids_text(ids), "first": str(min(ids))},
-                          tuple(line for _, line in told))
+            yield Finding(
+                code,
+                severity,
+                (host,),
+                {"npus": ids_text(ids), "first": str(min(ids))},
+                tuple(line for _, line in told),
+            )
 
 
-def _ecc_fault(counts: EccCounts) -> Optional[Tuple[str, Severity]]:
+def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
     pages = (counts.double_bit_pages or 0) + (counts.single_bit_pages or 0)
     if pages >= PAGES_FAIL:
         return "ecc-worn", Severity.FAIL
@@ -220,18 +283,20 @@ def _ecc_fault(counts: EccCounts) -> Optional[Tuple[str, Severity]]:
 
 
 def _ecc_line(counts: EccCounts) -> str:
-    return (f"{counts.double_bit or 0} double bit and {counts.single_bit or 0} single bit errors, "
-            f"{(counts.double_bit_pages or 0) + (counts.single_bit_pages or 0)} pages out of use")
+    return (
+        f"{counts.double_bit or 0} double bit and {counts.single_bit or 0} single bit errors, "
+        f"{(counts.double_bit_pages or 0) + (counts.single_bit_pages or 0)} pages out of use"
+    )
 
 
-def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> Set[int]:
+def _devices_of(facts: NpuFacts, npu_ids: Iterable[int]) -> set[int]:
     wanted = set(npu_ids)
     return {device for device, chip in chips_by_device(facts).items() if chip.npu_id in wanted}
 
 
 def check_memory_size(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        short: Dict[int, str] = {}
+        short: dict[int, str] = {}
         chips = chips_by_device(facts.npu)
         largest = max((chip.hbm_total_mb or 0 for chip in chips.values()), default=0)
         for device, chip in chips.items():
@@ -240,8 +305,13 @@ def check_memory_size(world: World) -> Iterator[Finding]:
             if rated and chip.hbm_total_mb is not None and chip.hbm_total_mb < HBM_SHARE_LEAST * rated:
                 short[device] = f"NPU {chip.npu_id} {chip.name}: {chip.hbm_total_mb} of {rated} MB"
         if short:
-            yield Finding("hbm-short", severity_at(world, host, short), (host,),
-                          {"npus": ids_text(chips[device].npu_id for device in short)}, tuple(short.values()))
+            yield Finding(
+                "hbm-short",
+                severity_at(world, host, short),
+                (host,),
+                {"npus": ids_text(chips[device].npu_id for device in short)},
+                tuple(short.values()),
+            )
 
 
 def check_memory_held(world: World) -> Iterator[Finding]:
@@ -250,18 +320,25 @@ def check_memory_held(world: World) -> Iterator[Finding]:
         info = facts.npu.info
         if info is None or info.processes is None:
             continue
-        held: Dict[int, str] = {}
+        held: dict[int, str] = {}
         for chip in chips_by_device(facts.npu).values():
             if not chip.hbm_total_mb or chip.hbm_used_mb is None:
                 continue
             told = sum(one.memory_mb or 0 for one in info.processes if _is_on(one, chip))
             left = chip.hbm_used_mb - told
             if left > HELD_SHARE * chip.hbm_total_mb:
-                held[chip.npu_id] = f"NPU {chip.npu_id}: {chip.hbm_used_mb} of {chip.hbm_total_mb} MB in use, " \
-                                    f"{told} MB by processes that npu-smi lists"
+                held[chip.npu_id] = (
+                    f"NPU {chip.npu_id}: {chip.hbm_used_mb} of {chip.hbm_total_mb} MB in use, "
+                    f"{told} MB by processes that npu-smi lists"
+                )
         if held:
-            yield Finding("hbm-held", Severity.WARN, (host,), {"npus": ids_text(held), "first": str(min(held))},
-                          tuple(held.values()))
+            yield Finding(
+                "hbm-held",
+                Severity.WARN,
+                (host,),
+                {"npus": ids_text(held), "first": str(min(held))},
+                tuple(held.values()),
+            )
 
 
 def _is_on(process: NpuProcess, chip: NpuChip) -> bool:
@@ -274,20 +351,26 @@ def check_processes(world: World) -> Iterator[Finding]:
         table, info = facts.npu.table, facts.npu.info
         if table is None or info is None or info.processes is None:
             continue
-        by_pid: Dict[int, List[NpuProcess]] = {}
+        by_pid: dict[int, list[NpuProcess]] = {}
         for process in info.processes:
             by_pid.setdefault(process.pid, []).append(process)
         for pid, rows in by_pid.items():
-            devices = {device for device, chip in chips_by_device(facts.npu).items()
-                       if any(_is_on(row, chip) for row in rows)}
+            devices = {
+                device for device, chip in chips_by_device(facts.npu).items() if any(_is_on(row, chip) for row in rows)
+            }
             yield _holder(world, host, pid, rows, table.owners.get(pid), devices)
 
 
-def _holder(world: World, host: str, pid: int, rows: List[NpuProcess], owner: Optional[Owner], devices: Set[int]
-            ) -> Finding:
-    values = {"pid": str(pid), "npus": ids_text(row.npu_id for row in rows),
-              "first": str(min(row.npu_id for row in rows)),
-              "memory": f"{sum(row.memory_mb or 0 for row in rows)} MB", "name": rows[0].name or "?"}
+def _holder(
+    world: World, host: str, pid: int, rows: list[NpuProcess], owner: Owner | None, devices: set[int]
+) -> Finding:
+    values = {
+        "pid": str(pid),
+        "npus": ids_text(row.npu_id for row in rows),
+        "first": str(min(row.npu_id for row in rows)),
+        "memory": f"{sum(row.memory_mb or 0 for row in rows)} MB",
+        "name": rows[0].name or "?",
+    }
     severity = severity_at(world, host, devices, otherwise=Severity.NOTE)
     if world.plan is None:
         severity = Severity.WARN
@@ -305,21 +388,51 @@ def _process_line(row: NpuProcess) -> str:
     return f"npu-smi info: NPU {row.npu_id}, pid {row.pid} {row.name or '?'}, {row.memory_mb} MB; no such process here"
 
 
-CHECKS: Tuple[Check, ...] = (
-    Check("npu-driver", check_driver, "npu-smi reaches the driver and says something",
-          ("npu-none", "npu-smi-hangs", "npu-smi-missing", "npu-driver-away", "npu-held-elsewhere", "npu-smi-error",
-           "npu-smi-unreadable", "driver-incomplete")),
-    Check("device-files", check_device_files, "the driver's files in /dev are there and open to the job's user",
-          ("device-file-missing", "device-file-closed")),
-    Check("npu-count", check_count, "no NPU dropped off the bus, and the job's devices exist",
-          ("npu-missing", "npu-too-few", "npu-more")),
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "npu-driver",
+        check_driver,
+        "npu-smi reaches the driver and says something",
+        (
+            "npu-none",
+            "npu-smi-hangs",
+            "npu-smi-missing",
+            "npu-driver-away",
+            "npu-held-elsewhere",
+            "npu-smi-error",
+            "npu-smi-unreadable",
+            "driver-incomplete",
+        ),
+    ),
+    Check(
+        "device-files",
+        check_device_files,
+        "the driver's files in /dev are there and open to the job's user",
+        ("device-file-missing", "device-file-closed"),
+    ),
+    Check(
+        "npu-count",
+        check_count,
+        "no NPU dropped off the bus, and the job's devices exist",
+        ("npu-missing", "npu-too-few", "npu-more"),
+    ),
     Check("chips-alike", check_chips_alike, "all nodes have the same chip", ("chip-differs",)),
-    Check("npu-health", check_health, "every NPU calls itself well",
-          (*(code for code, _ in _HEALTH.values()), "npu-fault-code")),
-    Check("ecc", check_ecc, "the NPUs' memory counts no errors", ("ecc-double", "ecc-worn", "ecc-past", "ecc-single"),
-          is_full=True),
+    Check(
+        "npu-health",
+        check_health,
+        "every NPU calls itself well",
+        (*(code for code, _ in _HEALTH.values()), "npu-fault-code"),
+    ),
+    Check(
+        "ecc",
+        check_ecc,
+        "the NPUs' memory counts no errors",
+        ("ecc-double", "ecc-worn", "ecc-past", "ecc-single"),
+        is_full=True,
+    ),
     Check("hbm-size", check_memory_size, "the NPUs' memory has its rated size", ("hbm-short",)),
     Check("hbm-held", check_memory_held, "no NPU memory is held by what cannot be seen", ("hbm-held",)),
-    Check("npu-processes", check_processes, "nobody else computes on the NPUs",
-          ("npu-busy", "npu-busy-run", "npu-ghost")),
+    Check(
+        "npu-processes", check_processes, "nobody else computes on the NPUs", ("npu-busy", "npu-busy-run", "npu-ghost")
+    ),
 )

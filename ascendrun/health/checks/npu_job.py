@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Tuple
+from collections.abc import Iterator
 
 from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
@@ -22,13 +22,21 @@ def check_visible_devices(world: World) -> Iterator[Finding]:
             continue
         ids, wanted = effective_ids(value), planned_devices(world, host)
         if wanted is not None and len(ids) < len(wanted):
-            yield Finding("visible-fewer", Severity.FAIL, (host,),
-                          {"value": value[:80], "found": str(len(ids)), "wanted": str(len(wanted))})
+            yield Finding(
+                "visible-fewer",
+                Severity.FAIL,
+                (host,),
+                {"value": value[:80], "found": str(len(ids)), "wanted": str(len(wanted))},
+            )
         count = len(facts.npu.info.chips) if facts.npu.info is not None else None
         over = [number for number in ids if count is not None and number >= count]
         if over:
-            yield Finding("visible-beyond", Severity.FAIL, (host,),
-                          {"value": value[:80], "ids": ids_text(over), "count": str(count)})
+            yield Finding(
+                "visible-beyond",
+                Severity.FAIL,
+                (host,),
+                {"value": value[:80], "ids": ids_text(over), "count": str(count)},
+            )
 
 
 def check_device_set(world: World) -> Iterator[Finding]:
@@ -48,7 +56,7 @@ def check_bf16(world: World) -> Iterator[Finding]:
             yield Finding("bf16-unsupported", Severity.FAIL, (host,), {"chip": chip.name, "word": asked or ""})
 
 
-def bf16_words(world: World) -> Optional[str]:
+def bf16_words(world: World) -> str | None:
     """Where the job asks for bf16: an option's word; None: nowhere that one sees from outside its code."""
     if world.job is None:
         return None
@@ -68,9 +76,13 @@ def _means_bf16(name: str, value: str) -> bool:
     return name.lower() in ("bf16", "bfloat16") or value.lower() in ("bf16", "bfloat16")
 
 
-CHECKS: Tuple[Check, ...] = (
-    Check("visible-devices", check_visible_devices, "the variable of visible devices leaves the job its devices",
-          ("visible-fewer", "visible-beyond")),
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "visible-devices",
+        check_visible_devices,
+        "the variable of visible devices leaves the job its devices",
+        ("visible-fewer", "visible-beyond"),
+    ),
     Check("device-set", check_device_set, "the chip's links take the job's devices together", ("device-set",)),
     Check("bf16", check_bf16, "the chip computes in bf16 where the job asks for it", ("bf16-unsupported",)),
 )

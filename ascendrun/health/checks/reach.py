@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.world import Check, World
@@ -10,15 +10,19 @@ from ascendrun.health.world import Check, World
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
 """A login that takes 2 s is felt in every command; of 10 s, HCCL's connect time-out already loses a good part."""
 
-_CODES = {"auth": "auth-failed", "host-key-unknown": "host-key-unknown", "host-key-changed": "host-key-changed",
-          "not-fit": "no-python"}
+_CODES = {
+    "auth": "auth-failed",
+    "host-key-unknown": "host-key-unknown",
+    "host-key-changed": "host-key-changed",
+    "not-fit": "no-python",
+}
 
 
 def check_reached(world: World) -> Iterator[Finding]:
     for host, why in world.unreached.items():
         text = why.message
         for lead in (f"{host}: ", "this node: "):
-            text = text[len(lead):] if text.startswith(lead) else text
+            text = text[len(lead) :] if text.startswith(lead) else text
         advice = why.hint or f"ssh {host} true"
         yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": text, "advice": advice})
 
@@ -36,8 +40,9 @@ def check_login_noise(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         if facts.login_noise:
             lines = facts.login_noise.splitlines()
-            yield Finding("login-noise", Severity.NOTE, (host,), {"line": lines[0][:120]},
-                          tuple(line[:200] for line in lines[:3]))
+            yield Finding(
+                "login-noise", Severity.NOTE, (host,), {"line": lines[0][:120]}, tuple(line[:200] for line in lines[:3])
+            )
 
 
 def check_answers(world: World) -> Iterator[Finding]:
@@ -48,10 +53,15 @@ def check_answers(world: World) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check("reached", check_reached, "every host is reached, lets us in and runs our agent",
-          ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python")),
+    Check(
+        "reached",
+        check_reached,
+        "every host is reached, lets us in and runs our agent",
+        ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python"),
+    ),
     Check("login-time", check_login_time, "a login's startup files take no noticeable time", ("login-slow",)),
-    Check("login-noise", check_login_noise, "a login's startup files write nothing into the connection",
-          ("login-noise",)),
+    Check(
+        "login-noise", check_login_noise, "a login's startup files write nothing into the connection", ("login-noise",)
+    ),
     Check("answers", check_answers, "every question is answered in time", ("answer-late",)),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Optional
+from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.facts import NodeFacts, TorchFacts
@@ -21,13 +21,22 @@ def check_python(world: World) -> Iterator[Finding]:
         if python.setup == "failed":
             why = python.error or "it did not end well"
             yield Finding("setup-failed", Severity.FAIL, (host,), {"why": why})
-        elif python.setup == "no-command" or (python.error and "no such command" in python.error) or \
-                (python.error and "does not exist" in python.error):
-            yield Finding("python-missing", Severity.FAIL, (host,), {"python": _wanted_python(world)},
-                          (python.error,) if python.error else ())
+        elif (
+            python.setup == "no-command"
+            or (python.error and "no such command" in python.error)
+            or (python.error and "does not exist" in python.error)
+        ):
+            yield Finding(
+                "python-missing",
+                Severity.FAIL,
+                (host,),
+                {"python": _wanted_python(world)},
+                (python.error,) if python.error else (),
+            )
         elif python.error is not None:
-            yield Finding("python-broken", Severity.FAIL, (host,), {"python": _wanted_python(world),
-                                                                    "why": python.error})
+            yield Finding(
+                "python-broken", Severity.FAIL, (host,), {"python": _wanted_python(world), "why": python.error}
+            )
 
 
 def _wanted_python(world: World) -> str:
@@ -43,11 +52,12 @@ def check_python_alike(world: World) -> Iterator[Finding]:
     yield from differing(world, "python-differs", Severity.WARN, _minor)
     minors = {_minor(facts) for facts in world.facts.values()} - {None}
     if len(minors) == 1:
-        yield from differing(world, "python-patch-differs", Severity.NOTE,
-                             lambda facts: facts.python.version if facts.python else None)
+        yield from differing(
+            world, "python-patch-differs", Severity.NOTE, lambda facts: facts.python.version if facts.python else None
+        )
 
 
-def _minor(facts: NodeFacts) -> Optional[str]:
+def _minor(facts: NodeFacts) -> str | None:
     version = facts.python.version if facts.python else None
     return ".".join(version.split(".")[:2]) if version else None
 
@@ -55,21 +65,33 @@ def _minor(facts: NodeFacts) -> Optional[str]:
 def check_packages(world: World) -> Iterator[Finding]:
     names = dict.fromkeys(name for facts in world.facts.values() for name in _modules(facts))
     for name in names:
-        same = compare({host: _modules(facts)[name] or "not installed" if name in _modules(facts) else None
-                        for host, facts in world.facts.items()})
+        same = compare(
+            {
+                host: _modules(facts)[name] or "not installed" if name in _modules(facts) else None
+                for host, facts in world.facts.items()
+            }
+        )
         severity = Severity.WARN if name in MEETING_MODULES else Severity.NOTE
         for value, hosts in same.others if same else ():
-            yield Finding("package-differs", severity, hosts,
-                          {"package": name, "value": value, "majority": same.majority if same else ""},
-                          same.evidence() if same else ())
+            yield Finding(
+                "package-differs",
+                severity,
+                hosts,
+                {"package": name, "value": value, "majority": same.majority if same else ""},
+                same.evidence() if same else (),
+            )
     if world.job is not None and world.job.program is not None:
         for host, facts in world.facts.items():
             if "torch" in _modules(facts) and _modules(facts)["torch"] is None:
-                yield Finding("torch-missing", Severity.FAIL, (host,),
-                              {"python": (facts.python.executable if facts.python else None) or "python3"})
+                yield Finding(
+                    "torch-missing",
+                    Severity.FAIL,
+                    (host,),
+                    {"python": (facts.python.executable if facts.python else None) or "python3"},
+                )
 
 
-def _modules(facts: NodeFacts) -> Mapping[str, Optional[str]]:
+def _modules(facts: NodeFacts) -> Mapping[str, str | None]:
     return (facts.python.modules if facts.python else None) or {}
 
 
@@ -81,8 +103,12 @@ def check_torch(world: World) -> Iterator[Finding]:
         if torch is None or (facts.python is not None and facts.python.error is not None):
             continue
         if torch.error is not None:
-            yield Finding("torch-import", severity, (host,),
-                          {"step": torch.step or "import torch", "why": torch.error.splitlines()[0][:300]})
+            yield Finding(
+                "torch-import",
+                severity,
+                (host,),
+                {"step": torch.step or "import torch", "why": torch.error.splitlines()[0][:300]},
+            )
             continue
         if torch.import_s is not None and torch.import_s >= IMPORT_NOTE_S:
             how_bad = Severity.WARN if torch.import_s >= IMPORT_WARN_S else Severity.NOTE
@@ -94,8 +120,12 @@ def _devices(world: World, host: str, torch: TorchFacts, severity: Severity) -> 
     if world.family in ("npu", "cuda") and torch.devices is not None:
         wanted = wanted_devices(world, host)
         if torch.devices < max(1, wanted):
-            yield Finding("devices-missing", severity, (host,),
-                          {"family": world.family or "", "found": str(torch.devices), "wanted": str(max(1, wanted))})
+            yield Finding(
+                "devices-missing",
+                severity,
+                (host,),
+                {"family": world.family or "", "found": str(torch.devices), "wanted": str(max(1, wanted))},
+            )
     if torch.has_backend is False:
         yield Finding("backend-missing", severity, (host,), {"backend": torch.backend or ""})
 
@@ -104,8 +134,11 @@ def wanted_devices(world: World, host: str) -> int:
     """How many devices the job takes of the host; 0: no job, or no plan."""
     nodes = world.plan.nodes if world.plan is not None else ()
     ranks = next((node.ranks for node in nodes if node.host == host), ())
-    visible = dict(ranks[0].env).get("ASCEND_RT_VISIBLE_DEVICES") or dict(ranks[0].env).get("CUDA_VISIBLE_DEVICES") \
-        if ranks else None
+    visible = (
+        dict(ranks[0].env).get("ASCEND_RT_VISIBLE_DEVICES") or dict(ranks[0].env).get("CUDA_VISIBLE_DEVICES")
+        if ranks
+        else None
+    )
     return len(visible.split(",")) if visible else 0
 
 
@@ -113,18 +146,36 @@ def check_container(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
         if facts.runtime is not None and facts.runtime[0] is None:
             runtime = world.job.container.runtime if world.job is not None and world.job.container else "docker"
-            yield Finding("container-runtime", Severity.FAIL, (host,),
-                          {"runtime": runtime, "why": facts.runtime[1] or "?"})
+            yield Finding(
+                "container-runtime", Severity.FAIL, (host,), {"runtime": runtime, "why": facts.runtime[1] or "?"}
+            )
 
 
 CHECKS = (
-    Check("python", check_python, "the job's set-up works and leads to its interpreter",
-          ("setup-failed", "python-missing", "python-broken")),
-    Check("python-alike", check_python_alike, "the interpreter is the same on all nodes",
-          ("python-differs", "python-patch-differs")),
-    Check("packages", check_packages, "torch and its company have the same versions on all nodes",
-          ("package-differs", "torch-missing")),
-    Check("torch", check_torch, "torch can be imported, sees its devices and has the family's backend",
-          ("torch-import", "torch-slow", "devices-missing", "backend-missing"), is_full=True),
+    Check(
+        "python",
+        check_python,
+        "the job's set-up works and leads to its interpreter",
+        ("setup-failed", "python-missing", "python-broken"),
+    ),
+    Check(
+        "python-alike",
+        check_python_alike,
+        "the interpreter is the same on all nodes",
+        ("python-differs", "python-patch-differs"),
+    ),
+    Check(
+        "packages",
+        check_packages,
+        "torch and its company have the same versions on all nodes",
+        ("package-differs", "torch-missing"),
+    ),
+    Check(
+        "torch",
+        check_torch,
+        "torch can be imported, sees its devices and has the family's backend",
+        ("torch-import", "torch-slow", "devices-missing", "backend-missing"),
+        is_full=True,
+    ),
     Check("container", check_container, "the container runtime answers", ("container-runtime",)),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Tuple
+from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.facts import Disk, PathSize
@@ -67,7 +67,7 @@ def check_folders(world: World) -> Iterator[Finding]:
                 yield Finding("folder-slow", Severity.WARN, (host,), {**values, "seconds": f"{result.wall_s:.1f}"})
 
 
-def _is_told_already(code: Optional[str]) -> bool:
+def _is_told_already(code: str | None) -> bool:
     """A full disk has its own finding, with the space that is left."""
     return code == "disk-full"
 
@@ -84,25 +84,45 @@ def check_paths(world: World) -> Iterator[Finding]:
                 yield Finding("path-unreadable", Severity.FAIL, (host,), {"path": path, "why": size.error})
         same = compare({host: _size_text(size) for host, size in found.items()})
         for value, hosts in same.others if same else ():
-            yield Finding("path-differs", Severity.WARN, hosts,
-                          {"path": path, "value": value, "majority": same.majority if same else ""},
-                          same.evidence() if same else ())
+            yield Finding(
+                "path-differs",
+                Severity.WARN,
+                hosts,
+                {"path": path, "value": value, "majority": same.majority if same else ""},
+                same.evidence() if same else (),
+            )
 
 
-def _size_text(size: Optional[PathSize]) -> Optional[str]:
+def _size_text(size: PathSize | None) -> str | None:
     if size is None or size.size_bytes is None or size.truncated:
         return None
     what = f"{size.files} files, " if size.kind == "folder" else ""
     return f"{what}{size.size_bytes} bytes"
 
 
-CHECKS: Tuple[Check, ...] = (
-    Check("space", check_space, "there is room and there are inodes where a job writes",
-          ("disk-full", "disk-low", "inodes-low")),
-    Check("shared-memory", check_shared_memory, "/dev/shm is there and large enough",
-          ("shm-missing", "shm-small", "shm-full")),
-    Check("folders", check_folders, "stage, checkpoint and log folders take a write, a rename and an fsync",
-          ("folder-hangs", "folder-not-writable", "folder-slow")),
-    Check("paths", check_paths, "model and data are there, the same size on all nodes",
-          ("path-missing", "path-unreadable", "path-differs")),
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "space",
+        check_space,
+        "there is room and there are inodes where a job writes",
+        ("disk-full", "disk-low", "inodes-low"),
+    ),
+    Check(
+        "shared-memory",
+        check_shared_memory,
+        "/dev/shm is there and large enough",
+        ("shm-missing", "shm-small", "shm-full"),
+    ),
+    Check(
+        "folders",
+        check_folders,
+        "stage, checkpoint and log folders take a write, a rename and an fsync",
+        ("folder-hangs", "folder-not-writable", "folder-slow"),
+    ),
+    Check(
+        "paths",
+        check_paths,
+        "model and data are there, the same size on all nodes",
+        ("path-missing", "path-unreadable", "path-differs"),
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.remarks import QUIET, is_warning
@@ -16,17 +16,18 @@ WORK_LINES, SURVIVED_S = 3, 60.0
 """A rank that wrote so many lines more, or lived so long, has survived what it said."""
 
 
-def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> List[int]:
+def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> list[int]:
     """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
     quiet = _beside(chains, known)
     counts = [0] * len(lines)
-    seen: Dict[str, int] = {}
-    times: Dict[str, List[float]] = {}
+    seen: dict[str, int] = {}
+    times: dict[str, list[float]] = {}
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
         counts[index] = seen.get(line.stream, 0)
         if counts[index] > AFTERWARDS_LIMIT or (
-                index not in quiet and line.text.strip() and not QUIET.search(line.text)):
+            index not in quiet and line.text.strip() and not QUIET.search(line.text)
+        ):
             seen[line.stream] = counts[index] + 1
             if line.at_s is not None:
                 times.setdefault(line.stream, []).append(line.at_s)
@@ -34,19 +35,28 @@ def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[
         of_stream.sort()
     for index, line in enumerate(lines):
         if line.at_s is not None:
-            counts[index] += sum(len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
-                                 for stream, of_stream in times.items() if stream != line.stream)
+            counts[index] += sum(
+                len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
+                for stream, of_stream in times.items()
+                if stream != line.stream
+            )
     return counts
 
 
-def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> Optional[float]:
+def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> float | None:
     """When its last ordinary line came; None: there is none, or no times are known."""
     quiet = _beside(chains, known)
-    return max((line.at_s for index, line in enumerate(lines) if line.at_s is not None and index not in quiet
-                and line.text.strip() and not QUIET.search(line.text)), default=None)
+    return max(
+        (
+            line.at_s
+            for index, line in enumerate(lines)
+            if line.at_s is not None and index not in quiet and line.text.strip() and not QUIET.search(line.text)
+        ),
+        default=None,
+    )
 
 
-def _beside(chains: Sequence[Chain], known: Iterable[int]) -> Set[int]:
+def _beside(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
     """Lines that are known, or an exception's."""
     return {*known, *(index for chain in chains for one in chain.raised for index in range(one.first, one.last + 1))}
 
@@ -65,16 +75,19 @@ def spoke_after(lines: Sequence[Line], index: int) -> bool:
     return False
 
 
-def spoke_until(lines: Sequence[Line]) -> Optional[float]:
+def spoke_until(lines: Sequence[Line]) -> float | None:
     """When its last line came that is no warning; None: there is none, or no times are known."""
-    return max((line.at_s for line in lines if line.at_s is not None and line.text.strip()
-                and not is_warning(line.text)), default=None)
+    return max(
+        (line.at_s for line in lines if line.at_s is not None and line.text.strip() and not is_warning(line.text)),
+        default=None,
+    )
 
 
-def survived_lines(lines: Sequence[Line], said: Iterable[Tuple[str, int]], after: Sequence[int], *,
-                   end_s: Optional[float]) -> Mapping[str, bool]:
+def survived_lines(
+    lines: Sequence[Line], said: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
+) -> Mapping[str, bool]:
     """Of what was said (its name, its line) that after which work went on or much time passed; False: no times tell."""
-    found: Dict[str, bool] = {}
+    found: dict[str, bool] = {}
     for name, index in said:
         at_s = lines[index].at_s
         lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, same_words
@@ -24,26 +24,26 @@ class Candidate:
 
     code: str
     strength: int
-    ranks: Tuple[int, ...] = ()
-    hosts: Tuple[str, ...] = ()
-    at: Optional[Moment] = None
-    proofs: Tuple[Proof, ...] = ()
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    at: Moment | None = None
+    proofs: tuple[Proof, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     retry: str = "unknown"
     blames: str = "self"
     sure: bool = True
     is_vague: bool = False
-    doubts: Tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def is_credible(self) -> bool:
         return self.strength >= CREDIBLE
 
 
-def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Candidate, ...]:
+def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> tuple[Candidate, ...]:
     """Of ranks that have a reason of their own, those with the same one together; then hosts and devices."""
     causes = [story.own for story in stories if story.own is not None and story.has_cause]
-    groups: Dict[str, List[Clue]] = {}
+    groups: dict[str, list[Clue]] = {}
     for clue in causes:
         if not clue.is_vague:
             groups.setdefault(clue.sameness, []).append(clue)
@@ -54,12 +54,14 @@ def candidates_of(evidence: Evidence, stories: Sequence[RankStory]) -> Tuple[Can
     return (*found, *hosts, *_of_devices(evidence, stories, found))
 
 
-def _together(causes: Sequence[Clue]) -> List[List[Clue]]:
+def _together(causes: Sequence[Clue]) -> list[list[Clue]]:
     """Ends that say nothing of their reason are one where they came at one moment, as far as the clocks tell, or with
     the same last words."""
-    groups: List[List[Clue]] = []
-    for clue in sorted((clue for clue in causes if clue.is_vague),
-                       key=lambda clue: (clue.sameness, clue.host, clue.at.at_s if clue.at else 0.0)):
+    groups: list[list[Clue]] = []
+    for clue in sorted(
+        (clue for clue in causes if clue.is_vague),
+        key=lambda clue: (clue.sameness, clue.host, clue.at.at_s if clue.at else 0.0),
+    ):
         known = next((group for group in groups if _is_one_end(group[-1], clue)), None)
         if known is not None:
             known.append(clue)
@@ -81,33 +83,50 @@ def _is_one_end(one: Clue, other: Clue) -> bool:
     return not one.at.is_before(other.at, by_s=AT_ONCE_S) and not other.at.is_before(one.at, by_s=AT_ONCE_S)
 
 
-def _of_symptoms(stories: Sequence[RankStory]) -> List[Candidate]:
+def _of_symptoms(stories: Sequence[RankStory]) -> list[Candidate]:
     """Ranks that broke by themselves, waiting for nobody, with words that tell where but not why."""
-    groups: Dict[str, List[Clue]] = {}
+    groups: dict[str, list[Clue]] = {}
     for story in stories:
         own = story.own
-        if own is not None and own.role == SYMPTOM and story.waited is None and story.rank.has_failed \
-                and own.code not in ("exception", "terminated") and own.blames in ("self", "node", "job") \
-                and own.strength >= SIGN_FROM and not _speaks_of_several(story):
+        if (
+            own is not None
+            and own.role == SYMPTOM
+            and story.waited is None
+            and story.rank.has_failed
+            and own.code not in ("exception", "terminated")
+            and own.blames in ("self", "node", "job")
+            and own.strength >= SIGN_FROM
+            and not _speaks_of_several(story)
+        ):
             groups.setdefault(own.sameness, []).append(own)
     made = [make_candidate(clues) for clues in groups.values()]
     return [replace(one, strength=max(one.strength, CREDIBLE), sure=False, doubts=("only-symptom",)) for one in made]
 
 
-def _of_sufferers(stories: Sequence[RankStory]) -> List[Candidate]:
+def _of_sufferers(stories: Sequence[RankStory]) -> list[Candidate]:
     """Few ranks with an exception that only sounds like waiting (a download, a lock), while the others lost them."""
-    odd = [story for story in stories if story.own is not None and story.own.role == SYMPTOM
-           and "type" in story.own.values and story.rank.has_failed and not _is_collective(story)
-           and all(word.kind == "suffered" for word in story.words if word.wait is not None)
-           and not _speaks_of_several(story)]
-    groups: Dict[str, List[Clue]] = {}
+    odd = [
+        story
+        for story in stories
+        if story.own is not None
+        and story.own.role == SYMPTOM
+        and "type" in story.own.values
+        and story.rank.has_failed
+        and not _is_collective(story)
+        and all(word.kind == "suffered" for word in story.words if word.wait is not None)
+        and not _speaks_of_several(story)
+    ]
+    groups: dict[str, list[Clue]] = {}
     for story in odd:
         if story.own is not None:
             groups.setdefault(story.own.sameness, []).append(story.own)
     made = [make_candidate(clues) for clues in groups.values()]
     others = sum(1 for story in stories if story.waited is not None)
-    return [replace(one, strength=STRENGTH["suffered"], sure=False, doubts=("only-symptom",)) for one in made
-            if 2 * len(one.ranks) < others]
+    return [
+        replace(one, strength=STRENGTH["suffered"], sure=False, doubts=("only-symptom",))
+        for one in made
+        if 2 * len(one.ranks) < others
+    ]
 
 
 def _speaks_of_several(story: RankStory) -> bool:
@@ -124,34 +143,60 @@ def make_candidate(clues: Sequence[Clue]) -> Candidate:
     ordered = sorted(clues, key=lambda clue: (clue.at is None, clue.at.at_s if clue.at else 0.0, clue.rank or 0))
     first = ordered[0]
     return Candidate(
-        code=first.code, strength=max(clue.strength for clue in clues),
+        code=first.code,
+        strength=max(clue.strength for clue in clues),
         ranks=tuple(sorted({clue.rank for clue in clues if clue.rank is not None})),
-        hosts=tuple(sorted({clue.host for clue in clues})), at=earliest(clue.at for clue in clues),
-        proofs=tuple(proof for clue in ordered[:2] for proof in clue.proofs)[:PROOFS_LIMIT], values=first.values,
-        retry=first.retry, blames=first.blames, sure=any(clue.sure for clue in clues),
+        hosts=tuple(sorted({clue.host for clue in clues})),
+        at=earliest(clue.at for clue in clues),
+        proofs=tuple(proof for clue in ordered[:2] for proof in clue.proofs)[:PROOFS_LIMIT],
+        values=first.values,
+        retry=first.retry,
+        blames=first.blames,
+        sure=any(clue.sure for clue in clues),
         is_vague=all(clue.is_vague for clue in clues),
     )
 
 
-def _of_host(evidence: Evidence, host: HostEvidence) -> List[Candidate]:
+def _of_host(evidence: Evidence, host: HostEvidence) -> list[Candidate]:
     ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))
     found = []
     if host.rebooted:
-        found.append(Candidate("node-rebooted", STRENGTH["node-rebooted"], ranks, (host.host,), blames="node",
-                               retry="same", proofs=_story(evidence, host.host, "reboot")))
+        found.append(
+            Candidate(
+                "node-rebooted",
+                STRENGTH["node-rebooted"],
+                ranks,
+                (host.host,),
+                blames="node",
+                retry="same",
+                proofs=_story(evidence, host.host, "reboot"),
+            )
+        )
     if host.supervisor_lost:
-        found.append(Candidate("supervisor-lost", STRENGTH["supervisor-lost"], ranks, (host.host,), blames="node",
-                               retry="same", proofs=_story(evidence, host.host, "supervisor")))
+        found.append(
+            Candidate(
+                "supervisor-lost",
+                STRENGTH["supervisor-lost"],
+                ranks,
+                (host.host,),
+                blames="node",
+                retry="same",
+                proofs=_story(evidence, host.host, "supervisor"),
+            )
+        )
     return found
 
 
-def _story(evidence: Evidence, host: str, word: str) -> Tuple[Proof, ...]:
+def _story(evidence: Evidence, host: str, word: str) -> tuple[Proof, ...]:
     """The lines of the job's story that say it of the host."""
-    return tuple(Proof(text=event.text, host=host, at_s=event.at_s) for event in evidence.story
-                 if host in event.text and word in event.text)[:2]
+    return tuple(
+        Proof(text=event.text, host=host, at_s=event.at_s)
+        for event in evidence.story
+        if host in event.text and word in event.text
+    )[:2]
 
 
-def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> List[Candidate]:
+def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequence[Candidate]) -> list[Candidate]:
     """Devices that are not well afterwards, when nothing else is credible or it is the failed rank's own device."""
     by_rank = {story.rank.rank: story for story in stories}
     credible = {rank for one in found if one.is_credible and not one.is_vague for rank in one.ranks}
@@ -165,17 +210,39 @@ def _of_devices(evidence: Evidence, stories: Sequence[RankStory], found: Sequenc
             if not ranks and any(rank.device is not None for rank in evidence.ranks_of(host.host)):
                 continue  # nobody of this job was on it
             ended = [by_rank[rank] for rank in ranks if rank in by_rank]
-            if not credible and ranks and not any(story.rank.has_failed or story.waited or story.rank.stopped
-                                                  or story.is_silent for story in ended):
+            if (
+                not credible
+                and ranks
+                and not any(
+                    story.rank.has_failed or story.waited or story.rank.stopped or story.is_silent for story in ended
+                )
+            ):
                 continue
-            proof = Proof(text=f"device {fact.device}: {fact.problem}", host=host.host, file=fact.file,
-                          rank=ranks[0] if ranks else None)
+            proof = Proof(
+                text=f"device {fact.device}: {fact.problem}",
+                host=host.host,
+                file=fact.file,
+                rank=ranks[0] if ranks else None,
+            )
             explained = [unclear[rank] for rank in ranks if rank in unclear]
             strength = max([STRENGTH["device-alarm"], *(one.strength + 1 for one in explained)])
             when = earliest([*(story.end for story in ended), *(one.at for one in explained)])
             values = {"device": str(fact.device), "problem": fact.problem}
-            alarms.append(Candidate(fact.code, strength, ranks, (host.host,), when, (proof,), values, retry="exclude",
-                                    blames="node", sure=False, doubts=("only-afterwards",)))
+            alarms.append(
+                Candidate(
+                    fact.code,
+                    strength,
+                    ranks,
+                    (host.host,),
+                    when,
+                    (proof,),
+                    values,
+                    retry="exclude",
+                    blames="node",
+                    sure=False,
+                    doubts=("only-afterwards",),
+                )
+            )
     return alarms
 
 
@@ -186,5 +253,10 @@ UNCLEAR_BELOW = 80
 def is_of_some_device(one: Candidate) -> bool:
     """A code of the runtime that something is wrong with the device or its driver: others may say what."""
     row = signature_of(one.code)
-    return row is not None and row.role == CAUSE and row.blames == "node" and row.family in _DEVICE_FAMILIES \
+    return (
+        row is not None
+        and row.role == CAUSE
+        and row.blames == "node"
+        and row.family in _DEVICE_FAMILIES
         and row.strength < UNCLEAR_BELOW
+    )

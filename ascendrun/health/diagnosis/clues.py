@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
 
 from ascendrun.health.diagnosis.evidence import Evidence, Line
 from ascendrun.health.diagnosis.times import Moment, moment
@@ -15,10 +15,25 @@ TEXT_LIMIT = 600
 
 # How surely each of our own observations names the reason, on the scale of the signatures' strength.
 STRENGTH: Mapping[str, int] = {
-    "node-rebooted": 98, "host-oom": 96, "start-failed": 95, "supervisor-lost": 90, "exception": 70, "crash": 60,
-    "abort": 45, "killed": 55, "device-alarm": 50, "host-oom-likely": 58, "interrupted": 52, "exit-code": 48,
-    "terminated": 51, "finished-early": 20, "suffered": 52, "printed": 47, "kernel": 58,
-    "outlived": 40, "child-oom": 75,
+    "node-rebooted": 98,
+    "host-oom": 96,
+    "start-failed": 95,
+    "supervisor-lost": 90,
+    "exception": 70,
+    "crash": 60,
+    "abort": 45,
+    "killed": 55,
+    "device-alarm": 50,
+    "host-oom-likely": 58,
+    "interrupted": 52,
+    "exit-code": 48,
+    "terminated": 51,
+    "finished-early": 20,
+    "suffered": 52,
+    "printed": 47,
+    "kernel": 58,
+    "outlived": 40,
+    "child-oom": 75,
 }
 SIGN_FROM = 30
 """A weaker symptom is what every failure of its kind carries."""
@@ -35,10 +50,10 @@ class Clue:
     code: str
     role: str
     strength: int
-    rank: Optional[int]
+    rank: int | None
     host: str
-    at: Optional[Moment] = None
-    proofs: Tuple[Proof, ...] = ()
+    at: Moment | None = None
+    proofs: tuple[Proof, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     blames: str = "self"
     retry: str = "unknown"
@@ -51,10 +66,16 @@ class Clue:
         return f"{self.code}|{self.key}"
 
 
-def proof_of(evidence: Evidence, line: Line, *, rank: Optional[int], host: str) -> Proof:
+def proof_of(evidence: Evidence, line: Line, *, rank: int | None, host: str) -> Proof:
     when = moment(evidence, host, line.at_s)
-    return Proof(text=line.text.strip()[:TEXT_LIMIT], rank=rank, host=host, file=line.file, offset=line.offset,
-                 at_s=None if when is None else when.at_s)
+    return Proof(
+        text=line.text.strip()[:TEXT_LIMIT],
+        rank=rank,
+        host=host,
+        file=line.file,
+        offset=line.offset,
+        at_s=None if when is None else when.at_s,
+    )
 
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
 from ascendrun.ascend.npu_smi import parse_info
 from ascendrun.health.diagnosis.evidence import DeviceFact
@@ -11,11 +11,13 @@ from ascendrun.health.npu_reading import read_cards, read_ports
 from ascendrun.health.sections import read_sections
 
 BAD_HEALTH = frozenset({"Alarm", "Critical"})
-_DEVICE_ADDRESS = re.compile(r"(?:logicDevId|deviceLogicId)\[(?P<logic>\d+)\].*?deviceIp\[(?P<ip>[0-9a-fA-F.:]+)\]|"
-                             r"devicePhyId\[(?P<phy>\d+)\].*?deviceIp\[(?P<ip2>[0-9a-fA-F.:]+)\]")
+_DEVICE_ADDRESS = re.compile(
+    r"(?:logicDevId|deviceLogicId)\[(?P<logic>\d+)\].*?deviceIp\[(?P<ip>[0-9a-fA-F.:]+)\]|"
+    r"devicePhyId\[(?P<phy>\d+)\].*?deviceIp\[(?P<ip2>[0-9a-fA-F.:]+)\]"
+)
 
 
-def facts_from_table(text: str, file: Optional[str] = None) -> Tuple[DeviceFact, ...]:
+def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
     """From `npu-smi info`: chips in bad health."""
     section = next((one.text for one in read_sections(text) if one.words[0] == "info"), text)
     found = []
@@ -26,12 +28,12 @@ def facts_from_table(text: str, file: Optional[str] = None) -> Tuple[DeviceFact,
     return tuple(found)
 
 
-def facts_from_cards(text: str, file: Optional[str] = None) -> Tuple[DeviceFact, ...]:
+def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
     """From the views of single cards: error codes, and memory errors that cannot be corrected. Cards with two chips
     are counted as npu-smi counts devices: two an NPU."""
     cards = read_cards({"out": text})
     chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
-    found: List[DeviceFact] = []
+    found: list[DeviceFact] = []
     for npu_id, healths in cards.health.items():
         for chip in healths:
             codes = ", ".join(chip.error_codes or ())
@@ -49,7 +51,7 @@ def facts_from_cards(text: str, file: Optional[str] = None) -> Tuple[DeviceFact,
     return tuple(found)
 
 
-def facts_from_ports(text: str, file: Optional[str] = None) -> Tuple[DeviceFact, ...]:
+def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
     """From hccn_tool: network ports that are down while others of the node are up."""
     ports = read_ports({"out": text})
     if ports is None:
@@ -57,11 +59,14 @@ def facts_from_ports(text: str, file: Optional[str] = None) -> Tuple[DeviceFact,
     links = {device: port.link.is_up for device, port in ports.ports.items() if port.link is not None}
     if not any(links.values()):
         return ()  # none is up: this node uses no device network, or we cannot tell
-    return tuple(DeviceFact(device, "its network port is down (hccn_tool -link)", file)
-                 for device, is_up in links.items() if is_up is False)
+    return tuple(
+        DeviceFact(device, "its network port is down (hccn_tool -link)", file)
+        for device, is_up in links.items()
+        if is_up is False
+    )
 
 
-def one_per_device(facts: Sequence[DeviceFact]) -> Tuple[DeviceFact, ...]:
+def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
     """Several tools may say the same: a device's first fact, with the others' words."""
     merged: dict[int, DeviceFact] = {}
     for fact in facts:

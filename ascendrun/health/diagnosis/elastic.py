@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ascendrun.health.diagnosis.evidence import Line
 
 
-def error_lines(text: str, file: str) -> Tuple[Line, ...]:
+def error_lines(text: str, file: str) -> tuple[Line, ...]:
     """The traceback that the file holds, its last line the exception; () when the file is torn or empty."""
     try:
         whole = json.loads(text, strict=False)
@@ -25,7 +25,7 @@ def error_lines(text: str, file: str) -> Tuple[Line, ...]:
     return tuple(Line(line, file, 0, at_s, "error") for line in lines)
 
 
-def _seconds(value: Any) -> Optional[float]:
+def _seconds(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.core.loglines import fold_ranks
 from ascendrun.core.names import fold_names
@@ -14,14 +14,20 @@ from ascendrun.health.diagnosis.verdict import Confidence, Diagnosis, Proof
 
 SILENT_AFTER_S = 120.0
 LIVE = frozenset({"QUEUED", "CHECKING", "STAGING", "STARTING", "RUNNING"})
-_BY_CAUSE = {"refused": "start-refused", "limit": "time-limit", "start-timeout": "start-timeout",
-             "head-restarted": "head-restarted", "user": "stopped-by-user", "need": "stage-called-off"}
+_BY_CAUSE = {
+    "refused": "start-refused",
+    "limit": "time-limit",
+    "start-timeout": "start-timeout",
+    "head-restarted": "head-restarted",
+    "user": "stopped-by-user",
+    "need": "stage-called-off",
+}
 _NEEDED = re.compile(r"^not started: (?:stage (?P<stage>\S+) \()?(?P<job>j-[0-9-]+)")
 """As core/schedule.py says it."""
 _RETRY = {"start-refused": "never", "time-limit": "same", "start-timeout": "same", "head-restarted": "same"}
 
 
-def explain_ending(evidence: Evidence) -> Optional[Diagnosis]:
+def explain_ending(evidence: Evidence) -> Diagnosis | None:
     """The diagnosis of an attempt that has no failure of its own to be found; None: look for one."""
     failed = [rank for rank in evidence.ranks if rank.has_failed]
     if evidence.state == "SUCCEEDED":
@@ -37,7 +43,8 @@ def explain_ending(evidence: Evidence) -> Optional[Diagnosis]:
     hosts = late if code in ("start-refused", "start-timeout") else ()
     told = _told(evidence, code, hosts=hosts)
     unseen = code in ("stopped-by-user", "time-limit") and any(
-        rank.pid is not None and not rank.has_ended for rank in evidence.ranks)
+        rank.pid is not None and not rank.has_ended for rank in evidence.ranks
+    )
     return replace(told, confidence=Confidence.LIKELY, doubts=("not-all-seen",)) if unseen else told
 
 
@@ -50,25 +57,41 @@ def _failed_before(evidence: Evidence, failed: Sequence[RankEvidence]) -> bool:
     return False
 
 
-def _told(evidence: Evidence, code: str, *, hosts: Tuple[str, ...] = (), odd: Tuple[str, ...] = ()) -> Diagnosis:
-    proofs = tuple(Proof(text=event.text, at_s=event.at_s) for event in evidence.story
-                   if evidence.reason and evidence.reason in event.text)[-1:]
+def _told(evidence: Evidence, code: str, *, hosts: tuple[str, ...] = (), odd: tuple[str, ...] = ()) -> Diagnosis:
+    proofs = tuple(
+        Proof(text=event.text, at_s=event.at_s)
+        for event in evidence.story
+        if evidence.reason and evidence.reason in event.text
+    )[-1:]
     reason = evidence.reason.replace("nothing was started: ", "").replace("not started: ", "")
     needed = _NEEDED.match(evidence.reason)
-    return Diagnosis(code=code, confidence=Confidence.CERTAIN, hosts=hosts, at_s=evidence.ended_at_s, proofs=proofs,
-                     values={"reason": reason, "job": evidence.job, "needed": needed["job"] if needed else ""}, odd=odd,
-                     retry=_RETRY.get(code, "unknown"), missing=evidence.missing)
+    return Diagnosis(
+        code=code,
+        confidence=Confidence.CERTAIN,
+        hosts=hosts,
+        at_s=evidence.ended_at_s,
+        proofs=proofs,
+        values={"reason": reason, "job": evidence.job, "needed": needed["job"] if needed else ""},
+        odd=odd,
+        retry=_RETRY.get(code, "unknown"),
+        missing=evidence.missing,
+    )
 
 
 def _live(evidence: Evidence) -> Diagnosis:
     code = "running" if evidence.state == "RUNNING" else "on-its-way"
-    return Diagnosis(code=code, confidence=Confidence.CERTAIN, odd=_odd(evidence), missing=evidence.missing,
-                     values={"state": evidence.state, "reason": evidence.reason, "job": evidence.job})
+    return Diagnosis(
+        code=code,
+        confidence=Confidence.CERTAIN,
+        odd=_odd(evidence),
+        missing=evidence.missing,
+        values={"state": evidence.state, "reason": evidence.reason, "job": evidence.job},
+    )
 
 
-def _odd(evidence: Evidence) -> Tuple[str, ...]:
+def _odd(evidence: Evidence) -> tuple[str, ...]:
     """What a person would want to know of a job that has not failed; "name|value|value" as texts/ has their words."""
-    odd: List[str] = []
+    odd: list[str] = []
     silent_hosts = [host.host for host in evidence.hosts if host.reachable is False]
     if silent_hosts and evidence.state == "RUNNING":
         odd.append(f"host-silent|{fold_names(silent_hosts)}")
@@ -81,7 +104,7 @@ def _odd(evidence: Evidence) -> Tuple[str, ...]:
     return tuple(odd)
 
 
-def _odd_ranks(evidence: Evidence, silent_hosts: set[str]) -> List[str]:
+def _odd_ranks(evidence: Evidence, silent_hosts: set[str]) -> list[str]:
     odd = []
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import NamedTuple, Protocol
 
 
 class Line(NamedTuple):
@@ -13,8 +14,8 @@ class Line(NamedTuple):
 
     text: str
     file: str
-    offset: Optional[int] = None
-    at_s: Optional[float] = None
+    offset: int | None = None
+    at_s: float | None = None
     stream: str = "err"
 
 
@@ -22,11 +23,9 @@ class Clock(Protocol):
     """A host's clock. `error_s`: how well it is known, None: not at all."""
 
     @property
-    def error_s(self) -> Optional[float]:
-        ...
+    def error_s(self) -> float | None: ...
 
-    def to_head_s(self, node_s: float) -> float:
-        ...
+    def to_head_s(self, node_s: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class FixedClock:
     """A clock that is always so far ahead of the head's. `error_s` None: `offset_s` is a guess."""
 
     offset_s: float = 0.0
-    error_s: Optional[float] = None
+    error_s: float | None = None
 
     def to_head_s(self, node_s: float) -> float:
         return node_s - self.offset_s
@@ -52,21 +51,21 @@ class RankEvidence:
 
     rank: int
     host: str
-    pid: Optional[int] = None
-    device: Optional[int] = None
-    code: Optional[int] = None
-    signal: Optional[int] = None
-    exited_at_s: Optional[float] = None
+    pid: int | None = None
+    device: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    exited_at_s: float | None = None
     stopped: bool = False
-    lingers: Optional[str] = None
-    note: Optional[str] = None
-    start_failed: Optional[str] = None
-    lines: Tuple[Line, ...] = ()
-    error: Tuple[Line, ...] = ()
-    plog: Optional[Tuple[Line, ...]] = None
-    last_output_s: Optional[float] = None
-    last_step: Optional[int] = None
-    max_rss_bytes: Optional[int] = None
+    lingers: str | None = None
+    note: str | None = None
+    start_failed: str | None = None
+    lines: tuple[Line, ...] = ()
+    error: tuple[Line, ...] = ()
+    plog: tuple[Line, ...] | None = None
+    last_output_s: float | None = None
+    last_step: int | None = None
+    max_rss_bytes: int | None = None
     inner: bool = False
 
     @property
@@ -85,7 +84,7 @@ class DeviceFact:
 
     device: int
     problem: str
-    file: Optional[str] = None
+    file: str | None = None
     code: str = "device-alarm"
 
 
@@ -98,20 +97,20 @@ class HostEvidence:
 
     host: str
     clock: Clock = field(default_factory=FixedClock)
-    addresses: Tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
     device_addresses: Mapping[str, int] = field(default_factory=dict)
-    dmesg: Optional[Tuple[Line, ...]] = None
-    devices: Tuple[DeviceFact, ...] = ()
-    stopped_at_s: Optional[float] = None
-    stopped_by: Optional[str] = None
+    dmesg: tuple[Line, ...] | None = None
+    devices: tuple[DeviceFact, ...] = ()
+    stopped_at_s: float | None = None
+    stopped_by: str | None = None
     rebooted: bool = False
     supervisor_lost: bool = False
-    reachable: Optional[bool] = None
+    reachable: bool | None = None
     has_ended: bool = False
-    memory_free_bytes: Optional[int] = None
-    memory_total_bytes: Optional[int] = None
-    disk_free_bytes: Optional[int] = None
-    missing: Tuple[str, ...] = ()
+    memory_free_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,20 +133,20 @@ class Evidence:
     attempt: int = 1
     name: str = ""
     reason: str = ""
-    cause: Optional[str] = None
+    cause: str | None = None
     family: str = "cpu"
     launcher: str = "spawn"
     world_size: int = 0
     connect_timeout_s: float = 120.0
     exec_timeout_s: float = 1836.0
     now_s: float = 0.0
-    started_at_s: Optional[float] = None
-    ended_at_s: Optional[float] = None
-    ranks: Tuple[RankEvidence, ...] = ()
-    hosts: Tuple[HostEvidence, ...] = ()
-    story: Tuple[StoryEvent, ...] = ()
-    slow: Tuple[str, ...] = ()
-    missing: Tuple[str, ...] = ()
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    ranks: tuple[RankEvidence, ...] = ()
+    hosts: tuple[HostEvidence, ...] = ()
+    story: tuple[StoryEvent, ...] = ()
+    slow: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def host(self, name: str) -> HostEvidence:
         """Never fails: of a host without evidence nothing is known."""
@@ -158,17 +157,17 @@ class Evidence:
 
     @cached_property
     def _by_address(self) -> Mapping[str, str]:
-        found: Dict[str, str] = {}
+        found: dict[str, str] = {}
         for one in reversed(self.hosts):
             found.update((address, one.host) for address in (*one.addresses, *one.device_addresses))
         return {**found, **{one.host: one.host for one in self.hosts}}
 
-    def host_at(self, address: str) -> Optional[str]:
+    def host_at(self, address: str) -> str | None:
         """The job's host with this name or address, also with a domain behind the name; None: none of the job's."""
         return self._by_address.get(address) or self._by_address.get(address.partition(".")[0])
 
-    def ranks_of(self, host: str) -> Tuple[RankEvidence, ...]:
+    def ranks_of(self, host: str) -> tuple[RankEvidence, ...]:
         return tuple(rank for rank in self.ranks if rank.host == host)
 
-    def by_rank(self) -> Dict[int, RankEvidence]:
+    def by_rank(self) -> dict[int, RankEvidence]:
         return {rank.rank: rank for rank in self.ranks}

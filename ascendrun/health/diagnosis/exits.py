@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
@@ -13,8 +13,9 @@ from ascendrun.health.diagnosis.remarks import is_warning
 from ascendrun.health.diagnosis.times import Moment, moment
 from ascendrun.health.diagnosis.verdict import Proof
 
-CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
-                     signal.SIGSYS})
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+)
 LOW_MEMORY_SHARE = 0.03
 """With less of its memory free than this a host is out of it for all practical purposes."""
 FULL_BELOW_BYTES = 64 * 2**20
@@ -31,7 +32,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def signal_of(rank: RankEvidence) -> Optional[int]:
+def signal_of(rank: RankEvidence) -> int | None:
     """What killed it; a shell or launcher around it tells that as 128 + number, or as a negative code."""
     if rank.signal is not None:
         return rank.signal
@@ -45,7 +46,7 @@ def signal_of(rank: RankEvidence) -> Optional[int]:
 
 def victims(host: HostEvidence) -> Mapping[int, Line]:
     """Pids that the kernel killed for want of memory, with the line that says so."""
-    found: Dict[int, Line] = {}
+    found: dict[int, Line] = {}
     for line in host.dmesg or ():
         match = _VICTIM.search(line.text)
         if match is not None:
@@ -56,7 +57,7 @@ def victims(host: HostEvidence) -> Mapping[int, Line]:
 
 def own_workers(lines: Sequence[Line]) -> Mapping[int, Line]:
     """Pids of its data loader's workers that a rank says it lost."""
-    found: Dict[int, Line] = {}
+    found: dict[int, Line] = {}
     for line in lines:
         match = _WORKER.search(line.text) if "DataLoader worker" in line.text else None
         if match is not None:
@@ -73,30 +74,52 @@ def own_children(lines: Sequence[Line]) -> Mapping[int, Line]:
 CHILD_BEFORE_S, CHILD_AFTER_S = 120.0, 10.0
 
 
-def child_clue(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Optional[Clue]:
+def child_clue(evidence: Evidence, rank: RankEvidence, *, points: bool) -> Clue | None:
     """A process of nobody's was killed for memory on its host shortly before it missed one of its own. `points`: its
     exception says no more than that; else only its pipe broke."""
     host = evidence.host(rank.host)
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
-    lines = [line for pid, line in victims(host).items() if pid not in ours and (
-        line.at_s is None or rank.exited_at_s is None
-        or -CHILD_BEFORE_S < line.at_s - rank.exited_at_s < CHILD_AFTER_S)]
+    lines = [
+        line
+        for pid, line in victims(host).items()
+        if pid not in ours
+        and (
+            line.at_s is None
+            or rank.exited_at_s is None
+            or -CHILD_BEFORE_S < line.at_s - rank.exited_at_s < CHILD_AFTER_S
+        )
+    ]
     if not lines or not rank.has_failed:
         return None
     pid = next(pid for pid, line in victims(host).items() if line is lines[-1])
-    clue = _oom(rank, moment(evidence, rank.host, rank.exited_at_s),
-                (proof_of(evidence, lines[-1], rank=rank.rank, host=rank.host),), pid=pid, sure=False)
+    clue = _oom(
+        rank,
+        moment(evidence, rank.host, rank.exited_at_s),
+        (proof_of(evidence, lines[-1], rank=rank.rank, host=rank.host),),
+        pid=pid,
+        sure=False,
+    )
     return replace(clue, strength=STRENGTH["child-oom"]) if points else clue
 
 
-def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
+def exit_clue(evidence: Evidence, rank: RankEvidence) -> Clue | None:
     """The way the process ended, as a reason; None: it ended well, or not at all."""
     host = evidence.host(rank.host)
     when = moment(evidence, rank.host, rank.exited_at_s)
     if rank.start_failed is not None:
         proof = Proof(text=rank.start_failed, rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
-        return Clue("start-failed", CAUSE, STRENGTH["start-failed"], rank.rank, rank.host, when, (proof,),
-                    {"message": rank.start_failed.strip()[:300]}, retry="never", key="start")
+        return Clue(
+            "start-failed",
+            CAUSE,
+            STRENGTH["start-failed"],
+            rank.rank,
+            rank.host,
+            when,
+            (proof,),
+            {"message": rank.start_failed.strip()[:300]},
+            retry="never",
+            key="start",
+        )
     killed = _killed_for_memory(evidence, host, rank)
     if killed is not None:
         return killed
@@ -110,26 +133,45 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Optional[Clue]:
     kernel = _kernel_words(evidence, rank) if code == "crash" else ()
     values["last"] = _sentence(last or kernel)[:200] if last or kernel else "-"
     strength = STRENGTH["abort" if number == signal.SIGABRT else code]  # watchdogs and C++ end what they gave up so
-    return Clue(code, role, strength, rank.rank, rank.host, when, (proof, *kernel, *last), values,
-                key=values.get("signal", "") or values["code"], retry="same" if code == "killed" else "unknown",
-                sure=code == "killed", is_vague=code in ("exit-code", "killed", "crash", "terminated"))
+    return Clue(
+        code,
+        role,
+        strength,
+        rank.rank,
+        rank.host,
+        when,
+        (proof, *kernel, *last),
+        values,
+        key=values.get("signal", "") or values["code"],
+        retry="same" if code == "killed" else "unknown",
+        sure=code == "killed",
+        is_vague=code in ("exit-code", "killed", "crash", "terminated"),
+    )
 
 
 LAST_LINES, LAST_WORDS_S = 25, 30.0
 _ERROR_LEVEL = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
-_TELLS = re.compile(r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
-                    r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在", re.IGNORECASE)
+_TELLS = re.compile(
+    r"error|fail|fatal|critical|cannot|can't|could not|couldn't|invalid|not found|no such|denied|"
+    r"missing|abort|refus|unable|exceed|assert|panic|错误|失败|异常|无法|不存在",
+    re.IGNORECASE,
+)
 _FRAMES = re.compile(r"^\s*(?:@ |at |#\d+ |frame #|File \"|\*{3} )|\bfailed with 0\b")
 
 
-def _last_words(evidence: Evidence, rank: RankEvidence) -> Tuple[Proof, ...]:
+def _last_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """Of its last lines the last that tells of something wrong, with the line before it, or with the errors in a row
     before it; else its very last to standard error. No warning is a last word."""
     errors = [line for line in rank.lines if line.stream == "err" and _is_word(line)][-LAST_LINES:]
     prints = [line for line in rank.lines if line.stream == "out" and _is_word(line)][-5:]
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
-    telling = [line for line in (*prints, *errors) if _TELLS.search(line.text) and not _FRAMES.search(line.text)
-               and (line.at_s is None or last_s - line.at_s <= LAST_WORDS_S)]
+    telling = [
+        line
+        for line in (*prints, *errors)
+        if _TELLS.search(line.text)
+        and not _FRAMES.search(line.text)
+        and (line.at_s is None or last_s - line.at_s <= LAST_WORDS_S)
+    ]
     if telling:
         stream = errors if telling[-1].stream == "err" else prints
         run = _closing_run(stream, stream.index(telling[-1]))
@@ -148,25 +190,30 @@ def _sentence(last: Sequence[Proof]) -> str:
 def _closing_run(lines: Sequence[Line], last: int) -> Sequence[Line]:
     """Lines of the level ERROR in a row up to that one, at most three."""
     first = last
-    while first > max(0, last - 2) and _ERROR_LEVEL.search(lines[first].text) and _ERROR_LEVEL.search(
-            lines[first - 1].text):
+    while (
+        first > max(0, last - 2)
+        and _ERROR_LEVEL.search(lines[first].text)
+        and _ERROR_LEVEL.search(lines[first - 1].text)
+    ):
         first -= 1
-    return lines[first:last + 1]
+    return lines[first : last + 1]
 
 
 def _is_word(line: Line) -> bool:
     return bool(line.text.strip()) and not is_warning(line.text)
 
 
-def _kernel_words(evidence: Evidence, rank: RankEvidence) -> Tuple[Proof, ...]:
+def _kernel_words(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """What the kernel said of the process's own crash: the instruction, the library."""
-    named = re.compile(rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
-                       rf"traps: .*\[{rank.pid}\]")
+    named = re.compile(
+        rf"\[{rank.pid}\][: ].*(?:trap |segfault|general protection|protection fault)|"
+        rf"traps: .*\[{rank.pid}\]"
+    )
     lines = [line for line in evidence.host(rank.host).dmesg or () if rank.pid is not None and named.search(line.text)]
     return tuple(proof_of(evidence, line, rank=rank.rank, host=rank.host) for line in lines[-1:])
 
 
-def _kind_of(rank: RankEvidence, number: Optional[int]) -> Tuple[str, str]:
+def _kind_of(rank: RankEvidence, number: int | None) -> tuple[str, str]:
     role = TEARDOWN if rank.stopped else CAUSE
     if number is None:
         return "exit-code", role
@@ -193,7 +240,7 @@ def describe_end(rank: RankEvidence) -> str:
     return f"{how}, after the stop" if rank.stopped else how
 
 
-def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Optional[Clue]:
+def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidence) -> Clue | None:
     """By the kernel's own words when they name its pid or a worker of it; by circumstances otherwise."""
     dead = victims(host)
     when = moment(evidence, rank.host, rank.exited_at_s)
@@ -204,20 +251,26 @@ def _killed_for_memory(evidence: Evidence, host: HostEvidence, rank: RankEvidenc
     workers = {**own_workers(rank.lines), **(own_children(rank.lines) if may_be else {})}
     for pid in workers:
         if pid in dead:
-            proofs = (proof_of(evidence, dead[pid], rank=rank.rank, host=rank.host),
-                      proof_of(evidence, workers[pid], rank=rank.rank, host=rank.host))
+            proofs = (
+                proof_of(evidence, dead[pid], rank=rank.rank, host=rank.host),
+                proof_of(evidence, workers[pid], rank=rank.rank, host=rank.host),
+            )
             at = moment(evidence, rank.host, workers[pid].at_s) or when
             return _oom(rank, at, proofs, pid=pid, sure=True)
     if rank.stopped or signal_of(rank) != signal.SIGKILL:
         return None
-    proofs_found: List[Proof] = []
+    proofs_found: list[Proof] = []
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
     others = [(pid, line) for pid, line in dead.items() if pid not in ours]
     if others:
         proofs_found.append(proof_of(evidence, others[0][1], rank=rank.rank, host=rank.host))
     if is_low(host):
-        proofs_found.append(Proof(text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} "
-                                       "memory free near the end", host=host.host))
+        proofs_found.append(
+            Proof(
+                text=f"{_mib(host.memory_free_bytes)} of {_mib(host.memory_total_bytes)} memory free near the end",
+                host=host.host,
+            )
+        )
     killed = others[0][0] if others else rank.pid
     return _oom(rank, when, tuple(proofs_found), pid=killed, sure=False) if proofs_found else None
 
@@ -232,12 +285,23 @@ def is_full(host: HostEvidence) -> bool:
     return host.disk_free_bytes is not None and host.disk_free_bytes < FULL_BELOW_BYTES
 
 
-def _mib(count: Optional[int]) -> str:
+def _mib(count: int | None) -> str:
     return "?" if count is None else f"{count / 2**20:.0f} MiB"
 
 
-def _oom(rank: RankEvidence, at: Optional[Moment], proofs: Tuple[Proof, ...], *, pid: Optional[int], sure: bool
-         ) -> Clue:
+def _oom(rank: RankEvidence, at: Moment | None, proofs: tuple[Proof, ...], *, pid: int | None, sure: bool) -> Clue:
     strength = STRENGTH["host-oom" if sure else "host-oom-likely"]
-    return Clue("host-oom", CAUSE, strength, rank.rank, rank.host, at, proofs,
-                {"pid": "?" if pid is None else str(pid)}, blames="node", retry="same", sure=sure, key=rank.host)
+    return Clue(
+        "host-oom",
+        CAUSE,
+        strength,
+        rank.rank,
+        rank.host,
+        at,
+        proofs,
+        {"pid": "?" if pid is None else str(pid)},
+        blames="node",
+        retry="same",
+        sure=sure,
+        key=rank.host,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Iterable, List, Mapping, Optional, Tuple
+from collections.abc import Iterable, Mapping
 
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.afterwards import WORK_LINES
@@ -32,14 +32,16 @@ TELLING_FROM = 80
 FROM_OUTSIDE = frozenset({9, 15, 2, 1})
 """Signals that somebody sends."""
 _TEARDOWN_TYPES = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
-_TOLD_TO_END = re.compile(r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM",
-                          re.IGNORECASE)
+_TOLD_TO_END = re.compile(
+    r"killed by signal: Terminated|got signal: (?:15|2|SIGTERM|SIGINT)\b|received SIGTERM", re.IGNORECASE
+)
 _CARRIED = frozenset({"data", "model", "numeric", "python", "storage"})
 """What goes wrong with what another rank sent, when it comes out of a collective, is that rank's doing."""
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker|pin memory thread|replica) ")
 """What torch says in place of the words of the exception that it brings from elsewhere."""
-_WORK_OF_THREADS = re.compile(r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)",
-                              re.IGNORECASE)
+_WORK_OF_THREADS = re.compile(
+    r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
+)
 _OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
@@ -52,23 +54,29 @@ class Fatal:
         self.chain = self._find()
         self.role = None if self.chain is None else self.role_of(self.chain)
 
-    def _find(self) -> Optional[Chain]:
+    def _find(self) -> Chain | None:
         """The last one that Python did not pass over and no work followed; but what is only the echo of others' ends
         does not hide an earlier one of its own. With it the thread's that left the program without what it needs."""
-        terminal = [chain for chain in self._lines.chains
-                    if chain.kind != "ignored" and self._lines.is_terminal(chain.last)
-                    and (chain.kind == "main" or not self._lines.outlived(chain.last))]
+        terminal = [
+            chain
+            for chain in self._lines.chains
+            if chain.kind != "ignored"
+            and self._lines.is_terminal(chain.last)
+            and (chain.kind == "main" or not self._lines.outlived(chain.last))
+        ]
         ordered = sorted(terminal, key=lambda chain: (chain.kind == "main", chain.last))
         own = [chain for chain in ordered if self.role_of(chain) == CAUSE and not self._was_handled(chain)]
         if not own:
             return ordered[-1] if ordered else None
-        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] \
-            or [chain for chain in self._lines.chains if self._broke_what_it_missed(chain, own[-1])]
+        before = [chain for chain in own if self._came_soon(chain, own[-1]) and self._led_to(chain, own[-1])] or [
+            chain for chain in self._lines.chains if self._broke_what_it_missed(chain, own[-1])
+        ]
         if not before:
             return own[-1]
         kind = "thread" if before[-1].kind == "thread" else own[-1].kind
-        return Chain((*before[-1].leading, *own[-1].leading), kind=kind,
-                     is_argued=before[-1].is_argued or own[-1].is_argued)
+        return Chain(
+            (*before[-1].leading, *own[-1].leading), kind=kind, is_argued=before[-1].is_argued or own[-1].is_argued
+        )
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """The later one points to it; or it is a thread's, and the later one has no known reason of its own."""
@@ -99,8 +107,10 @@ class Fatal:
 
     def _has_thread_before(self, chain: Chain) -> bool:
         """A thread of the same process failed just before: which of the two ended the rank is not sure."""
-        return any(other.kind == "thread" and self.role_of(other) == CAUSE and self._came_soon(other, chain)
-                   for other in self._lines.chains)
+        return any(
+            other.kind == "thread" and self.role_of(other) == CAUSE and self._came_soon(other, chain)
+            for other in self._lines.chains
+        )
 
     # --- who is to blame
 
@@ -109,8 +119,9 @@ class Fatal:
         if root.short_type in _TEARDOWN_TYPES or _TOLD_TO_END.search(root.message):
             return TEARDOWN
         message = self._message(root)
-        words = () if root.last in self._lines.stated else tuple(
-            find_words(self._lines.lines[index] for index in message))
+        words = (
+            () if root.last in self._lines.stated else tuple(find_words(self._lines.lines[index] for index in message))
+        )
         if any(word.wait is not None for word in words):
             return CONSEQUENCE
         if any(word.kind in OF_SEVERAL for word in words):
@@ -121,12 +132,15 @@ class Fatal:
         if hit is not None and not (root.collective and hit.signature.family in _CARRIED):
             of_service = hit.signature.blames in ("peer", "network") and self._names_a_service(root)
             return CAUSE if of_service else hit.signature.role
-        if self._lines.evidence.world_size > 1 and not self._names_a_service(root) and (
-                self._sounds_suffered(root) is not None or root.collective or self._accused(root)):
+        if (
+            self._lines.evidence.world_size > 1
+            and not self._names_a_service(root)
+            and (self._sounds_suffered(root) is not None or root.collective or self._accused(root))
+        ):
             return SYMPTOM
         return CAUSE
 
-    def suffered_words(self) -> Tuple[Word, ...]:
+    def suffered_words(self) -> tuple[Word, ...]:
         """An exception that sounds like waiting for others, or a known message of such, as a word about nobody."""
         if self._lines.words:
             return ()
@@ -139,16 +153,21 @@ class Fatal:
         wait = self._sounds_suffered(root) or (EXEC if root.collective or others else None)
         return () if wait is None else (Word("suffered", wait, others, line=self._lines.lines[root.last]),)
 
-    def _known_waits(self) -> Tuple[Word, ...]:
-        lines = [self._lines.lines[hit.line] for hit in self._lines.hits if hit.signature.role == CONSEQUENCE
-                 and hit.signature.blames == "peer" and self._lines.is_terminal(hit.line)]
+    def _known_waits(self) -> tuple[Word, ...]:
+        lines = [
+            self._lines.lines[hit.line]
+            for hit in self._lines.hits
+            if hit.signature.role == CONSEQUENCE
+            and hit.signature.blames == "peer"
+            and self._lines.is_terminal(hit.line)
+        ]
         return tuple(Word("suffered", EXEC, line=line) for line in lines[:1] if not self._lines.is_late(line))
 
-    def _sounds_suffered(self, raised: Raised) -> Optional[str]:
+    def _sounds_suffered(self, raised: Raised) -> str | None:
         """What a program quotes when it speaks of its own data happened to nobody."""
         return looks_suffered(without_quotes(raised.text) if raised.last in self._lines.stated else raised.text)
 
-    def _accused(self, raised: Raised) -> Tuple[int, ...]:
+    def _accused(self, raised: Raised) -> tuple[int, ...]:
         return accuses(raised.text, rank=self._rank.rank, world_size=self._lines.evidence.world_size)
 
     def _names_a_service(self, raised: Raised) -> bool:
@@ -181,37 +200,50 @@ class Fatal:
         if chain.kind != "main" or not chain.final.was_uncaught or at_s is None:
             return False
         ended_so = self._rank.code == 1 or signal_of(self._rank) == signal.SIGABRT
-        return ended_so and all(line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_WORDS_S)
-                                for line in lines)
+        return ended_so and all(
+            line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + LAST_WORDS_S) for line in lines
+        )
 
     def _was_handled(self, chain: Chain) -> bool:
         """The program's next words tell that it went on."""
         lines = self._lines.lines
-        after = (line.text for line in lines[chain.last + 1:chain.last + 4]
-                 if line.stream == lines[chain.last].stream and line.text.strip())
+        after = (
+            line.text
+            for line in lines[chain.last + 1 : chain.last + 4]
+            if line.stream == lines[chain.last].stream and line.text.strip()
+        )
         said = next(after, "")
         return HANDLED.search(said) is not None and not said.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
         """A known reason stands below it, outside of its own words: that one may have ended the rank."""
         taken = {index for one in chain.raised for index in self._message(one)}
-        return any(hit.line > chain.last and hit.line not in taken and hit.signature.role == CAUSE
-                   and hit.signature.strength >= TELLING_FROM and hit.signature.code not in RULED
-                   and not WENT_ON.search(hit.text) and not self._lines.is_late(self._lines.lines[hit.line])
-                   and self._lines.lines[hit.line].stream == self._lines.lines[chain.last].stream
-                   for hit in self._lines.hits)
+        return any(
+            hit.line > chain.last
+            and hit.line not in taken
+            and hit.signature.role == CAUSE
+            and hit.signature.strength >= TELLING_FROM
+            and hit.signature.code not in RULED
+            and not WENT_ON.search(hit.text)
+            and not self._lines.is_late(self._lines.lines[hit.line])
+            and self._lines.lines[hit.line].stream == self._lines.lines[chain.last].stream
+            for hit in self._lines.hits
+        )
 
     def _has_torn_head(self, chain: Chain) -> bool:
         """A traceback began after it of which the exception is not here: that one may have ended the rank."""
         lines = self._lines.lines
-        known = {index for other in self._lines.chains for one in other.raised
-                 for index in range(one.first, one.last + 1)}
-        return any(TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
-                   for index, line in enumerate(lines[chain.last + 1:], chain.last + 1))
+        known = {
+            index for other in self._lines.chains for one in other.raised for index in range(one.first, one.last + 1)
+        }
+        return any(
+            TRACEBACK_HEAD in line.text and index not in known and line.stream == lines[chain.last].stream
+            for index, line in enumerate(lines[chain.last + 1 :], chain.last + 1)
+        )
 
     # --- as a reason
 
-    def clues(self) -> List[Clue]:
+    def clues(self) -> list[Clue]:
         chain, lines = self.chain, self._lines
         if chain is None or self.role is None:
             return []
@@ -224,20 +256,42 @@ class Fatal:
         was_handled = self._was_handled(chain)
         told = self._told(chain, role)
         values = _values_of(chain, told=told)
-        is_aside = chain.kind == "thread" or self._has_thread_before(chain) or (
-            chain.kind == "torn" and last.at_s is None) or self._has_known_after(chain)
-        unsure = not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued \
-            or points_elsewhere(told.text)
+        is_aside = (
+            chain.kind == "thread"
+            or self._has_thread_before(chain)
+            or (chain.kind == "torn" and last.at_s is None)
+            or self._has_known_after(chain)
+        )
+        unsure = (
+            not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
+        )
         if hit is not None:
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
-        unsure = unsure or bool(self._known_waits()) or any(
-            word.wait is not None or word.kind in OF_SEVERAL for word in lines.words)
+        unsure = (
+            unsure
+            or bool(self._known_waits())
+            or any(word.wait is not None or word.kind in OF_SEVERAL for word in lines.words)
+        )
         # what a stopped rank printed may be what its program is about, such as text
         was_printed = (last.stream == "out" and self._rank.stopped) or was_handled
         strength = STRENGTH["printed" if was_printed else "suffered" if unsure else "exception"]
-        return [Clue("exception", role, strength, self._rank.rank, self._rank.host, when, proofs, values, blames="self",
-                     retry="unknown", sure=not unsure and chain.kind == "main", key=same_exception(chain))]
+        return [
+            Clue(
+                "exception",
+                role,
+                strength,
+                self._rank.rank,
+                self._rank.host,
+                when,
+                proofs,
+                values,
+                blames="self",
+                retry="unknown",
+                sure=not unsure and chain.kind == "main",
+                key=same_exception(chain),
+            )
+        ]
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
@@ -247,20 +301,24 @@ class Fatal:
         is_echo = role == CAUSE and (any(word.wait is not None for word in echo) or self._sounds_suffered(final))
         return chain.root if is_echo or chain.kind == "thread" or _RERAISED.match(final.message) else final
 
-    def _hit_of(self, chain: Chain, role: str) -> Optional[Hit]:
+    def _hit_of(self, chain: Chain, role: str) -> Hit | None:
         """The signature that names the chain's reason: of its root, or of a later part that says it better."""
         root = _best(hit for hit in self._lines.hits if hit.line in self._message(chain.root))
         if root is not None and root.signature.role == role:
             return root
         return self._later_hit(chain) if role == CAUSE else None
 
-    def _later_hit(self, chain: Chain) -> Optional[Hit]:
+    def _later_hit(self, chain: Chain) -> Hit | None:
         """What an exception after the root says better than that."""
-        later = _best(hit for one in chain.leading[1:] for hit in self._lines.hits
-                      if hit.line in self._message(one) and hit.signature.role == CAUSE)
+        later = _best(
+            hit
+            for one in chain.leading[1:]
+            for hit in self._lines.hits
+            if hit.line in self._message(one) and hit.signature.role == CAUSE
+        )
         return later if later is not None and later.signature.strength >= TELLING_FROM else None
 
-    def missed_a_child(self) -> Optional[bool]:
+    def missed_a_child(self) -> bool | None:
         """It ended as a process of its own was gone: True, it says so; False, only a pipe within the host broke."""
         if self.chain is None or self.role not in (CAUSE, SYMPTOM):
             return None
@@ -293,9 +351,12 @@ class Fatal:
         return range(raised.last, raised.last + 1 if raised.last in self._lines.stated else self._range(raised).stop)
 
 
-def _best(hits: Iterable[Hit]) -> Optional[Hit]:
-    return max((hit for hit in hits if hit.signature.code not in RULED), default=None,
-               key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line))
+def _best(hits: Iterable[Hit]) -> Hit | None:
+    return max(
+        (hit for hit in hits if hit.signature.code not in RULED),
+        default=None,
+        key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
+    )
 
 
 def _goes_on(said: Line, line: Line) -> bool:
@@ -319,5 +380,5 @@ def _values_of(chain: Chain, *, told: Raised) -> Mapping[str, str]:
     return values
 
 
-def _distinct(raised: Iterable[Raised]) -> List[Raised]:
+def _distinct(raised: Iterable[Raised]) -> list[Raised]:
     return list({id(one): one for one in raised}.values())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Sequence
 
 from ascendrun.ascend.signatures import Hit
 from ascendrun.health.diagnosis.clues import CAUSE
@@ -13,8 +13,22 @@ from ascendrun.health.diagnosis.peers import find_words, looks_suffered
 from ascendrun.health.diagnosis.remarks import points_elsewhere
 from ascendrun.health.diagnosis.tracebacks import Chain, Raised
 
-_ASKS = frozenset({"FileNotFoundError", "ModuleNotFoundError", "ImportError", "KeyError", "IndexError", "LookupError",
-                   "AttributeError", "StopIteration", "ValueError", "TypeError", "Empty", "FileExistsError"})
+_ASKS = frozenset(
+    {
+        "FileNotFoundError",
+        "ModuleNotFoundError",
+        "ImportError",
+        "KeyError",
+        "IndexError",
+        "LookupError",
+        "AttributeError",
+        "StopIteration",
+        "ValueError",
+        "TypeError",
+        "Empty",
+        "FileExistsError",
+    }
+)
 """With these a program asks whether something is there, and has another way if it is not."""
 _CLEARS = re.compile(r"__a?exit__|__del__|_*(?:close|cleanup|clean_up|shutdown|finalize|destroy|teardown|tear_down)\w*")
 _ENDS = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException", "GracefulExit"})
@@ -41,8 +55,11 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if _follows(later):
             continue
         known = [hit for hit in hits if before[0].last <= hit.line < later.first and hit.signature.strength >= 20]
-        if any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known) or any(
-                one.collective for one in before) or any(find_words(lines[before[0].last:later.first])):
+        if (
+            any(hit.signature.role != CAUSE or hit.signature.family in _DEVICE for hit in known)
+            or any(one.collective for one in before)
+            or any(find_words(lines[before[0].last : later.first]))
+        ):
             continue
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be tried again, or of all
             ends, is_argued = place, True
@@ -62,8 +79,12 @@ def _follows(later: Raised) -> bool:
 def retells(later: Raised, earlier: Raised) -> bool:
     """The later one's words bring the earlier one's: its type, its message, or what that names."""
     message = _ERRNO.sub("", earlier.message)
-    words = [earlier.short_type, message.partition(": '")[0], message,
-             *(one for found in _NAMED.findall(message) for one in found)]
+    words = [
+        earlier.short_type,
+        message.partition(": '")[0],
+        message,
+        *(one for found in _NAMED.findall(message) for one in found),
+    ]
     return points_elsewhere(later.text) or any(len(word) >= LONG_ENOUGH and word in later.message for word in words)
 
 

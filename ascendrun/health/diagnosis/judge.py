@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
 from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
@@ -51,10 +51,19 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     doubts = doubts_about(winner, candidates, evidence, stories)
     chain = make_chain(winner, stories)
     return Diagnosis(
-        code=winner.code, confidence=_confidence(winner, doubts), ranks=winner.ranks, hosts=winner.hosts,
-        values=winner.values, at_s=winner.at.at_s if winner.at else None,
-        time_error_s=winner.at.error_s if winner.at else None, lag_s=_lag(chain), proofs=winner.proofs, chain=chain,
-        doubts=doubts, rivals=tuple(map(_as_link, _rivals(winner, candidates))), missing=_missing(evidence),
+        code=winner.code,
+        confidence=_confidence(winner, doubts),
+        ranks=winner.ranks,
+        hosts=winner.hosts,
+        values=winner.values,
+        at_s=winner.at.at_s if winner.at else None,
+        time_error_s=winner.at.error_s if winner.at else None,
+        lag_s=_lag(chain),
+        proofs=winner.proofs,
+        chain=chain,
+        doubts=doubts,
+        rivals=tuple(map(_as_link, _rivals(winner, candidates))),
+        missing=_missing(evidence),
         retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
     )
 
@@ -62,22 +71,30 @@ def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
 # ---------------------------------------------------------------- the choice
 
 
-def choose(candidates: Sequence[Candidate]) -> Optional[Candidate]:
+def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that left
     without a word before any other had a reason cannot have followed from them."""
     if not candidates:
         return None
     credible = [one for one in candidates if one.is_credible] or list(candidates)
-    mute = [one for one in candidates if one.code == "exit-code" and one not in credible
-            and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)]
+    mute = [
+        one
+        for one in candidates
+        if one.code == "exit-code"
+        and one not in credible
+        and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)
+    ]
     if mute:
         return min(mute, key=lambda one: one.at.at_s if one.at else float("inf"))
-    first = [one for one in credible
-             if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))]
+    first = [
+        one
+        for one in credible
+        if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))
+    ]
     return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
 
 
-def _odd_one(candidates: Sequence[Candidate], stories: Sequence[RankStory]) -> Optional[Candidate]:
+def _odd_one(candidates: Sequence[Candidate], stories: Sequence[RankStory]) -> Candidate | None:
     """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
     was alone was first, unless the clocks say otherwise."""
     mute = [one for one in candidates if one.code == "exit-code"]
@@ -96,8 +113,9 @@ def _joined(kernel: Candidate, waiting: Candidate, stories: Sequence[RankStory])
         return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
     if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
         there = {story.rank.rank for story in stories if story.rank.host in kernel.hosts}
-        return replace(kernel, ranks=tuple(sorted(there & set(waiting.ranks))),
-                       proofs=(*kernel.proofs, *waiting.proofs))
+        return replace(
+            kernel, ranks=tuple(sorted(there & set(waiting.ranks))), proofs=(*kernel.proofs, *waiting.proofs)
+        )
     return waiting
 
 
@@ -110,10 +128,16 @@ def _may_exclude(one: Candidate) -> bool:
     return one.sure or one.is_vague
 
 
-def _symptom(stories: Sequence[RankStory]) -> Optional[Candidate]:
+def _symptom(stories: Sequence[RankStory]) -> Candidate | None:
     """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
-    signs = [story.own for story in stories if story.own is not None and story.own.role == SYMPTOM
-             and not story.rank.stopped and story.own.strength >= SIGN_FROM]
+    signs = [
+        story.own
+        for story in stories
+        if story.own is not None
+        and story.own.role == SYMPTOM
+        and not story.rank.stopped
+        and story.own.strength >= SIGN_FROM
+    ]
     if not signs:
         return None
     best = max(signs, key=lambda clue: (clue.strength, -(clue.at.at_s if clue.at else 0.0)))
@@ -124,8 +148,9 @@ def _symptom(stories: Sequence[RankStory]) -> Optional[Candidate]:
 # ---------------------------------------------------------------- how sure
 
 
-def doubts_about(winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence,
-                 stories: Sequence[RankStory]) -> Tuple[str, ...]:
+def doubts_about(
+    winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, stories: Sequence[RankStory]
+) -> tuple[str, ...]:
     """Names of what speaks against calling it certain; () nothing does."""
     doubts = list(winner.doubts)
     if not winner.sure:
@@ -152,7 +177,7 @@ def _as_link(one: Candidate) -> ChainLink:
     return ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
 
 
-def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> Tuple[Candidate, ...]:
+def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
     rivals = []
     for one in candidates:
@@ -171,8 +196,11 @@ def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory])
     hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
     silent = {story.rank.rank for story in stories if story.rank.host in hosts and not story.rank.has_ended}
     over = {host.host for host in evidence.hosts if host.has_ended}
-    alive_anyway = {story.rank.rank for story in stories if story.rank.lines and not story.rank.has_ended
-                    and story.rank.host not in {*hosts, *over}}
+    alive_anyway = {
+        story.rank.rank
+        for story in stories
+        if story.rank.lines and not story.rank.has_ended and story.rank.host not in {*hosts, *over}
+    }
     return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
 
 
@@ -199,20 +227,21 @@ def _confidence(winner: Candidate, doubts: Sequence[str]) -> Confidence:
 # ---------------------------------------------------------------- what followed
 
 
-def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> Tuple[ChainLink, ...]:
+def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> tuple[ChainLink, ...]:
     """Every rank with the role of its end, alike ones together: the first, consequences, then the clearing away."""
-    groups: Dict[Tuple[Role, str], List[RankStory]] = {}
+    groups: dict[tuple[Role, str], list[RankStory]] = {}
     for story in stories:
         groups.setdefault(_role_of(winner, story), []).append(story)
     links = [_link(winner, role, code, group) for (role, code), group in groups.items()]
     if not winner.ranks and winner.hosts:
         links.append(ChainLink(Role.INITIATING, winner.code, (), winner.hosts, winner.values))
     order = list(Role)
-    return tuple(sorted(links, key=lambda link: (order.index(link.role), link.at_s is None, link.at_s or 0.0,
-                                                 link.ranks)))
+    return tuple(
+        sorted(links, key=lambda link: (order.index(link.role), link.at_s is None, link.at_s or 0.0, link.ranks))
+    )
 
 
-def _role_of(winner: Candidate, story: RankStory) -> Tuple[Role, str]:
+def _role_of(winner: Candidate, story: RankStory) -> tuple[Role, str]:
     rank, own = story.rank, story.own
     if rank.rank in winner.ranks:
         return Role.INITIATING, winner.code
@@ -239,16 +268,22 @@ def _link(winner: Candidate, role: Role, code: str, stories: Sequence[RankStory]
     values = next((story.own.values for story in stories if story.own is not None and story.own.code == code), {})
     if not values:
         values = {"how": describe_end(stories[0].rank)}
-    return ChainLink(role, code, tuple(sorted(story.rank.rank for story in stories)),
-                     tuple(sorted({story.rank.host for story in stories})), values,
-                     at_s=when.at_s if when else None, lag_s=_lag_between(winner.at, when, role))
+    return ChainLink(
+        role,
+        code,
+        tuple(sorted(story.rank.rank for story in stories)),
+        tuple(sorted({story.rank.host for story in stories})),
+        values,
+        at_s=when.at_s if when else None,
+        lag_s=_lag_between(winner.at, when, role),
+    )
 
 
-def _when(story: RankStory) -> Optional[Moment]:
+def _when(story: RankStory) -> Moment | None:
     return story.waited_at or story.end
 
 
-def _lag_between(first: Optional[Moment], then: Optional[Moment], role: Role) -> Optional[float]:
+def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
     """Seconds after the first failure, where the clocks are good enough to say so."""
     if role is Role.INITIATING or first is None or then is None:
         return None
@@ -257,7 +292,7 @@ def _lag_between(first: Optional[Moment], then: Optional[Moment], role: Role) ->
     return lag_s if lag_s >= 0 and error_s <= max(1.0, 0.5 * lag_s) else None
 
 
-def _lag(chain: Sequence[ChainLink]) -> Optional[float]:
+def _lag(chain: Sequence[ChainLink]) -> float | None:
     return min((link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None), default=None)
 
 
@@ -267,9 +302,16 @@ def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
     code = "peer-lost" if suffered else "not-known"
     first = earliest(_when(story) for story in suffered) if suffered else None
     proofs = tuple(proof for story in suffered[:2] for clue in story.clues[:1] for proof in clue.proofs[:1])
-    return Diagnosis(code=code, confidence=Confidence.UNKNOWN, at_s=first.at_s if first else None, proofs=proofs,
-                     chain=make_chain(nobody, stories), missing=_missing(evidence), values={"reason": evidence.reason})
+    return Diagnosis(
+        code=code,
+        confidence=Confidence.UNKNOWN,
+        at_s=first.at_s if first else None,
+        proofs=proofs,
+        chain=make_chain(nobody, stories),
+        missing=_missing(evidence),
+        values={"reason": evidence.reason},
+    )
 
 
-def _missing(evidence: Evidence) -> Tuple[str, ...]:
+def _missing(evidence: Evidence) -> tuple[str, ...]:
     return (*evidence.missing, *(f"{host.host}: {what}" for host in evidence.hosts for what in host.missing))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import List, Optional, Sequence
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Clue
@@ -21,21 +21,41 @@ _SIDE_REMARKS = frozenset({"numeric", "data"})
 """Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
 _KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
 """What can lead to a signal from outside."""
-_VAGUE_TYPES = frozenset({"RuntimeError", "Exception", "SystemError", "CalledProcessError", "AcceleratorError",
-                          "ProcessRaisedException", "ProcessExitedException", "ChildFailedError", "BaseException",
-                          "InternalError", "OSError"})
+_VAGUE_TYPES = frozenset(
+    {
+        "RuntimeError",
+        "Exception",
+        "SystemError",
+        "CalledProcessError",
+        "AcceleratorError",
+        "ProcessRaisedException",
+        "ProcessExitedException",
+        "ChildFailedError",
+        "BaseException",
+        "InternalError",
+        "OSError",
+    }
+)
 
 
-def known_line_clues(lines: RankLines, fatal: Fatal) -> List[Clue]:
+def known_line_clues(lines: RankLines, fatal: Fatal) -> list[Clue]:
     """Lines that stand for themselves. In front of an exception with words of its own they are side remarks; a vague
     one they explain."""
     chain = fatal.chain
     speaks = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
     was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
     taken = set(fatal.lines_of())
-    shown = [hit for hit in lines.hits if not (
-        hit.line in taken or hit.signature.code in RULED or not lines.is_terminal(hit.line)
-        or (was_killed and hit.signature.family not in _KILLING) or WENT_ON.search(hit.text))]
+    shown = [
+        hit
+        for hit in lines.hits
+        if not (
+            hit.line in taken
+            or hit.signature.code in RULED
+            or not lines.is_terminal(hit.line)
+            or (was_killed and hit.signature.family not in _KILLING)
+            or WENT_ON.search(hit.text)
+        )
+    ]
     closing = _closing(lines, fatal, shown)
     clues = []
     for hit in shown:
@@ -43,8 +63,13 @@ def known_line_clues(lines: RankLines, fatal: Fatal) -> List[Clue]:
         is_last = lines.after[hit.line] <= LAST_WORDS_LINES and lines.rank.has_failed and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
-        clue = _clue(lines, hit, line, weaker=speaks or (since_s or 0.0) > EARLIER_S,
-                     sure=is_last and has_order and _is_near_the_end(lines, line))
+        clue = _clue(
+            lines,
+            hit,
+            line,
+            weaker=speaks or (since_s or 0.0) > EARLIER_S,
+            sure=is_last and has_order and _is_near_the_end(lines, line),
+        )
         is_past = lines.outlived(hit.line)
         clues.append(replace(clue, strength=min(clue.strength, STRENGTH["outlived"]), sure=False) if is_past else clue)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
@@ -53,13 +78,18 @@ def known_line_clues(lines: RankLines, fatal: Fatal) -> List[Clue]:
     return clues
 
 
-def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Optional[Line]:
+def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
     """Where the rank said what ended it: its uncaught exception, or the last of its known lines."""
     chain = fatal.chain
     if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_word(chain):
         return lines.lines[chain.first]
-    telling = [lines.lines[hit.line] for hit in shown if hit.signature.role == CAUSE
-               and hit.signature.strength >= CREDIBLE and hit.signature.family not in _SIDE_REMARKS]
+    telling = [
+        lines.lines[hit.line]
+        for hit in shown
+        if hit.signature.role == CAUSE
+        and hit.signature.strength >= CREDIBLE
+        and hit.signature.family not in _SIDE_REMARKS
+    ]
     return max(telling, key=lambda line: line.at_s or 0.0, default=None)
 
 
@@ -67,8 +97,12 @@ def _is_near_the_end(lines: RankLines, line: Line) -> bool:
     """And the rank's last words are no other ones that came later."""
     at_s, end_s = line.at_s, lines.rank.exited_at_s
     later = (other for other in lines.lines[-LAST_WORDS_LINES:] if other.stream == "err" and other.text.strip())
-    return at_s is None or ((end_s is None or end_s - at_s <= NEAR_THE_END_S) and not any(
-        other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_remark(other.text) for other in later))
+    return at_s is None or (
+        (end_s is None or end_s - at_s <= NEAR_THE_END_S)
+        and not any(
+            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_remark(other.text) for other in later
+        )
+    )
 
 
 def _clue(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Clue:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import same_words
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
@@ -22,8 +22,10 @@ _SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
 _LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
 _RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
 _MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
-_OWN_WORDS = re.compile(r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
-                        r"deepspeed/launcher|bin/torchrun|multiprocessing/errors")
+_OWN_WORDS = re.compile(
+    r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
+    r"deepspeed/launcher|bin/torchrun|multiprocessing/errors"
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class InnerEnd:
     """How the launcher says one of its ranks ended. `is_root`: torchrun calls it the first one observed."""
 
     rank: int
-    pid: Optional[int]
+    pid: int | None
     code: int
-    at_s: Optional[float]
+    at_s: float | None
     line: Line
     is_root: bool = False
 
@@ -45,22 +47,26 @@ def expand(evidence: Evidence) -> Evidence:
     parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
     if not any(inner for inner, _ in parts):
         return evidence
-    unique: Dict[int, RankEvidence] = {}
+    unique: dict[int, RankEvidence] = {}
     for rank in [one for inner, _ in parts for one in inner]:
         unique.setdefault(rank.rank, rank)
     for process in [one for inner, rest in parts if not inner for one in rest]:
         free = process.rank if process.rank not in unique else max(unique) + 1  # its own number is a node's
         unique[free] = replace(process, rank=free)
-    return replace(evidence, ranks=tuple(unique[number] for number in sorted(unique)),
-                   world_size=max(evidence.world_size, len(unique)))
+    return replace(
+        evidence,
+        ranks=tuple(unique[number] for number in sorted(unique)),
+        world_size=max(evidence.world_size, len(unique)),
+    )
 
 
-def _expand_process(process: RankEvidence, *, is_alone: bool
-                    ) -> Tuple[Tuple[RankEvidence, ...], Tuple[RankEvidence, ...]]:
+def _expand_process(
+    process: RankEvidence, *, is_alone: bool
+) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
     """(its ranks, or () when it tells of none; the process itself)."""
     told = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
     ends = {end.rank: end for end in told}
-    by_rank: Dict[int, List[Line]] = {}
+    by_rank: dict[int, list[Line]] = {}
     for line in process.lines:
         rank = rank_of_prefix(split_prefix(line.text)[0])
         if rank is not None:
@@ -71,11 +77,13 @@ def _expand_process(process: RankEvidence, *, is_alone: bool
         return (), (process,)
     roots = [end.rank for end in ends.values() if end.is_root]
     owners = _owners(ends, loose) if roots and not by_rank else ()
-    return tuple(_inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
-                 for number in numbers), (process,)
+    return tuple(
+        _inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
+        for number in numbers
+    ), (process,)
 
 
-def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> Tuple[int, ...]:
+def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
     """Whose the lines without a prefix are: the first one's, if anybody's; of all that ended with its code where as
     many equal tracebacks stand there."""
     root = next(end for end in ends.values() if end.is_root)
@@ -85,8 +93,9 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> Tuple[int, .
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
-def _inner(process: RankEvidence, number: int, end: Optional[InnerEnd], lines: Sequence[Line], loose: Sequence[Line]
-           ) -> RankEvidence:
+def _inner(
+    process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
+) -> RankEvidence:
     """The launcher kills its other ranks with TERM: that is a stop like ours."""
     own = [line for line in loose if not _OWN_WORDS.search(line.text)] if _has_no_words(lines) else []
     code = None if end is None else end.code
@@ -95,10 +104,19 @@ def _inner(process: RankEvidence, number: int, end: Optional[InnerEnd], lines: S
     if exited_s is not None and end is not None and end.is_root:
         exited_s -= OBSERVED_BEFORE_S
     return replace(
-        process, rank=number, pid=end.pid if end is not None else None, device=None, inner=True,
-        code=None if died else code, signal=-code if died and code is not None else None,
+        process,
+        rank=number,
+        pid=end.pid if end is not None else None,
+        device=None,
+        inner=True,
+        code=None if died else code,
+        signal=-code if died and code is not None else None,
         stopped=process.stopped or (end is not None and not end.is_root and code in (-15, -9)),
-        exited_at_s=exited_s, lines=(*lines, *own), last_output_s=None, plog=None, error=(),
+        exited_at_s=exited_s,
+        lines=(*lines, *own),
+        last_output_s=None,
+        plog=None,
+        error=(),
     )
 
 
@@ -106,10 +124,10 @@ def _has_no_words(lines: Sequence[Line]) -> bool:
     return not any("Traceback" in line.text or "Error" in line.text for line in lines)
 
 
-def find_torchrun_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
+def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """From the summary that torchrun prints of its failed ranks; () when there is none."""
-    found: List[InnerEnd] = []
-    fields: Dict[str, str] = {}
+    found: list[InnerEnd] = []
+    fields: dict[str, str] = {}
     is_root, first = False, None
     for line in lines:
         text = split_prefix(line.text)[1]
@@ -130,20 +148,20 @@ def find_torchrun_ends(lines: Sequence[Line]) -> Tuple[InnerEnd, ...]:
     return tuple(found)
 
 
-def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> Optional[InnerEnd]:
+def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> InnerEnd | None:
     rank, code = _RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", ""))
     if rank is None or code is None:
         return None
     return InnerEnd(int(rank[1]), int(code[2]), int(code[1]), stamp_of(fields.get("time", "")), line, is_root)
 
 
-def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> Tuple[InnerEnd, ...]:
+def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
     """From what deepspeed's launcher says of the processes that it starts and loses. `is_alone`: on the only node, so
     that a local rank is the rank where no table of them is left."""
-    pids: Dict[int, int] = {}
-    nodes: List[Tuple[int, ...]] = []
+    pids: dict[int, int] = {}
+    nodes: list[tuple[int, ...]] = []
     node_rank = 0
-    found: List[InnerEnd] = []
+    found: list[InnerEnd] = []
     for line in lines:
         text = line.text
         if "global_rank_mapping" in text:
@@ -170,10 +188,10 @@ def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> Tupl
     return tuple(found)
 
 
-def _numbers(text: str) -> Tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in text.split(",") if one.strip())
 
 
-def _counted(sizes: Sequence[int]) -> List[Tuple[int, ...]]:
+def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """The global ranks of nodes of these sizes, in their order."""
-    return [tuple(range(sum(sizes[:place]), sum(sizes[:place + 1]))) for place in range(len(sizes))]
+    return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Optional, Tuple
 
 from ascendrun.ascend.peer_words import CONNECT, EXEC, LOST, PeerWord, read_words
 from ascendrun.health.diagnosis.evidence import Line
@@ -26,28 +26,37 @@ def find_words(lines: Iterable[Line]) -> Iterator[Word]:
             yield Word(said.kind, said.wait, said.ranks, said.addresses, said.values, line)
 
 
-_LOOKS_LOST = re.compile(r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"
-                         r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
-                         r"connection error|process group .*(?:abort|destroyed)|"
-                         r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
-                         r"IncompleteReadError)\b", re.IGNORECASE)
-_LOOKS_WAITED = re.compile(r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
-                           r"\bHCCL (?:function )?error|\bNCCL error|ProcessGroup\w* .*error", re.IGNORECASE)
+_LOOKS_LOST = re.compile(
+    r"connections?\b.{0,40}\b(?:reset|closed|refused|aborted|lost|broken|failed)|broken pipe|"
+    r"remote (?:rank|peer|worker|process|end)|peer (?:rank|process|closed)|lost connection|"
+    r"connection error|process group .*(?:abort|destroyed)|"
+    r"communicator .*abort|^(?:\w+\.)*(?:EOFError|BrokenPipeError|Connection\w*Error|"
+    r"IncompleteReadError)\b",
+    re.IGNORECASE,
+)
+_LOOKS_WAITED = re.compile(
+    r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
+    r"\bHCCL (?:function )?error|\bNCCL error|ProcessGroup\w* .*error",
+    re.IGNORECASE,
+)
 
 
-_OTHER_RANK = re.compile(r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b"
-                         r"(?=.{0,60}\b(?:died|dead|fail\w*|lost|exit\w*|respond\w*|missing|crash\w*|unreachable|gone|heart\s?beat|left|stopped|abort\w*))|"
-                         r"(?:lost|no (?:heartbeat|answer|reply)|heartbeat|waiting|waited)\b.{0,40}"
-                         r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b", re.IGNORECASE)
+_OTHER_RANK = re.compile(
+    r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b"
+    r"(?=.{0,60}\b(?:died|dead|fail\w*|lost|exit\w*|respond\w*|missing|crash\w*|unreachable|gone|heart\s?beat|left|stopped|abort\w*))|"
+    r"(?:lost|no (?:heartbeat|answer|reply)|heartbeat|waiting|waited)\b.{0,40}"
+    r"\b(?:rank|worker|peer|node|process|replica)s?\s*[#:=\[(]?\s*(\d+)\b",
+    re.IGNORECASE,
+)
 
 
-def accuses(text: str, *, rank: int, world_size: int) -> Tuple[int, ...]:
+def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
     """The other ranks that an exception's own words tell to be gone; () none."""
     found = {int(number) for match in _OTHER_RANK.finditer(text) for number in match.groups() if number}
     return tuple(sorted(number for number in found - {rank} if number < world_size))
 
 
-def looks_suffered(text: str) -> Optional[str]:
+def looks_suffered(text: str) -> str | None:
     """LOST or EXEC when an exception's words are those of one that another rank has let down; else None."""
     if _LOOKS_LOST.search(text):
         return LOST

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Tuple
 
 from ascendrun.ascend.peer_words.addresses import NAME
 
 _SERVICE = re.compile(
     r"\b(?:https?|s3a?|rediss?|postgres(?:ql)?|mysql|mongodb|amqps?|ftp|hdfs)://(?:[^@/\s]*@)?(" + NAME + r")|"
-    r"\bhost=['\"]?(" + NAME + ")")
+    r"\bhost=['\"]?(" + NAME + ")"
+)
 _BARE = re.compile(r"[\d.]+|localhost")
 
 
-def services_in(text: str) -> Tuple[str, ...]:
+def services_in(text: str) -> tuple[str, ...]:
     """Hosts of services, such as a web server, that a line names; an address does not tell whose it is."""
     return tuple(name for name in _of_services(text) if not _BARE.fullmatch(name))
 
@@ -23,7 +23,7 @@ def has_bare_service(text: str) -> bool:
     return any(_BARE.fullmatch(name) for name in _of_services(text))
 
 
-def _of_services(text: str) -> Tuple[str, ...]:
+def _of_services(text: str) -> tuple[str, ...]:
     return tuple(one for found in _SERVICE.findall(text) for one in found if one)
 
 

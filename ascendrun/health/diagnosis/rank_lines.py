@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, Optional, Sequence, Tuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.health.diagnosis.afterwards import (
@@ -31,18 +31,47 @@ NEAR_THE_END_S = 30.0
 LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
 """Surely fatal is what so few lines, or so little time, parted from the rank's end."""
 
-RULED = frozenset({
-    "EI0002", "EI0005", "EI0006", "EI0009", "EI0013", "EI0015", "EI0016", "hccl-culprit-lost", "hccl-culprit-stuck",
-    "hccl-culprit-cqe", "hccl-link-table-row", "hccl-connect-detected", "hccl-transport-init", "hccl-ranks-missing",
-    "hccl-root-unreachable", "nccl-ib-completion", "collectives-mismatch",
-    "models-differ",
-})
+RULED = frozenset(
+    {
+        "EI0002",
+        "EI0005",
+        "EI0006",
+        "EI0009",
+        "EI0013",
+        "EI0015",
+        "EI0016",
+        "hccl-culprit-lost",
+        "hccl-culprit-stuck",
+        "hccl-culprit-cqe",
+        "hccl-link-table-row",
+        "hccl-connect-detected",
+        "hccl-transport-init",
+        "hccl-ranks-missing",
+        "hccl-root-unreachable",
+        "nccl-ib-completion",
+        "collectives-mismatch",
+        "models-differ",
+    }
+)
 """Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
 OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
 """Kinds of words that do the same."""
 
-_OWN_STATEMENTS = frozenset({"KeyError", "IndexError", "LookupError", "ValueError", "TypeError", "AssertionError",
-                             "AttributeError", "NameError", "UnboundLocalError", "ZeroDivisionError", "StopIteration"})
+_OWN_STATEMENTS = frozenset(
+    {
+        "KeyError",
+        "IndexError",
+        "LookupError",
+        "ValueError",
+        "TypeError",
+        "AssertionError",
+        "AttributeError",
+        "NameError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+        "StopIteration",
+    }
+)
 """With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
 OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
 
@@ -56,16 +85,23 @@ class RankLines:
         self.lines, self.plog = lines, plog
         self.chains = find_chains(lines)
         self.stated = {one.last for chain in self.chains for one in chain.raised if one.short_type in _OWN_STATEMENTS}
-        hits = [hit for hit in scan((index, line.text) for index, line in enumerate(lines))
-                if is_telling(hit) and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
-                and (hit.signature.role != CAUSE or not is_remark(hit.text))]
+        hits = [
+            hit
+            for hit in scan((index, line.text) for index, line in enumerate(lines))
+            if is_telling(hit)
+            and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
+            and (hit.signature.role != CAUSE or not is_remark(hit.text))
+        ]
         known = {hit.line for hit in hits}
         self.after = count_after(lines, self.chains, known)
         self._worked_until_s = worked_until(lines, self.chains, known)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
-        self.words = tuple(word for word in (*self._words_at_the_end(), *find_words(plog))
-                           if not self.is_late(word.line) and not self._is_of_strangers(word))
+        self.words = tuple(
+            word
+            for word in (*self._words_at_the_end(), *find_words(plog))
+            if not self.is_late(word.line) and not self._is_of_strangers(word)
+        )
 
     @property
     def has_waited(self) -> bool:
@@ -74,10 +110,13 @@ class RankLines:
     def _words_at_the_end(self) -> Iterable[Word]:
         """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
         places = {id(line): index for index, line in enumerate(self.lines)}
-        return (word for word in find_words(self.lines)
-                if self.is_terminal(places[id(word.line)]) and places[id(word.line)] not in self.stated
-                and (word.kind == "tried" or not (
-                    is_try(word.line.text) and self._came_through(places[id(word.line)]))))
+        return (
+            word
+            for word in find_words(self.lines)
+            if self.is_terminal(places[id(word.line)])
+            and places[id(word.line)] not in self.stated
+            and (word.kind == "tried" or not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
+        )
 
     def _came_through(self, index: int) -> bool:
         """It said something else after a try, or ended in a way in which no try ends."""
@@ -107,7 +146,7 @@ class RankLines:
         """The rank went on with its work for so long after that line that it was not ended by it."""
         return self._is_long_before(index, self._worked_until_s)
 
-    def _is_long_before(self, index: int, until_s: Optional[float]) -> bool:
+    def _is_long_before(self, index: int, until_s: float | None) -> bool:
         at_s = self.lines[index].at_s
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
@@ -127,7 +166,7 @@ class RankLines:
 
     # --- what a line becomes
 
-    def moment_of(self, line: Line) -> Optional[Moment]:
+    def moment_of(self, line: Line) -> Moment | None:
         """When it came, else when the rank ended."""
         at_s = line.at_s if line.at_s is not None else self.rank.exited_at_s
         return moment(self.evidence, self.rank.host, at_s)
@@ -135,16 +174,35 @@ class RankLines:
     def proof(self, line: Line) -> Proof:
         return proof_of(self.evidence, line, rank=self.rank.rank, host=self.rank.host)
 
-    def clue(self, hit: Hit, role: str, when: Optional[Moment], proofs: Tuple[Proof, ...], values: Mapping[str, str], *,
-             sure: bool) -> Clue:
+    def clue(
+        self,
+        hit: Hit,
+        role: str,
+        when: Moment | None,
+        proofs: tuple[Proof, ...],
+        values: Mapping[str, str],
+        *,
+        sure: bool,
+    ) -> Clue:
         """A known message as a reason; with `values` it stands in an exception that has them."""
         row = hit.signature
         strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
         is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
         shown = proofs if is_shown else (*proofs, self.proof(self.lines[hit.line]))
-        return Clue(row.code, role, strength, self.rank.rank, self.rank.host, when, shown,
-                    {**values, **hit.values}, blames=row.blames, retry=row.retry, sure=sure,
-                    key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code)
+        return Clue(
+            row.code,
+            role,
+            strength,
+            self.rank.rank,
+            self.rank.host,
+            when,
+            shown,
+            {**values, **hit.values},
+            blames=row.blames,
+            retry=row.retry,
+            sure=sure,
+            key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code,
+        )
 
 
 def is_telling(hit: Hit) -> bool:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import re
 
-WENT_ON = re.compile(r"\bretry|\bretries\b|(?<!NCCL )\bWARN(?:ING)?\b|[Ww]arning\s?:|\bignor(?:ed|ing)\b|"
-                     r"\bskipp(?:ed|ing)\b|fall(?:ing)? back")
+WENT_ON = re.compile(
+    r"\bretry|\bretries\b|(?<!NCCL )\bWARN(?:ING)?\b|[Ww]arning\s?:|\bignor(?:ed|ing)\b|"
+    r"\bskipp(?:ed|ing)\b|fall(?:ing)? back"
+)
 """Of what a program warns it goes on."""
-HANDLED = re.compile(r"\bretry|\bretries\b|(?<!Exception )\bignor(?:ed|ing)\b|\bskip(?:ped|ping|s)?\b|"
-                     r"\bfall(?:s|ing)? back\b|\bgoing on\b|\bcontinu(?:e|es|ing)\b", re.IGNORECASE)
+HANDLED = re.compile(
+    r"\bretry|\bretries\b|(?<!Exception )\bignor(?:ed|ing)\b|\bskip(?:ped|ping|s)?\b|"
+    r"\bfall(?:s|ing)? back\b|\bgoing on\b|\bcontinu(?:e|es|ing)\b",
+    re.IGNORECASE,
+)
 """Said right after an exception: it was caught."""
-QUIET = re.compile(r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
-                   r"resource_tracker|^W\d{4} |^E\d{4} ")
+QUIET = re.compile(
+    r"^\s|^\[[WEI]\d* |^\[(?:ERROR|WARNING|W|E)\]|[Ww]arning\b|\bERROR\b|^\s*[=*-]{5,}|"
+    r"resource_tracker|^W\d{4} |^E\d{4} "
+)
 """No work: what is said around an end."""
 _WARNING = re.compile(
     r"^\s*(?:\[rank\d+\]:\s?)?(?:\[W(?:\d{4})? |W\d{4} |\[W(?:ARN(?:ING)?)?\]|WARN(?:ING)?\b|\w*Warning\s?:|"
-    r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()")
+    r"\S+:\d+: \w*Warning:|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:W|WARN|WARNING)\b[\]:|\s-]|warnings\.warn\()"
+)
 _REPORTS = re.compile(r"\berror code is \d+\s*\[Error\]")
 """torch_npu warns with the runtime's whole report of an error, where it found it while it waited for the device."""
-_LESS = re.compile(r"^\s*(?:\[rank\d+\]:\s?)?(?:\[?(?:INFO|DEBUG)\b|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:INFO|DEBUG)\b|"
-                   r"\[?I\d{4} )")
+_LESS = re.compile(
+    r"^\s*(?:\[rank\d+\]:\s?)?(?:\[?(?:INFO|DEBUG)\b|[\d\[][^A-Za-z]*[-|,:\s\[]\s*(?:INFO|DEBUG)\b|"
+    r"\[?I\d{4} )"
+)
 _USUAL = re.compile(r"^\s*(?:Possible Causes?|Solutions?|可能原因|解决方案|处理方案)\s*[:\uff1a]")
 _CONNECTS = re.compile(r"c10d\].*client socket has failed to connect.*(?:errno: ?111\b|[Cc]onnection refused)")
 
@@ -28,7 +38,9 @@ _POINTS = re.compile(
     r"\bsee (?:the )?(?:\w+ ){0,3}(?:above|below|logs?)\b|\bdetails are lost\b|terminated with (?:signal|exit code)|"
     r"\b(?:exited|died|terminated) (?:unexpectedly|abruptly)\b|returned non-zero exit status|"
     r"\b(?:engine|process|worker|server)\w*\b.{0,20}\b(?:initialization failed|failed to start|died)\b|"
-    r"\ban error occurred while (?:generating|running|executing)\b", re.IGNORECASE)
+    r"\ban error occurred while (?:generating|running|executing)\b",
+    re.IGNORECASE,
+)
 
 
 def points_elsewhere(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Optional
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.peers import CONNECT
@@ -23,19 +22,24 @@ LAGGING_S = 900.0
 LONG_BEFORE_S = 60.0
 
 
-def blame_finished_early(table: Table) -> Optional[Candidate]:
+def blame_finished_early(table: Table) -> Candidate | None:
     """Some ranks ended well while others still waited for them: they had fewer steps to do."""
     ended = [story for story in table.stories if has_finished(story.rank)]
     suffering = [*table.waiting, *table.losing]
     if not ended or not suffering or len(ended) >= len(table.stories):
         return None
-    before = [story for story in ended if not any(
-        other.waited_at is not None and story.end is not None and other.waited_at.is_before(story.end)
-        for other in suffering)]
+    before = [
+        story
+        for story in ended
+        if not any(
+            other.waited_at is not None and story.end is not None and other.waited_at.is_before(story.end)
+            for other in suffering
+        )
+    ]
     return finished_early(table, [story.rank.rank for story in before]) if before else None
 
 
-def blame_unreachable(table: Table) -> Optional[Candidate]:
+def blame_unreachable(table: Table) -> Candidate | None:
     """Hosts that do not answer and whose ranks left no exit, while others wait for them."""
     hosts = []
     for host in table.evidence.hosts:
@@ -48,34 +52,51 @@ def blame_unreachable(table: Table) -> Optional[Candidate]:
         return None
     ranks_there = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
     ranks_there = ranks_there or sorted(set(range(table.evidence.world_size)) - set(table.by_rank))
-    made = table.make("node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same",
-                      blames="node")
+    made = table.make(
+        "node-silent", 58, ranks_there, table.waits[:1], hosts=hosts, doubts=("silent",), retry="same", blames="node"
+    )
     return replace(made, proofs=(*table.last_words(ranks_there), *made.proofs))
 
 
-def blame_first_loser(table: Table) -> Optional[Candidate]:
+def blame_first_loser(table: Table) -> Candidate | None:
     """A rank that lost something long before any other had ended or complained: it did not lose them."""
-    first = [story for story in table.losing if story.chain is not None and story.own is not None
-             and story.own.code == "exception" and story.waited_at is not None and all(
-                 _is_long_before(story, other) for other in table.stories if other is not story)]
+    first = [
+        story
+        for story in table.losing
+        if story.chain is not None
+        and story.own is not None
+        and story.own.code == "exception"
+        and story.waited_at is not None
+        and all(_is_long_before(story, other) for other in table.stories if other is not story)
+    ]
     if len(first) != 1 or len(table.stories) < 3 or first[0].own is None:
         return None
-    made = table.make("exception", 57, [first[0].rank.rank], [one for one in table.waits if one[0] is first[0]],
-                      doubts=("only-symptom",), values=first[0].own.values)
+    made = table.make(
+        "exception",
+        57,
+        [first[0].rank.rank],
+        [one for one in table.waits if one[0] is first[0]],
+        doubts=("only-symptom",),
+        values=first[0].own.values,
+    )
     return replace(made, at=first[0].waited_at, proofs=first[0].own.proofs)
 
 
 def _is_long_before(one: RankStory, other: RankStory) -> bool:
     ends = [at for at in (other.waited_at, other.end) if at is not None]
-    return bool(ends) and one.waited_at is not None and all(
-        one.waited_at.is_before(at, by_s=LONG_BEFORE_S) for at in ends)
+    return (
+        bool(ends) and one.waited_at is not None and all(one.waited_at.is_before(at, by_s=LONG_BEFORE_S) for at in ends)
+    )
 
 
-def blame_silent(table: Table) -> Optional[Candidate]:
+def blame_silent(table: Table) -> Candidate | None:
     """Part of the ranks timed out: the others kept them waiting, if they are few or whole hosts."""
     suffering = {story.rank.rank for story in (*table.waiting, *table.losing)}
-    quiet = [story for story in table.stories
-             if story.rank.rank not in suffering and not story.has_cause and not story.rank.has_failed]
+    quiet = [
+        story
+        for story in table.stories
+        if story.rank.rank not in suffering and not story.has_cause and not story.rank.has_failed
+    ]
     if not quiet or not suffering:
         return None
     ranks = {story.rank.rank for story in quiet}
@@ -93,7 +114,7 @@ def blame_silent(table: Table) -> Optional[Candidate]:
     return replace(made, proofs=(*table.last_words(ranks), *made.proofs))
 
 
-def blame_latest(table: Table) -> Optional[Candidate]:
+def blame_latest(table: Table) -> Candidate | None:
     """All timed out, further apart than the timeout: the last to complain came last, when the first had given up."""
     if len(table.waiting) < len(table.stories) or len(table.waiting) < 2:
         return None
@@ -110,11 +131,18 @@ def blame_latest(table: Table) -> Optional[Candidate]:
     if 2 * len(late) > len(table.stories):
         return None
     said = [one for one in table.waits if one[0].rank.rank in late] + table.waits[:1]
-    return table.make("late-rank", 56, late, said, doubts=("by-rule",), retry="same",
-                      values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"})
+    return table.make(
+        "late-rank",
+        56,
+        late,
+        said,
+        doubts=("by-rule",),
+        retry="same",
+        values={"spread": f"{last - first:.0f}", "timeout": f"{limit_s:.0f}"},
+    )
 
 
-def blame_sequence(table: Table) -> Optional[Candidate]:
+def blame_sequence(table: Table) -> Candidate | None:
     """Ranks that are a collective behind the others, or in another one."""
     told = table.words("lagging")
     named = {rank for _, word in told for rank in word.ranks}
@@ -123,7 +151,7 @@ def blame_sequence(table: Table) -> Optional[Candidate]:
     groups = table.groups()
     common = most_common(groups.values())
     for kind, name in (("index", "index"), ("sequence", "seq")):
-        numbers: Dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for story, word in table.words(kind):
             if groups.get(story.rank.rank, common) == common:
                 numbers.setdefault(story.rank.rank, int(word.values[name]))
@@ -132,18 +160,25 @@ def blame_sequence(table: Table) -> Optional[Candidate]:
             behind = [rank for rank, number in numbers.items() if number == lowest]
             if 2 * len(behind) < len(numbers):
                 said = [one for one in table.words(kind) if one[0].rank.rank in behind]
-                return table.make("behind", 56, behind, said, doubts=("by-rule",),
-                                  values={"index": str(lowest), "others": str(max(numbers.values()))})
+                return table.make(
+                    "behind",
+                    56,
+                    behind,
+                    said,
+                    doubts=("by-rule",),
+                    values={"index": str(lowest), "others": str(max(numbers.values()))},
+                )
     odd = minority(table.tags())
-    odd = odd or minority({story.rank.rank: word.values["op"] for story, word in table.words("sequence")
-                            if "op" in word.values})
+    odd = odd or minority(
+        {story.rank.rank: word.values["op"] for story, word in table.words("sequence") if "op" in word.values}
+    )
     if not odd:
         return None
     said = [one for one in table.words("tag", "sequence") if one[0].rank.rank in odd]
     return table.make("collective-differs", 57, odd, said, doubts=("by-rule",), retry="never", blames="job")
 
 
-def blame_lagging(table: Table) -> Optional[Candidate]:
+def blame_lagging(table: Table) -> Candidate | None:
     """A rank that was steps behind, or had been quiet for long, when the others gave up."""
     if not (table.waiting or table.losing):
         return None
@@ -153,8 +188,14 @@ def blame_lagging(table: Table) -> Optional[Candidate]:
         middle = ordered[len(ordered) // 2]
         behind = [rank for rank, step in steps.items() if step < middle - 1]
         if behind and 4 * len(behind) <= len(steps):
-            return table.make("lagging", 50, behind, table.waits, doubts=("by-rule",),
-                              values={"step": str(min(ordered)), "others": str(middle)})
+            return table.make(
+                "lagging",
+                50,
+                behind,
+                table.waits,
+                doubts=("by-rule",),
+                values={"step": str(min(ordered)), "others": str(middle)},
+            )
     quiet_s = {story.rank.rank: story.rank.last_output_s for story in table.stories}
     heard = sorted(at for at in quiet_s.values() if at is not None)
     if len(heard) < 3 or len(heard) < len(table.stories):

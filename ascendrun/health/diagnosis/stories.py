@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import List, Mapping, Optional, Sequence, Tuple
 
-from ascendrun.health.diagnosis.clues import (
-    CAUSE,
-    CONSEQUENCE,
-    SYMPTOM,
-    TEARDOWN,
-    Clue,
-    same_line,
-)
+from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Clue, same_line
 from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
 from ascendrun.health.diagnosis.exits import child_clue, exit_clue
 from ascendrun.health.diagnosis.fatal import Fatal
@@ -32,13 +25,13 @@ class RankStory:
     `survived`: as RankLines.survived."""
 
     rank: RankEvidence
-    own: Optional[Clue]
-    clues: Tuple[Clue, ...] = ()
-    words: Tuple[Word, ...] = ()
-    chain: Optional[Chain] = None
-    end: Optional[Moment] = None
-    waited: Optional[str] = None
-    waited_at: Optional[Moment] = None
+    own: Clue | None
+    clues: tuple[Clue, ...] = ()
+    words: tuple[Word, ...] = ()
+    chain: Chain | None = None
+    end: Moment | None = None
+    waited: str | None = None
+    waited_at: Moment | None = None
     is_silent: bool = False
     survived: Mapping[str, bool] = field(default_factory=dict)
 
@@ -63,14 +56,20 @@ def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
     own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
     suffered = waits[0] if waits else None
     return RankStory(
-        rank=rank, own=own, clues=tuple(clues), words=words, chain=fatal.chain,
-        end=moment(evidence, rank.host, rank.exited_at_s), waited=suffered.wait if suffered else None,
+        rank=rank,
+        own=own,
+        clues=tuple(clues),
+        words=words,
+        chain=fatal.chain,
+        end=moment(evidence, rank.host, rank.exited_at_s),
+        waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
-        is_silent=not rank.has_ended and not rank.lines, survived=lines.survived(),
+        is_silent=not rank.has_ended and not rank.lines,
+        survived=lines.survived(),
     )
 
 
-def without_survived(stories: Sequence[RankStory]) -> List[RankStory]:
+def without_survived(stories: Sequence[RankStory]) -> list[RankStory]:
     """Without the known lines that most of the others wrote too, and went on: such a line ended nobody, nor did an
     exception that they caught; where no times tell that they went on, it is unsure. The others are the ranks that did
     not fail, where there are any. What stands in the words of an exception stays with that."""
@@ -89,15 +88,18 @@ def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
     """`common`: lines of most of the others; True: that they surely survived."""
     kept = []
     for clue in story.clues:
-        line = f"exception|{clue.key}" if clue.code == "exception" else (
-            "" if "type" in clue.values or not clue.proofs else same_line(clue.code, clue.proofs[0].text))
+        line = (
+            f"exception|{clue.key}"
+            if clue.code == "exception"
+            else ("" if "type" in clue.values or not clue.proofs else same_line(clue.code, clue.proofs[0].text))
+        )
         if not common.get(line):
             kept.append(replace(clue, sure=False) if line in common else clue)
     waited = story.waited is not None
     return replace(story, clues=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
 
 
-def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Optional[Clue]:
+def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Clue | None:
     """Of all that speaks about one rank: a cause before a symptom before a consequence; of causes the strongest.
 
     A way of ending that fits many reasons (a crash, a code) explains nothing when the rank's words tell what it

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from importlib import resources
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any
 
 from ascendrun.ascend.signatures import scan, signature_of, strongest
 from ascendrun.core.loglines import fold_ranks
@@ -20,7 +21,7 @@ MESSAGE_CHARACTERS, TAIL_CHARACTERS = 160, 60
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def texts(lang: str) -> Mapping[str, Any]:
     """{"verdicts": {code: {says, why, advice}}, "ends": {code: text}, "doubts", "odd", "labels": {name: text}}."""
     raw = resources.files(__package__ or "").joinpath("texts").joinpath(f"{lang}.json").read_text(encoding="utf-8")
@@ -36,7 +37,10 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
         values["message"] = _shortened(values["message"])
     says, why, advice = _verdict(diagnosis, values, lang)
     return replace(
-        diagnosis, says=says, why=why, advice=advice,
+        diagnosis,
+        says=says,
+        why=why,
+        advice=advice,
         chain=tuple(replace(link, says=_link(link, lang)) for link in diagnosis.chain),
         doubts=tuple(words["doubts"].get(doubt, doubt) for doubt in diagnosis.doubts),
         odd=tuple(_odd(text, words) for text in diagnosis.odd),
@@ -48,10 +52,10 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
 
 def _shortened(message: str) -> str:
     """Its beginning and its end, where the reason often stands."""
-    return f"{message[:MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
+    return f"{message[: MESSAGE_CHARACTERS - TAIL_CHARACTERS].rstrip()} … {message[-TAIL_CHARACTERS:].lstrip()}"
 
 
-def who(ranks: Tuple[int, ...], hosts: Tuple[str, ...], lang: str) -> str:
+def who(ranks: tuple[int, ...], hosts: tuple[str, ...], lang: str) -> str:
     """rank 2 on npu01; ranks 8-15 on npu02; npu03."""
     words = texts(lang)["labels"]
     place = fold_names(hosts) if hosts else ""
@@ -66,7 +70,7 @@ def label(name: str, lang: str) -> str:
     return text
 
 
-def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Tuple[str, str, str]:
+def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> tuple[str, str, str]:
     row = texts(lang)["verdicts"].get(diagnosis.code)
     labels = texts(lang)["labels"]
     if row is not None:
@@ -91,15 +95,18 @@ def _by_kind(diagnosis: Diagnosis, lang: str) -> Mapping[str, str]:
         hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
         best = strongest(hits)
         place = words["labels"]["look_at" if values.get("where", "?") != "?" else "look_up"]
-        return {"advice": place} if best is None else {"why": best.signature.words(lang).cause,
-                                                       "advice": f"{place}; {best.signature.words(lang).advice}"}
+        return (
+            {"advice": place}
+            if best is None
+            else {"why": best.signature.words(lang).cause, "advice": f"{place}; {best.signature.words(lang).advice}"}
+        )
     kinds: Mapping[str, Mapping[str, str]] = words["exit_codes"] if diagnosis.code == "exit-code" else words["signals"]
     return kinds.get(values.get("code" if diagnosis.code == "exit-code" else "signal", ""), {})
 
 
 def _short(code: str, values: Mapping[str, str], lang: str) -> str:
     """What a code means, without who."""
-    ends: Dict[str, str] = texts(lang)["ends"]
+    ends: dict[str, str] = texts(lang)["ends"]
     if code in ends:
         return fill(ends[code], values)
     signature = signature_of(code)

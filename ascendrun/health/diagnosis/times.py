@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Iterable, List, Optional, Sequence
 
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line
 
@@ -23,13 +23,13 @@ class Moment:
     error_s: float
     host: str
 
-    def is_before(self, other: "Moment", *, by_s: float = 0.0) -> bool:
+    def is_before(self, other: Moment, *, by_s: float = 0.0) -> bool:
         """Surely earlier, by more than `by_s`."""
         error_s = 0.0 if self.host == other.host else self.error_s + other.error_s
         return self.at_s + error_s + by_s < other.at_s
 
 
-def moment(evidence: Evidence, host: str, node_s: Optional[float]) -> Optional[Moment]:
+def moment(evidence: Evidence, host: str, node_s: float | None) -> Moment | None:
     """The node's time with the host's offset removed; None for None."""
     if node_s is None:
         return None
@@ -38,17 +38,17 @@ def moment(evidence: Evidence, host: str, node_s: Optional[float]) -> Optional[M
     return Moment(clock.to_head_s(node_s), error_s, host)
 
 
-def earliest(moments: Iterable[Optional[Moment]]) -> Optional[Moment]:
+def earliest(moments: Iterable[Moment | None]) -> Moment | None:
     known = [one for one in moments if one is not None]
     return min(known, key=lambda one: one.at_s, default=None)
 
 
-def is_after_stop(host: HostEvidence, node_s: Optional[float], *, slack_s: float = 0.02) -> bool:
+def is_after_stop(host: HostEvidence, node_s: float | None, *, slack_s: float = 0.02) -> bool:
     """Something that came after the host's ranks had been told to stop; same clock, so this is exact."""
     return node_s is not None and host.stopped_at_s is not None and node_s > host.stopped_at_s + slack_s
 
 
-def stamp_of(text: str) -> Optional[float]:
+def stamp_of(text: str) -> float | None:
     """The time written in a log line, taken as if it were UTC; None: there is none."""
     found = _STAMP.search(text[:200])
     if found is None:
@@ -61,7 +61,7 @@ def stamp_of(text: str) -> Optional[float]:
     return whole + int(found.group(7) or 0) / 1e3 + int(found.group(8) or 0) / 1e6
 
 
-def with_stamps(lines: Sequence[Line], *, until_s: Optional[float]) -> List[Line]:
+def with_stamps(lines: Sequence[Line], *, until_s: float | None) -> list[Line]:
     """Lines of a log that writes its node's local time, with that time as `at_s`.
 
     Which zone that is nobody says: the last line cannot lie after the process' end, nor long before it, which leaves

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Sequence, Tuple
 
 from ascendrun.health.diagnosis.clues import same_words
 from ascendrun.health.diagnosis.evidence import Line
@@ -20,20 +20,27 @@ _PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _SURE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Timeout|Failure|Expired"
     r"|Unavailable|Signal|NotMet|NotFound|Missing|Invalid|Refused|Abort|Aborted|Fault|Group|Empty|Full))"
-    r"(?::\s?(?P<message>.*))?$")
+    r"(?::\s?(?P<message>.*))?$"
+)
 _ANY = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(?P<message>.*))?$")
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTE"})
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
-_IGNORED = re.compile(r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
-                      r"|Exception ignored on|Exception ignored while)")
+_IGNORED = re.compile(
+    r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
+    r"|Exception ignored on|Exception ignored while)"
+)
 _THREAD = re.compile(r"^Exception in thread ")
 _THREADS_OWN = re.compile(r'threading\.py", line \d+, in _bootstrap_inner')
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
-_COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
-                         r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/")
-_OF_TRANSPORT = re.compile(r"HCCL function error|working operator name is Hccl|NCCL error in|third_party/gloo/|"
-                           r"ProcessGroup(?:HCCL|NCCL|Gloo)")
+_COLLECTIVE = re.compile(
+    r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
+    r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/"
+)
+_OF_TRANSPORT = re.compile(
+    r"HCCL function error|working operator name is Hccl|NCCL error in|third_party/gloo/|"
+    r"ProcessGroup(?:HCCL|NCCL|Gloo)"
+)
 TORN_LINES = 8
 NOISE_LIMIT = 60
 """So many lines of others may stand inside one traceback before it counts as torn."""
@@ -48,14 +55,14 @@ class Raised:
 
     type: str
     message: str
-    where: Optional[str]
+    where: str | None
     collective: bool
     first: int
     last: int
-    origin: Tuple[str, int] = ("", 0)
+    origin: tuple[str, int] = ("", 0)
     during: bool = False
-    caught_in: Tuple[str, str] = ("", "")
-    raised_in: Tuple[str, str] = ("", "")
+    caught_in: tuple[str, str] = ("", "")
+    raised_in: tuple[str, str] = ("", "")
     statement: str = ""
 
     @property
@@ -79,11 +86,11 @@ class Chain:
     `begins`, `ends`: the part that led to the end: those before it were handled, those after it failed in handling it.
     `is_argued`: which part that is, is not sure."""
 
-    raised: Tuple[Raised, ...]
-    rank: Optional[int] = None
+    raised: tuple[Raised, ...]
+    rank: int | None = None
     kind: str = "main"
     begins: int = 0
-    ends: Optional[int] = None
+    ends: int | None = None
     is_argued: bool = False
 
     @property
@@ -91,8 +98,8 @@ class Chain:
         return self.raised[self.begins]
 
     @property
-    def leading(self) -> Tuple[Raised, ...]:
-        return self.raised[self.begins:self.ends]
+    def leading(self) -> tuple[Raised, ...]:
+        return self.raised[self.begins : self.ends]
 
     @property
     def final(self) -> Raised:
@@ -112,24 +119,24 @@ def same_exception(chain: Chain) -> str:
     return f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}"
 
 
-def split_prefix(text: str) -> Tuple[Optional[str], str]:
+def split_prefix(text: str) -> tuple[str | None, str]:
     """("[rank3]:", the rest) for lines of torch and torchrun; (None, text) for others."""
     found = PREFIX.match(text) if text[:1] == "[" else None
-    return (None, text) if found is None else (found.group().rstrip(), text[found.end():])
+    return (None, text) if found is None else (found.group().rstrip(), text[found.end() :])
 
 
-def rank_of_prefix(prefix: Optional[str]) -> Optional[int]:
+def rank_of_prefix(prefix: str | None) -> int | None:
     found = _RANK.search(prefix or "")
     return int(found.group(1)) if found else None
 
 
-def find_chains(lines: Sequence[Line]) -> Tuple[Chain, ...]:
+def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
     """Every chain of exceptions, by where it ends. Streams, and ranks that share one, are read apart."""
-    groups: Dict[Tuple[str, Optional[str]], List[Tuple[int, str]]] = {}
+    groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}
     for index, line in enumerate(lines):
         prefix, text = split_prefix(line.text)
         groups.setdefault((line.stream, prefix), []).append((index, text))
-    found: List[Chain] = []
+    found: list[Chain] = []
     for (_stream, prefix), group in groups.items():
         rank = rank_of_prefix(prefix)
         found.extend(replace(chain, rank=rank) for chain in _Parser(group).chains())
@@ -139,17 +146,17 @@ def find_chains(lines: Sequence[Line]) -> Tuple[Chain, ...]:
 class _Parser:
     """Reads one stream of one process from above."""
 
-    def __init__(self, group: Sequence[Tuple[int, str]]) -> None:
+    def __init__(self, group: Sequence[tuple[int, str]]) -> None:
         self._group = group
-        self._chains: List[Chain] = []
-        self._open: List[Raised] = []
+        self._chains: list[Chain] = []
+        self._open: list[Raised] = []
         self._kind = "main"
         self._linked = False
         self._during = False
-        self._unended: List[Tuple[str, int]] = []
+        self._unended: list[tuple[str, int]] = []
         self._heads = 0  # tracebacks into which another thread wrote its own: their exceptions are still to come
 
-    def chains(self) -> List[Chain]:
+    def chains(self) -> list[Chain]:
         at = 0
         while at < len(self._group):
             text = self._group[at][1]
@@ -175,15 +182,16 @@ class _Parser:
             self._heads -= 1
             places = self._unended
         else:
-            before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES):at]]
+            before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES) : at]]
             frames = [frame for frame in before if frame is not None]
-            rest = self._group[at + 1:at + 1 + TORN_LINES]
+            rest = self._group[at + 1 : at + 1 + TORN_LINES]
             if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
                 return False
             places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
         self._close()
-        self._chains.append(Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),),
-                                  kind="torn"))
+        self._chains.append(
+            Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),), kind="torn")
+        )
         return True
 
     def _was_taken(self, at: int) -> bool:
@@ -219,10 +227,10 @@ class _Parser:
             self._chains.append(Chain(tuple(self._open), kind=self._kind))
         self._open, self._linked, self._kind = [], False, "main"
 
-    def _read(self, start: int, *, indent: int) -> Tuple[Optional[Raised], int]:
+    def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
         """The exception of the traceback that begins at `start`, and where to go on."""
-        frames: List[Tuple[str, int]] = []
-        names: List[str] = []
+        frames: list[tuple[str, int]] = []
+        names: list[str] = []
         statement = ""
         noise, at, after_frame, prefix = 0, start + 1, False, 0
         while at < len(self._group) and noise <= NOISE_LIMIT:
@@ -254,24 +262,31 @@ class _Parser:
             at += 1
         return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
 
-    def _with_next(self, at: int, found: Tuple[str, str]) -> Tuple[str, str]:
+    def _with_next(self, at: int, found: tuple[str, str]) -> tuple[str, str]:
         """A message that announces another one, with that one: "backend='inductor' raised:" says nothing alone."""
         after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
         if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
         return found[0], f"{found[1].rstrip()} {after.strip()}"
 
-    def _raised(self, start: int, end: int, found: Tuple[str, str], frames: Sequence[Tuple[str, int]]) -> Raised:
+    def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
         own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
-        deeper = frames[own[-1] + 1:] if own else frames  # a decorator above the program's own line called nothing
+        deeper = frames[own[-1] + 1 :] if own else frames  # a decorator above the program's own line called nothing
         collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
-        return Raised(found[0], found[1].strip(), where, bool(collective), self._group[start][0],
-                      self._group[end][0], last or ("", 0))
+        return Raised(
+            found[0],
+            found[1].strip(),
+            where,
+            bool(collective),
+            self._group[start][0],
+            self._group[end][0],
+            last or ("", 0),
+        )
 
 
-def _placed(raised: Raised, frames: Sequence[Tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
+def _placed(raised: Raised, frames: Sequence[tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
     if not frames:
         return raised
     caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
@@ -284,7 +299,7 @@ def _prefix_of(body: str) -> int:
     return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
 
 
-def _exception_line(body: str, *, after_frame: bool) -> Optional[Tuple[str, str]]:
+def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
     found = _SURE.match(body)
     if found is None and after_frame:
         found = _ANY.match(body)
@@ -296,4 +311,5 @@ def _exception_line(body: str, *, after_frame: bool) -> Optional[Tuple[str, str]
 def _is_class_name(name: str) -> bool:
     module, _, last = name.rpartition(".")
     return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
-        bool(module) and last in ("error", "timeout", "gaierror", "herror"))  # as struct.error, socket.timeout
+        bool(module) and last in ("error", "timeout", "gaierror", "herror")
+    )  # as struct.error, socket.timeout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Mapping, Optional, Tuple
 
 
 class Confidence(str, Enum):
@@ -31,11 +31,11 @@ class Proof:
     `at_s`: on the head's clock."""
 
     text: str
-    rank: Optional[int] = None
-    host: Optional[str] = None
-    file: Optional[str] = None
-    offset: Optional[int] = None
-    at_s: Optional[float] = None
+    rank: int | None = None
+    host: str | None = None
+    file: str | None = None
+    offset: int | None = None
+    at_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ChainLink:
 
     role: Role
     code: str
-    ranks: Tuple[int, ...]
-    hosts: Tuple[str, ...]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
     values: Mapping[str, str] = field(default_factory=dict)
-    at_s: Optional[float] = None
-    lag_s: Optional[float] = None
+    at_s: float | None = None
+    lag_s: float | None = None
     says: str = ""
 
 
@@ -63,20 +63,20 @@ class Diagnosis:
 
     code: str
     confidence: Confidence
-    ranks: Tuple[int, ...] = ()
-    hosts: Tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
-    at_s: Optional[float] = None
-    time_error_s: Optional[float] = None
-    lag_s: Optional[float] = None
-    proofs: Tuple[Proof, ...] = ()
-    chain: Tuple[ChainLink, ...] = ()
-    doubts: Tuple[str, ...] = ()
-    rivals: Tuple[ChainLink, ...] = ()
+    at_s: float | None = None
+    time_error_s: float | None = None
+    lag_s: float | None = None
+    proofs: tuple[Proof, ...] = ()
+    chain: tuple[ChainLink, ...] = ()
+    doubts: tuple[str, ...] = ()
+    rivals: tuple[ChainLink, ...] = ()
     retry: str = "unknown"
-    decided: Tuple[str, ...] = ()
-    odd: Tuple[str, ...] = ()
-    missing: Tuple[str, ...] = ()
+    decided: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     says: str = ""
     why: str = ""
     advice: str = ""

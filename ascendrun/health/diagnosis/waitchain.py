@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, List, Optional, Set, Tuple
 
 from ascendrun.health.diagnosis.candidates import Candidate
 from ascendrun.health.diagnosis.waittable import FEW_SHARE, Table, most_named, naming
 
 
-def blame_chain(table: Table) -> Optional[Candidate]:
+def blame_chain(table: Table) -> Candidate | None:
     """Who waits for whom: blame is at the chain's end, with one who waits for nobody; else it is a circle."""
-    edges: Dict[int, Set[int]] = {}
+    edges: dict[int, set[int]] = {}
     for story, word in table.words("link", "remote"):
         if word.wait is None:
             continue
@@ -23,30 +22,32 @@ def blame_chain(table: Table) -> Optional[Candidate]:
     ends = {target for targets in edges.values() for target in targets} - set(edges)
     said = [one for one in table.words("link", "remote") if one[1].wait is not None]
     if ends and len(ends) <= max(1, FEW_SHARE * len(table.stories)):
-        return table.make("wait-chain", 53, ends, [one for one in said if set(table.named(one[1])[0]) & ends],
-                          doubts=("by-rule",))
+        return table.make(
+            "wait-chain", 53, ends, [one for one in said if set(table.named(one[1])[0]) & ends], doubts=("by-rule",)
+        )
     circle = _circle(edges)
     if not ends and len(circle) == 2:
-        return table.make("link-broken", 52, circle, said, doubts=("network-or-peer",), retry="exclude",
-                          blames="network")
+        return table.make(
+            "link-broken", 52, circle, said, doubts=("network-or-peer",), retry="exclude", blames="network"
+        )
     if not ends and circle:
         return table.make("wait-cycle", 50, circle, said, doubts=("by-rule",), blames="job")
     return None
 
 
-def _circle(edges: Dict[int, Set[int]]) -> Tuple[int, ...]:
+def _circle(edges: dict[int, set[int]]) -> tuple[int, ...]:
     """One cycle, when every rank waits for exactly one other; a web of waits blames nobody."""
     if any(len(targets) != 1 for targets in edges.values()):
         return ()
-    path: List[int] = []
+    path: list[int] = []
     at = min(edges)
     while at in edges and at not in path:
         path.append(at)
         at = next(iter(edges[at]))
-    return tuple(path[path.index(at):]) if at in path else ()
+    return tuple(path[path.index(at) :]) if at in path else ()
 
 
-def blame_stuck(table: Table) -> Optional[Candidate]:
+def blame_stuck(table: Table) -> Candidate | None:
     """Few gave themselves up as stuck; all the others only lost them."""
     stuck = {story.rank.rank for story, _ in table.words("stuck")}
     rest = [story for story in table.stories if story.rank.rank not in stuck]
@@ -55,7 +56,7 @@ def blame_stuck(table: Table) -> Optional[Candidate]:
     return table.make("watchdog-stuck", 46, stuck, table.words("stuck"), doubts=("by-rule",), blames="self")
 
 
-def blame_named(table: Table) -> Optional[Candidate]:
+def blame_named(table: Table) -> Candidate | None:
     """Who is named most when everything else is silent."""
     ranks = most_named(table, among=set(table.by_rank))
     if ranks:

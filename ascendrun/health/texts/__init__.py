@@ -6,10 +6,10 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
-from typing import Dict, Mapping, Optional
 
 from ascendrun.core.findings import Finding
 from ascendrun.health.texts.phrases import translated
@@ -36,11 +36,12 @@ def render(finding: Finding, lang: str = "en") -> Words:
     return Words(fill(row["says"], told), fill(row.get("advice", ""), told))
 
 
-def fix_of(finding: Finding) -> Optional[str]:
+def fix_of(finding: Finding) -> str | None:
     """The shell command for the finding's hosts that mends it; None: a person has to think first."""
     command = fixes().get(finding.code)
-    return None if command is None else fill(command, {name: shlex.quote(value) for name, value in
-                                                       finding.values.items()})
+    return (
+        None if command is None else fill(command, {name: shlex.quote(value) for name, value in finding.values.items()})
+    )
 
 
 @lru_cache(maxsize=1)
@@ -59,10 +60,10 @@ def placeholders(text: str) -> frozenset[str]:
     return frozenset(_PLACEHOLDER.findall(text))
 
 
-@lru_cache(maxsize=None)
+@cache
 def texts(lang: str) -> Mapping[str, Mapping[str, str]]:
     """Every code's {"says", "advice"} in a language of LANGUAGES."""
-    rows: Dict[str, Mapping[str, str]] = {}
+    rows: dict[str, Mapping[str, str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda one: one.name):
         if file.name == f"{lang}.json" or file.name.endswith(f".{lang}.json"):
             rows.update(json.loads(file.read_text(encoding="utf-8")))

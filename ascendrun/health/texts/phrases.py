@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
-from typing import Dict, List, Mapping, Tuple
 
 PLACES = ("says", "hint")
 """The values of a finding that are phrases; the others are names and numbers."""
@@ -31,12 +31,14 @@ def translate(phrase: str, lang: str) -> str:
     return phrase
 
 
-@lru_cache(maxsize=None)
-def _phrases(lang: str) -> Tuple[Mapping[str, str], Tuple[Tuple["re.Pattern[str]", str], ...]]:
-    rows: Dict[str, str] = json.loads(resources.files(__package__ or "").joinpath(f"phrases_{lang}.json")
-                                      .read_text(encoding="utf-8"))
-    patterns: List[Tuple["re.Pattern[str]", str]] = [
+@cache
+def _phrases(lang: str) -> tuple[Mapping[str, str], tuple[tuple[re.Pattern[str], str], ...]]:
+    rows: dict[str, str] = json.loads(
+        resources.files(__package__ or "").joinpath(f"phrases_{lang}.json").read_text(encoding="utf-8")
+    )
+    patterns: list[tuple[re.Pattern[str], str]] = [
         (re.compile("(.+)".join(re.escape(part) for part in english.split("{}"))), told)
-        for english, told in rows.items() if "{}" in english
+        for english, told in rows.items()
+        if "{}" in english
     ]
     return rows, tuple(patterns)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.programs.trainer import options as option_table
 
@@ -16,8 +16,13 @@ def main(argv: Sequence[str]) -> None:
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.meshtest import measure
     from ascendrun.programs.trainer import start
-    start.run(lambda here: measure.measure(options, here), family=options["device"],
-              timeout_s=options["timeout_s"], expected=measure.EXPECTED)
+
+    start.run(
+        lambda here: measure.measure(options, here),
+        family=options["device"],
+        timeout_s=options["timeout_s"],
+        expected=measure.EXPECTED,
+    )
 
 
 if __name__ == "__main__":

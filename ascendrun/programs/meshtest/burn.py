@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ SLICES = 8
 """The time is told in so many pieces: a device that throttles is fast in the first ones only."""
 
 
-def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> Dict[str, Any]:
+def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> dict[str, Any]:
     """{tflops, tflops_slowest, digest, wrong, products}.
 
     The matrices hold -1 and 1 only: every sum is exact in float16 with float32 accumulation, whatever the order, so
@@ -29,19 +29,24 @@ def burn(accelerator: Accelerator, *, seconds: float, size: int, seed: int) -> D
     first = left @ right
     accelerator.synchronize()
     wrong = products = 0
-    tflops: List[float] = []
+    tflops: list[float] = []
     for _ in range(SLICES):
         began_s, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - began_s < seconds / SLICES:
             product = left @ right
             accelerator.synchronize()
             count += 1
-        tflops.append(2.0 * size ** 3 * count / (time.perf_counter() - began_s) / 1e12)
+        tflops.append(2.0 * size**3 * count / (time.perf_counter() - began_s) / 1e12)
         wrong += int(not torch.equal(product, first))
         products += count
     digest = hashlib.sha256(first.to("cpu").float().numpy().tobytes()).hexdigest()[:16]
-    return {"tflops": statistics.median(tflops), "tflops_slowest": min(tflops), "digest": digest, "wrong": wrong,
-            "products": products}
+    return {
+        "tflops": statistics.median(tflops),
+        "tflops_slowest": min(tflops),
+        "digest": digest,
+        "wrong": wrong,
+        "products": products,
+    }
 
 
 def make_signs(size: int, chance: torch.Generator) -> torch.Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,9 @@ from ascendrun.programs.trainer.start import Runtime
 LATENCY_BYTES = 8
 
 
-def measure_all_reduce(runtime: Runtime, ranks: Sequence[int], *, sizes: Sequence[int], repeats: int, budget_s: float
-                       ) -> Dict[str, Any]:
+def measure_all_reduce(
+    runtime: Runtime, ranks: Sequence[int], *, sizes: Sequence[int], repeats: int, budget_s: float
+) -> dict[str, Any]:
     """{latency_s, bandwidth_bytes_per_s: {"<bytes>": …}} over `ranks`, which include this one; all ranks call it.
 
     Bandwidth is what the slowest link of a ring carries: 2 (n - 1) / n of the message, over the median time of the
@@ -25,7 +27,7 @@ def measure_all_reduce(runtime: Runtime, ranks: Sequence[int], *, sizes: Sequenc
     group = open_group(runtime, ranks)
     latency_s = runtime.gather(timed(runtime, group, LATENCY_BYTES, repeats=repeats, budget_s=budget_s))
     share = 2 * (len(ranks) - 1) / len(ranks)
-    bandwidth: Dict[str, float] = {}
+    bandwidth: dict[str, float] = {}
     expected_s_per_byte = 0.0
     for size in sizes:
         if expected_s_per_byte * size > 2 * budget_s:
@@ -55,7 +57,7 @@ def timed(runtime: Runtime, group: Any, size: int, *, repeats: int, budget_s: fl
     once(runtime, group, tensor)
     trial_s = max(runtime.gather(once(runtime, group, tensor)))
     count = max(1, min(repeats, math.floor(budget_s / max(trial_s, 1e-9))))
-    times: List[float] = [once(runtime, group, tensor) for _ in range(count)]
+    times: list[float] = [once(runtime, group, tensor) for _ in range(count)]
     return statistics.median(times)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
@@ -30,27 +31,29 @@ def measure(options: Options, runtime: Runtime) -> None:
     sizes = read_sizes(options["sizes"])
     label = f"{runtime.family}:{runtime.local_rank}"
     if options["matmul_s"] > 0:
-        burnt = burn(runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"],
-                     seed=options["seed"])
+        burnt = burn(
+            runtime.accelerator, seconds=options["matmul_s"], size=options["matmul_size"], seed=options["seed"]
+        )
         runtime.record(measured="device", device=label, rank=runtime.rank, **burnt)
         runtime.say(f"{label}: {burnt['tflops']:.3f} TFLOP/s")
     if runtime.world_size == 1:
         return
     for name, ranks in exchanges(runtime):
-        found = measure_all_reduce(runtime, ranks, sizes=sizes, repeats=options["repeats"],
-                                   budget_s=options["budget_s"])
+        found = measure_all_reduce(
+            runtime, ranks, sizes=sizes, repeats=options["repeats"], budget_s=options["budget_s"]
+        )
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
         runtime.say(f"{name}: {widest / 1e9:.3f} GB/s, {found['latency_s'] * 1e6:.0f} us")
 
 
-def exchanges(runtime: Runtime) -> List[Tuple[str, Tuple[int, ...]]]:
+def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
     """The all-reduces that this rank takes part in, as (name, ranks). Every rank has the same names in one order."""
     places = runtime.gather((int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))), runtime.local_rank))
     everyone = tuple(range(runtime.world_size))
     if len({node for node, _ in places}) == 1:
         return [("node", everyone)]
-    rails: Dict[int, List[int]] = {}
+    rails: dict[int, list[int]] = {}
     for rank, (_, local) in enumerate(places):
         rails.setdefault(local, []).append(rank)
     has_rails = len(rails) > 1 and all(len(ranks) > 1 for ranks in rails.values())
@@ -58,7 +61,7 @@ def exchanges(runtime: Runtime) -> List[Tuple[str, Tuple[int, ...]]]:
     return [*([("rail", mine)] if has_rails else []), ("mesh", everyone)]
 
 
-def read_sizes(texts: Sequence[str]) -> Tuple[int, ...]:
+def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     """Raises BadSizes."""
     try:
         sizes = tuple(int(text) for text in texts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.programs.trainer import options as option_table
 
@@ -16,6 +16,7 @@ def main(argv: Sequence[str]) -> None:
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.qwen_lora import jobs
     from ascendrun.programs.trainer import start
+
     body = {"train": jobs.train, "plan": jobs.plan, "compare": jobs.compare}[options["mode"]]
     family = "cpu" if options["mode"] != "train" else options["device"]
     start.run(lambda here: body(options, here), family=family, timeout_s=options["timeout_s"], expected=jobs.EXPECTED)

@@ -8,7 +8,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -29,30 +29,39 @@ HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
 def shape_config(name: str, **changes: Any) -> Any:
     """The configuration of a Qwen2 of a known shape. Raises BadData."""
     from transformers import Qwen2Config
+
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
         raise BadData(f"--shape={name}: known are {', '.join(shapes)}")
     # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
-    return Qwen2Config(max_position_embeddings=32768, use_cache=False,
-                       **{"sliding_window": None, **shapes[name], **changes})
+    return Qwen2Config(
+        max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}
+    )
 
 
 def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
     """`packed_tokens`: in a packed row, 0: rows are not packed. Raises BadData."""
     if not (folder / "config.json").is_file():
-        raise BadData(f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
-                      "*.safetensors, at the same path on every node")
+        raise BadData(
+            f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
+            "*.safetensors, at the same path on every node"
+        )
     from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
-        raise BadData(f"{folder}/config.json: refused by transformers ({faults.in_a_line(error)}); copy the base "
-                      "again, or take a transformers that knows it") from error
+        raise BadData(
+            f"{folder}/config.json: refused by transformers ({faults.in_a_line(error)}); copy the base "
+            "again, or take a transformers that knows it"
+        ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
     if window and packed_tokens > window:
-        raise BadData(f"{folder}: words of this model see {window} tokens back, which a packed row of {packed_tokens} "
-                      f"cannot say; use --packing=false, or --cutoff_len={window}")
+        raise BadData(
+            f"{folder}: words of this model see {window} tokens back, which a packed row of {packed_tokens} "
+            f"cannot say; use --packing=false, or --cutoff_len={window}"
+        )
     return config
 
 
@@ -81,16 +90,21 @@ def write_base(folder: Path, config: Any, tokenizer: Any, *, seed: int, mark: in
 def write_model(folder: Path, model: Any) -> None:
     """As transformers' save_pretrained, which since 5 writes on rank 0 alone: other nodes had nothing."""
     from safetensors.torch import save_file
+
     model.config.architectures = [type(model).__name__]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
-    tensors = {name: value.contiguous() for name, value in model.state_dict().items()
-               if not (model.config.tie_word_embeddings and name == HEAD)}
+    tensors = {
+        name: value.contiguous()
+        for name, value in model.state_dict().items()
+        if not (model.config.tie_word_embeddings and name == HEAD)
+    }
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def build(config: Any, *, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
+
     make: Any = AutoModelForCausalLM.from_config
     return make(config, attn_implementation=attention)
 
@@ -98,6 +112,7 @@ def build(config: Any, *, attention: str) -> Any:
 def empty_model(config: Any, *, attention: str) -> Any:
     """The model without weights: they are on the meta device, which takes no memory; its buffers are real."""
     from accelerate import init_empty_weights
+
     with init_empty_weights():
         model = build(config, attention=attention)
     model.tie_weights()
@@ -114,14 +129,14 @@ def checkpoint_activations(model: Any, *, how: str) -> None:
         model.enable_input_require_grads()
 
 
-def name_in_file(model: nn.Module) -> Callable[[str], Optional[str]]:
+def name_in_file(model: nn.Module) -> Callable[[str], str | None]:
     """For weights.read_into: peft's names become those of the files; a tied head is the words."""
     is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
 
-    def find(name: str) -> Optional[str]:
+    def find(name: str) -> str | None:
         if "lora_" in name:
             return None
-        plain = name[len(WRAPPER):] if name.startswith(WRAPPER) else name
+        plain = name[len(WRAPPER) :] if name.startswith(WRAPPER) else name
         plain = plain.replace(WRAPPED, ".")
         return WORDS if is_tied and plain == HEAD else plain
 
@@ -141,7 +156,7 @@ def load_parts(module: nn.Module, folder: Path) -> None:
     weights.read_into(module, folder, name_in_file=name_in_file(module))
 
 
-def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision, config: Dict[str, Any]) -> None:
+def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision, config: dict[str, Any]) -> None:
     """One weight after the other: rank 0 reads it, DeepSpeed sends it round and each rank keeps its part.
 
     DeepSpeed's own way, zero.Init around the making of the model, runs the model's initialisation on empty
@@ -149,9 +164,10 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
     one of its own for each left the heap in pieces, up to a whole copy of the base.
     """
     import deepspeed
+
     cast(model, Precision(precision.compute, precision.compute, False, ""))
     rename = name_in_file(model)
-    seen: Dict[int, nn.Parameter] = {}
+    seen: dict[int, nn.Parameter] = {}
     largest = max(weight.numel() for weight in model.parameters() if weight.is_meta)
     buffer = torch.empty(largest, device=here.device, dtype=precision.compute)
     with weights_of(folder) as read:
@@ -163,7 +179,7 @@ def load_for_zero3(model: Any, folder: Path, here: Runtime, precision: Precision
                 if id(weight) in seen:
                     module._parameters[leaf] = seen[id(weight)]
                     continue
-                value = buffer[:weight.numel()].view(weight.shape)
+                value = buffer[: weight.numel()].view(weight.shape)
                 if here.is_first:
                     value.copy_(read(wanted))
                 holder = nn.Module()
@@ -189,6 +205,7 @@ class weights_of:
     def read(self, name: str) -> torch.Tensor:
         """Raises weights.BadWeights."""
         from safetensors import safe_open
+
         if name not in self.files:
             raise weights.BadWeights(f"{self.folder}: no file holds {name}, which the model needs")
         if self.files[name] != self.file:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
-ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool",
-         "user": "user", "assistant": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
 SHOWN_PROBLEMS = 8
 
 
@@ -21,16 +31,16 @@ class BadData(Exception):
 class Conversation:
     """`turns`: (role, text), at least one of them the assistant's. `level` None: no difficulty given."""
 
-    turns: Tuple[Tuple[str, str], ...]
-    level: Optional[str] = None
+    turns: tuple[tuple[str, str], ...]
+    level: str | None = None
 
 
-def read_conversations(path: Path, *, system: str) -> List[Conversation]:
+def read_conversations(path: Path, *, system: str) -> list[Conversation]:
     """`system`: the system's words where a row brings none, "" for none. Raises BadData with the first problems."""
     if not path.is_file():
         raise BadData(f"{path}: no such file; on every node the data must be at the same path")
-    found: List[Conversation] = []
-    problems: List[str] = []
+    found: list[Conversation] = []
+    problems: list[str] = []
     for place, row in read_rows(path):
         try:
             found.append(as_conversation(row, system=system))
@@ -44,7 +54,7 @@ def read_conversations(path: Path, *, system: str) -> List[Conversation]:
     return found
 
 
-def read_rows(path: Path) -> Iterator[Tuple[str, Any]]:
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(where, row) of a JSON list, of JSON lines, or of a table with the list under `data`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -95,7 +105,7 @@ def as_conversation(row: Any, *, system: str) -> Conversation:
     return Conversation(tuple(turns), level)
 
 
-def from_instruction(row: Mapping[str, Any]) -> List[Tuple[str, str]]:
+def from_instruction(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key in ("instruction", "output"):
         if not isinstance(row.get(key), str):
             raise ValueError(f"{key} is missing, or no text")
@@ -105,7 +115,7 @@ def from_instruction(row: Mapping[str, Any]) -> List[Tuple[str, str]]:
     return [("system", row["system"]), *turns] if row.get("system") else turns
 
 
-def from_chat(messages: Any) -> List[Tuple[str, str]]:
+def from_chat(messages: Any) -> list[tuple[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise ValueError("has neither instruction and output, nor messages, nor conversations")
     turns = []
@@ -135,8 +145,8 @@ def digest_of(conversations: Sequence[Conversation]) -> str:
     return mark.hexdigest()
 
 
-def rows_of_levels(conversations: Sequence[Conversation]) -> Dict[Optional[str], int]:
-    counts: Dict[Optional[str], int] = {}
+def rows_of_levels(conversations: Sequence[Conversation]) -> dict[str | None, int]:
+    counts: dict[str | None, int] = {}
     for each in conversations:
         counts[each.level] = counts.get(each.level, 0) + 1
     return counts

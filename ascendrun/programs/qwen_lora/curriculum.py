@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,17 +20,18 @@ EVERYTHING = "all"
 class Table:
     """What to learn when. `levels` from easy to hard. `notes`: for people, what differs from what they asked for."""
 
-    levels: Tuple[str, ...]
-    stages: Tuple[Stage, ...]
-    notes: Tuple[str, ...] = ()
+    levels: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def is_curriculum(self) -> bool:
         return len(self.levels) > 1
 
 
-def choose_table(rows_of: Mapping[Optional[str], int], *, wanted: str, levels: Sequence[str], stages: Sequence[str]
-                 ) -> Table:
+def choose_table(
+    rows_of: Mapping[str | None, int], *, wanted: str, levels: Sequence[str], stages: Sequence[str]
+) -> Table:
     """`rows_of`: how many rows each difficulty has, None: rows without one. `wanted`: auto, on or off.
 
     Raises ValueError when the data names levels that the table lacks, or a part of its rows none.
@@ -45,24 +46,32 @@ def choose_table(rows_of: Mapping[Optional[str], int], *, wanted: str, levels: S
             raise ValueError(f"{NO_DIFFICULTY}, but --curriculum=on wants one; add it to the rows, or use auto or off")
         return Table(flat.levels, flat.stages, (f"{NO_DIFFICULTY}; standard training without a curriculum",))
     if None in rows_of:
-        raise ValueError(f"{rows_of[None]} of {sum(rows_of.values())} rows have no difficulty; give them one of "
-                         f"{', '.join(levels)}, or use --curriculum=off")
+        raise ValueError(
+            f"{rows_of[None]} of {sum(rows_of.values())} rows have no difficulty; give them one of "
+            f"{', '.join(levels)}, or use --curriculum=off"
+        )
     strange = sorted(set(named) - set(levels))
     if strange:
-        raise ValueError(f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
-                         "name all of them there, from easy to hard, with --stages to fit")
+        raise ValueError(
+            f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
+            "name all of them there, from easy to hard, with --stages to fit"
+        )
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])
     merged = give_to_neighbours(parsed, homes)
-    notes = [f"no rows of difficulty {level}: its share goes to {levels[homes[levels.index(level)]]}"
-             for level in missing]
+    notes = [
+        f"no rows of difficulty {level}: its share goes to {levels[homes[levels.index(level)]]}" for level in missing
+    ]
     kept_levels = tuple(level for level in levels if level in named)
-    notes += [f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised" for level in kept_levels
-              if named[level] < FEW_ROWS]
+    notes += [
+        f"{named[level]} rows of difficulty {level}; {FEW_ROWS} or more are advised"
+        for level in kept_levels
+        if named[level] < FEW_ROWS
+    ]
     return Table(kept_levels, tuple(merged), tuple(notes))
 
 
-def homes_of(has_rows: Sequence[bool]) -> List[int]:
+def homes_of(has_rows: Sequence[bool]) -> list[int]:
     """Where the share of each level goes: to itself, or without rows to the next easier one that has some, else to the
     easiest."""
     first = list(has_rows).index(True)
@@ -73,10 +82,12 @@ def homes_of(has_rows: Sequence[bool]) -> List[int]:
     return homes
 
 
-def give_to_neighbours(stages: Sequence[Stage], homes: Sequence[int]) -> List[Stage]:
+def give_to_neighbours(stages: Sequence[Stage], homes: Sequence[int]) -> list[Stage]:
     kept = sorted(set(homes))
-    return [(end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end)
-                        for level in kept)) for end, shares in stages]
+    return [
+        (end, tuple(sum((share for share, home in zip(shares, homes) if home == level), 0 * end) for level in kept))
+        for end, shares in stages
+    ]
 
 
 class Course:
@@ -87,14 +98,24 @@ class Course:
     `row_tokens` 0: every sample is a row of its own.
     """
 
-    def __init__(self, table: Table, numbers: Sequence[Sequence[int]], lengths: Sequence[int], *, steps: int,
-                 batch_size: int, seed: int, row_tokens: int, spread: int = 1) -> None:
+    def __init__(
+        self,
+        table: Table,
+        numbers: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        *,
+        steps: int,
+        batch_size: int,
+        seed: int,
+        row_tokens: int,
+        spread: int = 1,
+    ) -> None:
         self.table, self.numbers, self.lengths = table, [list(each) for each in numbers], lengths
         self.steps, self.batch_size, self.seed = steps, batch_size, seed
         self.row_tokens, self.spread = row_tokens, spread
         self.steps_per_epoch = max(1, -(-sum(map(len, self.numbers)) // batch_size))
         self.given = quotas(table.stages, steps=steps, batch_size=batch_size)
-        self.orders: Dict[Tuple[int, int], List[int]] = {}
+        self.orders: dict[tuple[int, int], list[int]] = {}
 
     def units(self, step: int) -> Sequence[Unit]:
         samples = self.samples(step)
@@ -102,11 +123,14 @@ class Course:
             return [(number,) for number in sorted(samples, key=lambda each: -self.lengths[each])]
         return pack_evenly(samples, self.lengths, row_tokens=self.row_tokens, spread=self.spread)
 
-    def samples(self, step: int) -> List[int]:
+    def samples(self, step: int) -> list[int]:
         step = min(step, self.steps - 1)
-        bounds = self.given[step:step + 2].tolist()
-        return [self.draw(level, place) for level in range(len(self.numbers))
-                for place in range(bounds[0][level], bounds[1][level])]
+        bounds = self.given[step : step + 2].tolist()
+        return [
+            self.draw(level, place)
+            for level in range(len(self.numbers))
+            for place in range(bounds[0][level], bounds[1][level])
+        ]
 
     def draw(self, level: int, place: int) -> int:
         """The sample that this level gives as its `place`-th, counted from 0."""
@@ -121,11 +145,11 @@ class Course:
     def stage(self, step: int) -> int:
         return stage_of(min(step, self.steps - 1), self.steps, self.table.stages)
 
-    def given_of(self, step: int) -> Dict[str, int]:
+    def given_of(self, step: int) -> dict[str, int]:
         """Samples of each level that the steps before this one took."""
         return dict(zip(self.table.levels, self.given[step].tolist()))
 
-    def story(self) -> List[str]:
+    def story(self) -> list[str]:
         """What will happen, for people: every stage with its shares, every level with how often its rows come."""
         if not self.table.is_curriculum:
             return [f"{self.steps} steps of {self.batch_size} samples, {len(self.numbers[0])} rows"]
@@ -141,7 +165,7 @@ class Course:
         return lines
 
 
-def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: int, spread: int) -> List[Unit]:
+def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: int, spread: int) -> list[Unit]:
     """As few rows as hold all samples, a multiple of `spread`, of about the same length: longest first, each into the
     row with the most room. Fewer samples than `spread` make fewer rows."""
     order = sorted(samples, key=lambda number: (-lengths[number], number))
@@ -149,7 +173,7 @@ def pack_evenly(samples: Sequence[int], lengths: Sequence[int], *, row_tokens: i
     rows = max(1, -(-total // row_tokens))
     while True:
         rows = min(-(-rows // spread) * spread, len(order))
-        filled: List[List[int]] = [[] for _ in range(rows)]
+        filled: list[list[int]] = [[] for _ in range(rows)]
         used = [0] * rows
         for number in order:
             at = used.index(min(used))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Mapping, Sequence, Tuple
+from typing import Any
 
 from ascendrun.programs.qwen_lora import chat
 from ascendrun.programs.qwen_lora.conversations import (
@@ -27,8 +28,8 @@ Options = Mapping[str, Any]
 class Texts:
     """`val` empty: nothing to validate on."""
 
-    train: List[Conversation]
-    val: List[Conversation]
+    train: list[Conversation]
+    val: list[Conversation]
     digest: str
 
 
@@ -39,16 +40,18 @@ class Lessons:
     table: Table
     train: Rows
     val: Rows
-    val_texts: List[Conversation]
+    val_texts: list[Conversation]
     cut: int
     digest: str
     tokenizer: Any
 
     @property
-    def numbers(self) -> List[List[int]]:
+    def numbers(self) -> list[list[int]]:
         """The samples of each level."""
-        return [[number for number, sample in enumerate(self.train.samples) if sample.level == level]
-                for level in range(len(self.table.levels))]
+        return [
+            [number for number, sample in enumerate(self.train.samples) if sample.level == level]
+            for level in range(len(self.table.levels))
+        ]
 
 
 def read_texts(options: Options) -> Texts:
@@ -58,15 +61,16 @@ def read_texts(options: Options) -> Texts:
         train = read_conversations(Path(options["data"]), system=system)
     else:
         train = make_conversations(options["rows"], seed=options["seed"], system=system)
-    val: List[Conversation] = []
+    val: list[Conversation] = []
     if options["val"]:
         val = read_conversations(Path(options["val"]), system=system)
     elif options["val_fraction"]:
         order = list(range(len(train)))
         random.Random(options["seed"]).shuffle(order)
         if len(train) < 2:
-            raise BadData(f"{options['data']}: {len(train)} row for training and validation both; give more, or "
-                          "--val_fraction=0")
+            raise BadData(
+                f"{options['data']}: {len(train)} row for training and validation both; give more, or --val_fraction=0"
+            )
         count = max(1, round(len(train) * options["val_fraction"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
     return Texts(train, val, digest_of(train + val))
@@ -82,8 +86,12 @@ def check_same(digest: str, here: Runtime) -> None:
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
     """Raises BadData."""
     try:
-        table = choose_table(rows_of_levels(texts.train), wanted=options["curriculum"], levels=options["levels"],
-                             stages=options["stages"])
+        table = choose_table(
+            rows_of_levels(texts.train),
+            wanted=options["curriculum"],
+            levels=options["levels"],
+            stages=options["stages"],
+        )
     except ValueError as error:
         raise BadData(str(error)) from error
     pad_id, multiple = chat.pad_id_of(tokenizer), options["pad_multiple"]
@@ -94,28 +102,44 @@ def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
     if len(val_levels) < 2 or any(str(each.level) not in val_levels for each in texts.val):
         val_levels = ("all",)
     val = chat.encode_all(tokenizer, texts.val, val_levels, cutoff=options["cutoff_len"])[0] if texts.val else []
-    return Lessons(table, Rows(train, table.levels, pad_id, multiple), Rows(val, val_levels, pad_id, multiple),
-                   texts.val, cut, texts.digest, tokenizer)
+    return Lessons(
+        table,
+        Rows(train, table.levels, pad_id, multiple),
+        Rows(val, val_levels, pad_id, multiple),
+        texts.val,
+        cut,
+        texts.digest,
+        tokenizer,
+    )
 
 
 def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Course:
     samples = lessons.train.samples
     lengths = [len(sample.ids) for sample in samples]
     steps = options["max_steps"] or options["epochs"] * -(-len(samples) // options["batch_size"])
-    return Course(lessons.table, lessons.numbers, lengths, steps=steps, batch_size=options["batch_size"],
-                  seed=options["seed"], row_tokens=options["cutoff_len"] if options["packing"] else 0,
-                  spread=world_size)
+    return Course(
+        lessons.table,
+        lessons.numbers,
+        lengths,
+        steps=steps,
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+        row_tokens=options["cutoff_len"] if options["packing"] else 0,
+        spread=world_size,
+    )
 
 
-def introduce(lessons: Lessons, course: Course, options: Options) -> List[str]:
+def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
     """For people: what was read and what will happen."""
     samples = lessons.train.samples
     tokens, learned = sum(len(each.ids) for each in samples), sum(each.learned for each in samples)
     longest = max(len(each.ids) for each in samples)
-    lines = [*lessons.table.notes,
-             f"{len(samples)} rows of {options['data'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
-             f"average and {longest} at most, {learned / tokens:.0%} of them learned; "
-             f"{len(lessons.val.samples)} to validate on"]
+    lines = [
+        *lessons.table.notes,
+        f"{len(samples)} rows of {options['data'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
+        f"average and {longest} at most, {learned / tokens:.0%} of them learned; "
+        f"{len(lessons.val.samples)} to validate on",
+    ]
     if lessons.cut:
         lines.append(f"{lessons.cut} rows left out: --cutoff_len={options['cutoff_len']} cuts all of the answer off")
     at_cutoff = sum(len(each.ids) == options["cutoff_len"] for each in samples)
@@ -124,7 +148,7 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> List[str]:
     return lines + course.story()
 
 
-def texts_to_answer(lessons: Lessons, count: int) -> Sequence[Tuple[int, Conversation]]:
+def texts_to_answer(lessons: Lessons, count: int) -> Sequence[tuple[int, Conversation]]:
     """Spread over the validation rows."""
     step = max(1, len(lessons.val_texts) // max(1, count))
     return [(i, lessons.val_texts[i]) for i in range(0, len(lessons.val_texts), step)][:count]

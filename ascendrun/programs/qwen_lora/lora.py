@@ -7,8 +7,9 @@ import math
 import os
 import shutil
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -25,7 +26,8 @@ MAGNITUDE = "lora_magnitude_vector"
 QLORA = {
     "npu": "bitsandbytes has no build for Ascend, and its 4-bit kernels have no CANN counterpart",
     "cpu": "a 4-bit base saves device memory, and a CPU has none to save",
-    "cuda": "this program holds a bfloat16 base, in parts where it does not fit"}
+    "cuda": "this program holds a bfloat16 base, in parts where it does not fit",
+}
 
 
 class AdapterIncomplete(Exception):
@@ -35,28 +37,40 @@ class AdapterIncomplete(Exception):
 def refuse_qlora(quantize: str, family: str) -> None:
     """Raises BadData with the reason and the way out."""
     if quantize != "none":
-        raise BadData(f"--quantize={quantize} on {family}: {QLORA[family]}; use --how=fsdp2, which holds "
-                      "each rank's part of the base only, or --how=zero3 with --offload=true")
+        raise BadData(
+            f"--quantize={quantize} on {family}: {QLORA[family]}; use --how=fsdp2, which holds "
+            "each rank's part of the base only, or --how=zero3 with --offload=true"
+        )
 
 
 def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     """peft's model around this one, the base frozen. Raises BadData for targets that the model lacks."""
     from peft import LoraConfig, get_peft_model
+
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     unknown = [name for name in options["targets"] if name not in leaves]
     if unknown:
-        raise BadData(f"--targets: the model has no linear layer {', '.join(unknown)}; it has "
-                      f"{', '.join(sorted(leaves))}")
-    config = LoraConfig(r=options["lora_r"], lora_alpha=options["lora_alpha"], lora_dropout=options["lora_dropout"],
-                        target_modules=list(options["targets"]), use_dora=options["dora"],
-                        use_rslora=options["rslora"], task_type="CAUSAL_LM", bias="none")
+        raise BadData(
+            f"--targets: the model has no linear layer {', '.join(unknown)}; it has {', '.join(sorted(leaves))}"
+        )
+    config = LoraConfig(
+        r=options["lora_r"],
+        lora_alpha=options["lora_alpha"],
+        lora_dropout=options["lora_dropout"],
+        target_modules=list(options["targets"]),
+        use_dora=options["dora"],
+        use_rslora=options["rslora"],
+        task_type="CAUSAL_LM",
+        bias="none",
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks newer transformers by an older name, on every rank
         return get_peft_model(model, config)
 
 
-def first_values(model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Ranks
-                 ) -> Dict[str, torch.Tensor]:
+def first_values(
+    model: nn.Module, *, seed: int, read: Callable[[str], torch.Tensor], here: Ranks
+) -> dict[str, torch.Tensor]:
     """A random, B zero, so that training begins at the base; DoRA's magnitudes are the lengths of the base's rows.
 
     The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name. All
@@ -76,12 +90,13 @@ def first_values(model: nn.Module, *, seed: int, read: Callable[[str], torch.Ten
     return values
 
 
-def lengths_of_rows(model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Ranks
-                    ) -> Dict[str, torch.Tensor]:
+def lengths_of_rows(
+    model: nn.Module, names: Sequence[str], read: Callable[[str], torch.Tensor], here: Ranks
+) -> dict[str, torch.Tensor]:
     """DoRA's magnitudes by name. Each rank reads its share of the base, one weight at a time."""
     rename = name_in_file(model)
-    mine: Dict[str, torch.Tensor] = {}
-    for name in names[here.rank::here.world_size]:
+    mine: dict[str, torch.Tensor] = {}
+    for name in names[here.rank :: here.world_size]:
         base = rename(name.split(f".{MAGNITUDE}")[0] + ".weight")
         assert base is not None
         mine[name] = read(base).float().norm(dim=1)
@@ -95,17 +110,23 @@ def put_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
         setattr(model.get_submodule(home), leaf, nn.Parameter(value.clone()))
 
 
-def trained_shapes(model: nn.Module) -> Dict[str, Tuple[int, ...]]:
+def trained_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """By name, before anything is sharded: what the adapter must consist of."""
     return {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def save_adapter(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tuple[int, ...]], model: Any, folder: Path,
-                 tokenizer: Any) -> None:
+def save_adapter(
+    weights: Mapping[str, torch.Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    model: Any,
+    folder: Path,
+    tokenizer: Any,
+) -> None:
     """Whole weights to the files that PeftModel.from_pretrained reads. Raises AdapterIncomplete before a file is made
     or when what is on the disk is not what was saved; an adapter that was there before stays until then."""
     check_whole(weights, expected)
     from safetensors.torch import save_file
+
     fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -121,9 +142,9 @@ def save_adapter(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tup
     fresh.rename(folder)
 
 
-def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tuple[int, ...]]) -> None:
+def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises AdapterIncomplete: a save on one rank without gathering would leave empty matrices."""
-    problems: List[str] = []
+    problems: list[str] = []
     for name, shape in expected.items():
         if name not in weights:
             problems.append(f"{name} is missing")
@@ -133,12 +154,15 @@ def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Tupl
             problems.append(f"{name} has numbers that are none")
     problems += [f"{name} is no part of the adapter" for name in set(weights) - set(expected)]
     if problems:
-        raise AdapterIncomplete(f"the adapter was not saved: {'; '.join(problems[:4])}"
-                                + (f"; and {len(problems) - 4} more" if len(problems) > 4 else ""))
+        raise AdapterIncomplete(
+            f"the adapter was not saved: {'; '.join(problems[:4])}"
+            + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        )
 
 
 def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
     from safetensors import safe_open
+
     with safe_open(str(path), framework="pt") as opened:
         if set(opened.keys()) != set(wanted):
             raise AdapterIncomplete(f"{path} does not hold what was written")
@@ -150,25 +174,25 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 def saved_name(name: str) -> str:
     """peft leaves the adapter's own name out of its files, and DoRA's `weight` too."""
     plain = name.replace(f".{NAME}.", ".")
-    return plain[:-len(".weight")] if f".{MAGNITUDE}." in plain else plain
+    return plain[: -len(".weight")] if f".{MAGNITUDE}." in plain else plain
 
 
-def gathered(engine: Engine) -> Dict[str, torch.Tensor]:
+def gathered(engine: Engine) -> dict[str, torch.Tensor]:
     """All trained weights, whole, in float32, on rank 0; {} elsewhere. All ranks call it together."""
     return {name: tensor.float() for name, tensor in engine.full_weights().items() if "lora_" in name}
 
 
-def read_settings(folder: Path) -> Dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")))
 
 
-def target_of(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
+def target_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """{base weight: {A, B, magnitude: name in the adapter's file}}."""
-    found: Dict[str, Dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
     kinds = {".lora_A.weight": "A", ".lora_B.weight": "B", f".{MAGNITUDE}": "magnitude"}
     for name in names:
         for ending, kind in kinds.items():
             if name.endswith(ending):
-                base = name[len(WRAPPER):-len(ending)] + ".weight"
+                base = name[len(WRAPPER) : -len(ending)] + ".weight"
                 found.setdefault(base, {})[kind] = name
     return found

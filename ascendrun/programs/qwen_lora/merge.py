@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable
 
 import torch
 
@@ -20,6 +21,7 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
     """Writes the merged model to `out`, in the base's files and precision; how many weights were changed."""
     from safetensors import safe_open
     from safetensors.torch import save_file
+
     settings, files = read_settings(adapter), file_of_tensor(base)
     fresh = out.with_name(f".{out.name}-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -31,8 +33,10 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
             raise ValueError(f"{adapter} changes {lost[0]}, which {base} does not have; it belongs to another base")
         for file in sorted(set(files.values())):
             with safe_open(str(base / file), framework="pt") as source:
-                weights = {name: changed(source.get_tensor(name), targets.get(name), opened.get_tensor, settings)
-                           for name in source.keys()}
+                weights = {
+                    name: changed(source.get_tensor(name), targets.get(name), opened.get_tensor, settings)
+                    for name in source.keys()
+                }
                 save_file(weights, str(fresh / file), metadata={"format": "pt"})
     for pattern in COPIED:
         for each in base.glob(pattern):
@@ -43,8 +47,9 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
     return len(targets)
 
 
-def changed(weight: torch.Tensor, parts: "Dict[str, str] | None", read: Callable[[str], torch.Tensor],
-            settings: Mapping[str, Any]) -> torch.Tensor:
+def changed(
+    weight: torch.Tensor, parts: dict[str, str] | None, read: Callable[[str], torch.Tensor], settings: Mapping[str, Any]
+) -> torch.Tensor:
     if not parts:
         return weight
     whole = weight.float() + scale_of(settings) * (read(parts["B"]).float() @ read(parts["A"]).float())
@@ -56,5 +61,3 @@ def changed(weight: torch.Tensor, parts: "Dict[str, str] | None", read: Callable
 def scale_of(settings: Mapping[str, Any]) -> float:
     rank = settings["r"]
     return float(settings["lora_alpha"]) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-
-

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice, product
 from math import gcd
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
-Stage = Tuple[Fraction, Tuple[Fraction, ...]]
+Stage = tuple[Fraction, tuple[Fraction, ...]]
 """(where it ends, as a share of all steps; shares of the levels, adding up to 1)."""
 Counts = Any
 """An array of int64, steps x levels."""
@@ -20,9 +21,9 @@ class BadTable(ValueError):
     """The table of stages is none; the message says what is wrong and what one looks like."""
 
 
-def parse_stages(texts: Sequence[str], levels: int) -> List[Stage]:
+def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
     """Of `0.3=80/20/0` for each stage: up to which share of the steps, and the levels' parts in it. Raises BadTable."""
-    stages: List[Stage] = []
+    stages: list[Stage] = []
     for text in texts:
         end_text, _, parts_text = text.partition("=")
         try:
@@ -63,7 +64,7 @@ def quotas(stages: Sequence[Stage], *, steps: int, batch_size: int) -> Counts:
     return given
 
 
-def targets(stages: Sequence[Stage], *, steps: int, batch_size: int) -> Tuple[int, Counts]:
+def targets(stages: Sequence[Stage], *, steps: int, batch_size: int) -> tuple[int, Counts]:
     """(how many units a sample is, what the table asks for before each step, in units), without rounding."""
     unit = lcm_of([share.denominator for _, shares in stages for share in shares])
     rows = [[int(share * unit) * batch_size for share in shares] for _, shares in stages]
@@ -89,7 +90,7 @@ def lcm_of(numbers: Sequence[int]) -> int:
     return found
 
 
-def schedule(wanted: Counts, unit: int, *, ahead: Counts, behind: Counts, batch_size: int) -> Optional[Counts]:
+def schedule(wanted: Counts, unit: int, *, ahead: Counts, behind: Counts, batch_size: int) -> Counts | None:
     """Earliest deadline first, which finds a schedule whenever there is one that stays within `ahead` and `behind`."""
     most, least = (wanted + ahead) // unit, -((behind - wanted) // unit)
     given = np.zeros_like(wanted)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -24,39 +25,42 @@ class Question:
     """`answer`: the place of the right one among the choices."""
 
     text: str
-    choices: Tuple[str, ...]
+    choices: tuple[str, ...]
     answer: int
 
 
-def losses_of(engine: Engine, rows: Rows, here: Runtime) -> List[Tuple[float, int]]:
+def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, int]]:
     """(summed loss, learned tokens) of every sample, in order, on every rank.
 
     Every rank takes part in equally many passes: sharded models gather their weights in each.
     """
     order = sorted(range(len(rows.samples)), key=lambda number: len(rows.samples[number].ids))
-    chunks = [order[i:i + ROWS_AT_ONCE] for i in range(0, len(order), ROWS_AT_ONCE)]
+    chunks = [order[i : i + ROWS_AT_ONCE] for i in range(0, len(order), ROWS_AT_ONCE)]
     rounds = -(-len(chunks) // here.world_size)
-    mine: Dict[int, Tuple[float, int]] = {}
+    mine: dict[int, tuple[float, int]] = {}
     was_training = engine.module.training
     engine.module.eval()
     with torch.no_grad():
         for each in range(rounds):
             place = each * here.world_size + here.rank
             chunk = chunks[place] if place < len(chunks) else chunks[0][:1]
-            tensors = {name: tensor.to(here.device) for name, tensor in
-                       rows.batch([(number,) for number in chunk]).tensors.items()}
+            tensors = {
+                name: tensor.to(here.device)
+                for name, tensor in rows.batch([(number,) for number in chunk]).tensors.items()
+            }
             with engine.autocast():
                 losses = forward(engine.model, tensors, engine.precision.compute)
             counts = (tensors["targets"] != IGNORED).sum(1).tolist()
             if place < len(chunks):
-                mine.update({number: (loss, count) for number, loss, count in
-                             zip(chunk, losses.sum(1).tolist(), counts)})
+                mine.update(
+                    {number: (loss, count) for number, loss, count in zip(chunk, losses.sum(1).tolist(), counts)}
+                )
     engine.module.train(was_training)
     every = {number: pair for part in here.gather(mine) for number, pair in part.items()}
     return [every[number] for number in range(len(rows.samples))]
 
 
-def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> Dict[str, float]:
+def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> dict[str, float]:
     """{loss, loss_LEVEL …}: means over learned tokens."""
     each = losses_of(engine, rows, here)
     scores = {"loss": mean_of(each)}
@@ -67,15 +71,15 @@ def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> Dict[str, float]
     return scores
 
 
-def mean_of(pairs: Sequence[Tuple[float, int]]) -> float:
+def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
     return sum(loss for loss, _ in pairs) / max(1, sum(count for _, count in pairs))
 
 
-def read_questions(path: Path, limit: int) -> List[Question]:
+def read_questions(path: Path, limit: int) -> list[Question]:
     """Raises BadData. `answer` is a letter, or the place counted from 0."""
     if not path.is_file():
         raise BadData(f"{path}: no such file")
-    found: List[Question] = []
+    found: list[Question] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip() or len(found) == limit:
             continue
@@ -93,15 +97,25 @@ def read_questions(path: Path, limit: int) -> List[Question]:
     return found
 
 
-def accuracy(engine: Engine, tokenizer: Any, questions: Sequence[Question], here: Runtime, *, system: str, pad_id: int,
-             multiple: int, cutoff: int) -> Dict[str, float]:
+def accuracy(
+    engine: Engine,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    here: Runtime,
+    *,
+    system: str,
+    pad_id: int,
+    multiple: int,
+    cutoff: int,
+) -> dict[str, float]:
     """The choice whose words are the least surprising, a token on average, is taken. {mc_accuracy, mc_chance}."""
-    samples = [sample for question in questions
-               for sample in as_samples(tokenizer, question, system=system, cutoff=cutoff)]
+    samples = [
+        sample for question in questions for sample in as_samples(tokenizer, question, system=system, cutoff=cutoff)
+    ]
     each = losses_of(engine, Rows(samples, ("all",), pad_id, multiple), here)
     right, at = 0, 0
     for question in questions:
-        mine = each[at:at + len(question.choices)]
+        mine = each[at : at + len(question.choices)]
         at += len(question.choices)
         means = [loss / max(1, count) for loss, count in mine]
         right += means.index(min(means)) == question.answer
@@ -109,11 +123,18 @@ def accuracy(engine: Engine, tokenizer: Any, questions: Sequence[Question], here
     return {"mc_accuracy": right / len(questions), "mc_chance": chance}
 
 
-def as_samples(tokenizer: Any, question: Question, *, system: str, cutoff: int) -> List[Encoded]:
+def as_samples(tokenizer: Any, question: Question, *, system: str, cutoff: int) -> list[Encoded]:
     shown = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEFGH", question.choices))
     before = (("system", system),) if system else ()
-    return [encode(tokenizer, Conversation((*before, ("user", f"{question.text}\n{shown}"), ("assistant", choice))), 0,
-                   cutoff=cutoff) for choice in question.choices]
+    return [
+        encode(
+            tokenizer,
+            Conversation((*before, ("user", f"{question.text}\n{shown}"), ("assistant", choice))),
+            0,
+            cutoff=cutoff,
+        )
+        for choice in question.choices
+    ]
 
 
 def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Runtime, *, most: int) -> str:
@@ -128,8 +149,9 @@ def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Run
     with torch.no_grad(), engine.autocast():
         while len(ids) - begin < most:
             last[0] = len(ids) - 1
-            logits = engine.model(input_ids=torch.tensor([ids]).to(here.device), logits_to_keep=last.to(here.device),
-                                  use_cache=False).logits
+            logits = engine.model(
+                input_ids=torch.tensor([ids]).to(here.device), logits_to_keep=last.to(here.device), use_cache=False
+            ).logits
             # Rank 0's word counts: the ranks must go on together.
             word = int(here.share(int(logits[0, -1].argmax())))
             if word in ends:

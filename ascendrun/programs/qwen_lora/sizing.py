@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,8 +39,10 @@ class Holding:
     checkpointing: bool
 
     def __str__(self) -> str:
-        return (f"{self.how}{', offloaded' if self.offload else ''}, activations "
-                f"{'made anew' if self.checkpointing else 'kept'}")
+        return (
+            f"{self.how}{', offloaded' if self.offload else ''}, activations "
+            f"{'made anew' if self.checkpointing else 'kept'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class Reckoning:
     """`lines`: what was reckoned, for people. `problems`: why nothing fits, with the ways out; then `chosen` and `need`
     are None. `simulated`: one step, to know the model's sizes by."""
 
-    lines: Tuple[str, ...]
-    problems: Tuple[str, ...]
-    chosen: Optional[Holding]
-    need: Optional[memory.Need]
+    lines: tuple[str, ...]
+    problems: tuple[str, ...]
+    chosen: Holding | None
+    need: memory.Need | None
     simulated: Simulated
 
 
@@ -63,33 +66,53 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     if how in ("fsdp2", "zero3") and world_size == 1:
         problems.append(f"--how={how} shares the base among ranks, and there is one; use --how=ddp, or more devices")
     if how == "zero3" and not has_deepspeed:
-        problems.append("--how=zero3 needs deepspeed, which is not installed here: pip install deepspeed; "
-                        "or use --how=fsdp2")
+        problems.append(
+            "--how=zero3 needs deepspeed, which is not installed here: pip install deepspeed; or use --how=fsdp2"
+        )
     if is_offloaded and (how == "ddp" or world_size == 1):
-        problems.append("--offload=true needs a base that is shared among ranks; use --how=fsdp2 or --how=zero3 on two "
-                        "devices or more, or --offload=false")
+        problems.append(
+            "--offload=true needs a base that is shared among ranks; use --how=fsdp2 or --how=zero3 on two "
+            "devices or more, or --offload=false"
+        )
     elif is_offloaded and precision.scales and not has_deepspeed:
         problems.append("--offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
     if problems:
         raise BadData("; ".join(problems))
 
 
-def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *, precision: Precision, world_size: int,
-           family: str, card_bytes: Optional[int], ways: Sequence[str] = WAYS, everything: bool = False) -> Reckoning:
+def reckon(
+    config: Any,
+    options: Mapping[str, Any],
+    piece: Mapping[str, int],
+    *,
+    precision: Precision,
+    world_size: int,
+    family: str,
+    card_bytes: int | None,
+    ways: Sequence[str] = WAYS,
+    everything: bool = False,
+) -> Reckoning:
     """`piece`: see learning.heaviest. `card_bytes` None: not known, so nothing can fail to fit. `everything`: also the
     slower ways than the one that is chosen."""
-    seen: Dict[Tuple[bool, bool], Simulated] = {}
-    lines: List[str] = []
-    needs: List[Tuple[memory.Need, Holding]] = []
-    found: Optional[Tuple[memory.Need, Holding]] = None
+    seen: dict[tuple[bool, bool], Simulated] = {}
+    lines: list[str] = []
+    needs: list[tuple[memory.Need, Holding]] = []
+    found: tuple[memory.Need, Holding] | None = None
     for holding in trials(options, ways):
         is_shared = holding.how != "ddp"
         key = is_shared, holding.checkpointing
         if key not in seen:
             seen[key] = simulated_step(config, options, piece, precision, is_cast=is_shared, is_anew=key[1])
         way = "none" if holding.how == "ddp" and world_size == 1 else holding.how
-        need = memory.needs(seen[key], how=way, world_size=world_size, precision=precision, pieces=piece["pieces"],
-                            offload_optimizer=holding.offload, offload_weights=holding.offload)
+        need = memory.needs(
+            seen[key],
+            how=way,
+            world_size=world_size,
+            precision=precision,
+            pieces=piece["pieces"],
+            offload_optimizer=holding.offload,
+            offload_weights=holding.offload,
+        )
         needs.append((need, holding))
         anew = ", activations made anew" if holding.checkpointing else ""
         lines.append(memory.as_sentence(need, card_bytes, family) + anew)
@@ -109,7 +132,7 @@ def reckon(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], *,
     return Reckoning(tuple(lines), (problem,), None, None, sizes)
 
 
-def trials(options: Mapping[str, Any], ways: Sequence[str]) -> List[Holding]:
+def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
     """From fast to slow. Activations made anew cost a third more arithmetic, less than sending the weights round;
     host memory is slower than both."""
     asked = options["checkpointing"]
@@ -124,8 +147,11 @@ def trials(options: Mapping[str, Any], ways: Sequence[str]) -> List[Holding]:
 
 def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> str:
     """Of what was chosen here, and what was asked for."""
-    parts = ["the fastest that fits"] if len(ways) > 1 else [
-        "the only way here" if options["how"] == "auto" else f"--how={holding.how}, as asked"]
+    parts = (
+        ["the fastest that fits"]
+        if len(ways) > 1
+        else ["the only way here" if options["how"] == "auto" else f"--how={holding.how}, as asked"]
+    )
     if options["checkpointing"] is not None:
         parts.append(f"--checkpointing={str(holding.checkpointing).lower()}, as asked")
     elif len(ways) == 1:
@@ -133,20 +159,30 @@ def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> st
     return ", ".join(parts)
 
 
-def simulated_step(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], precision: Precision, *,
-                   is_cast: bool, is_anew: bool) -> Simulated:
+def simulated_step(
+    config: Any,
+    options: Mapping[str, Any],
+    piece: Mapping[str, int],
+    precision: Precision,
+    *,
+    is_cast: bool,
+    is_anew: bool,
+) -> Simulated:
     def build(layers: int) -> nn.Module:
         model = build_model(with_layers(config, layers), attention="sdpa")
         if is_anew:
             checkpoint_activations(model, how="ddp")
         return add_lora(model, options)  # type: ignore[no-any-return]
 
-    def step(model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         return forward(model, tensors, precision.compute).sum()
 
     rows, length, kept = piece["rows"], piece["length"], piece["kept"]
-    shapes = {"ids": ((rows, length), torch.int64), "kept": ((kept,), torch.int64),
-              "targets": ((rows, kept), torch.int64)}
+    shapes = {
+        "ids": ((rows, length), torch.int64),
+        "kept": ((kept,), torch.int64),
+        "targets": ((rows, kept), torch.int64),
+    }
     if options["packing"]:
         shapes.update(positions=((rows, length), torch.int64), segments=((rows, length), torch.int64))
     return simulate_deep(build, config.num_hidden_layers, step, shapes, precision=precision, is_cast=is_cast)
@@ -160,20 +196,27 @@ def with_layers(config: Any, layers: int) -> Any:
     return shallow
 
 
-def speed_limit(config: Any, sizes: Simulated, chip: Optional[Chip], *, ranks: int, mean_length: float
-                ) -> Optional[str]:
+def speed_limit(config: Any, sizes: Simulated, chip: Chip | None, *, ranks: int, mean_length: float) -> str | None:
     """What the cards could do were all of their peak used, which no training does; None: the chip's is not known."""
     if chip is None or chip.peak_tflops is None:
         return None
     words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    work = flops_per_token(parameters=sizes.parameters, trainable=sizes.trained, layers=config.num_hidden_layers,
-                           hidden=config.hidden_size, mean_length=mean_length, embedding=words)
+    work = flops_per_token(
+        parameters=sizes.parameters,
+        trainable=sizes.trained,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        mean_length=mean_length,
+        embedding=words,
+    )
     tokens_per_s = ranks * chip.peak_tflops * 1e12 / work
-    return (f"no faster than {tokens_per_s / mean_length:,.1f} rows of {mean_length:.0f} tokens a second: {ranks} x "
-            f"{chip.peak_tflops:g} TFLOP/s, were all of it used")
+    return (
+        f"no faster than {tokens_per_s / mean_length:,.1f} rows of {mean_length:.0f} tokens a second: {ranks} x "
+        f"{chip.peak_tflops:g} TFLOP/s, were all of it used"
+    )
 
 
-def card_bytes_of(here: Runtime) -> Optional[int]:
+def card_bytes_of(here: Runtime) -> int | None:
     """Of this rank's device; on a CPU its share of the node's memory. None: cannot say."""
     total = here.accelerator.memory_total_bytes()
     if total is None or here.family != "cpu":
@@ -181,8 +224,9 @@ def card_bytes_of(here: Runtime) -> Optional[int]:
     return total // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", here.world_size)))
 
 
-def choose(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
-           ) -> Tuple[Holding, List[str]]:
+def choose(
+    config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
+) -> tuple[Holding, list[str]]:
     """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises TooLarge; a way that was asked for is
     taken even then, for an estimate is no fact."""
     asked, is_anew = options["how"], options["checkpointing"]
@@ -192,8 +236,16 @@ def choose(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], he
     told: Any = None
     if here.is_first:
         ways = ways_for(precision, here.world_size, has_deepspeed()) if asked == "auto" else (asked,)
-        found = reckon(config, options, piece, precision=precision, world_size=here.world_size, family=here.family,
-                       card_bytes=card_bytes_of(here), ways=ways)
+        found = reckon(
+            config,
+            options,
+            piece,
+            precision=precision,
+            world_size=here.world_size,
+            family=here.family,
+            card_bytes=card_bytes_of(here),
+            ways=ways,
+        )
         told = found.lines, found.problems, found.chosen and list(vars(found.chosen).values())
     lines, problems, parts = here.share(told)
     if parts is not None:
@@ -204,7 +256,7 @@ def choose(config: Any, options: Mapping[str, Any], piece: Mapping[str, int], he
     return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --how={asked}, as asked"]
 
 
-def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> Tuple[str, ...]:
+def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:
     """Sharding needs peers; fsdp2 has no loss scaling; zero3 needs deepspeed."""
     ways = ["ddp"]
     if world_size > 1 and not precision.scales:
@@ -216,4 +268,5 @@ def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) 
 
 def has_deepspeed() -> bool:
     from importlib.util import find_spec
+
     return find_spec("deepspeed") is not None

@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import resource
 import time
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, ContextManager, List, Mapping, Optional
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ class Accelerator:
         return BACKENDS[self.family]
 
     @property
-    def chip(self) -> Optional[Chip]:
+    def chip(self) -> Chip | None:
         return chip_of(self.name)
 
     def synchronize(self) -> None:
@@ -55,7 +56,7 @@ class Accelerator:
             return int(self.module.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def memory_total_bytes(self) -> Optional[int]:
+    def memory_total_bytes(self) -> int | None:
         """Of the device; None: cannot say."""
         if self.module is not None:
             return int(self.module.mem_get_info()[1])
@@ -78,13 +79,13 @@ class Accelerator:
         if self.family == "npu":
             self.module.manual_seed_all(seed)
 
-    def autocast(self, dtype: torch.dtype) -> ContextManager[Any]:
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Forward arithmetic in `dtype`; weights stay as they are. float32: nothing happens."""
         if dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.family, dtype=dtype)
 
-    def stamp(self) -> "Stamp":
+    def stamp(self) -> Stamp:
         """A moment in this device's own queue of work."""
         if self.module is None:
             return Stamp(time.perf_counter(), None)
@@ -107,7 +108,7 @@ class Stamp:
     host_s: float
     event: Any
 
-    def seconds_until(self, later: "Stamp") -> float:
+    def seconds_until(self, later: Stamp) -> float:
         """Only after the device was synchronized past `later`."""
         if self.event is None:
             return later.host_s - self.host_s
@@ -152,8 +153,10 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         try:
             import torch_npu
         except ImportError as error:
-            raise NoDevice(f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
-                           "torch_npu that belongs to this torch, or use devices.family: cpu") from error
+            raise NoDevice(
+                f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
+                "torch_npu that belongs to this torch, or use devices.family: cpu"
+            ) from error
         module: Any = torch_npu.npu
         # Operators built at run time for every new shape: minutes a shape, and never what training wants.
         module.set_compile_mode(jit_compile=False)
@@ -161,8 +164,10 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         module = torch.cuda
     count = module.device_count()
     if local_rank >= count:
-        raise NoDevice(f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
-                       f"{count}; lower devices.per_node, or see `ascendrun doctor`")
+        raise NoDevice(
+            f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
+            f"{count}; lower devices.per_node, or see `ascendrun doctor`"
+        )
     device = torch.device(family, local_rank)
     module.set_device(device)
     return Accelerator(family, device, str(module.get_device_name(local_rank)), module)
@@ -199,14 +204,16 @@ def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
     """
     if accelerator.family == "npu":
         import torch_npu
+
         return torch_npu.npu.amp.GradScaler(enabled=precision.scales)
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler(accelerator.family, enabled=precision.scales)
     return torch.cuda.amp.GradScaler(enabled=precision.scales)  # torch before 2.3
 
 
-def make_adamw(groups: List[Any], accelerator: Accelerator, *, lr: float, betas: Any, is_sharded: bool
-               ) -> torch.optim.Optimizer:
+def make_adamw(
+    groups: list[Any], accelerator: Accelerator, *, lr: float, betas: Any, is_sharded: bool
+) -> torch.optim.Optimizer:
     """AdamW with the device's fused kernel where it has one: NPU's own for whole parameters, torch's on CUDA and CPU.
 
     The NPU's joins all parameters to one flat buffer, which sharded ones (FSDP) cannot be.
@@ -214,12 +221,13 @@ def make_adamw(groups: List[Any], accelerator: Accelerator, *, lr: float, betas:
     if accelerator.family == "npu":
         if not is_sharded:
             import torch_npu
+
             fused: torch.optim.Optimizer = torch_npu.optim.NpuFusedAdamW(groups, lr=lr, betas=betas)
             return fused
         return torch.optim.AdamW(groups, lr=lr, betas=betas, foreach=True)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=accelerator.family == "cuda")
 
 
-def worker_context(family: str) -> Optional[BaseContext]:
+def worker_context(family: str) -> BaseContext | None:
     """How data workers may start: torch_npu refuses a forked child of a process that holds an NPU, so they spawn."""
     return multiprocessing.get_context("spawn") if family == "npu" else None

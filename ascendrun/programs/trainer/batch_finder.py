@@ -27,8 +27,10 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
             here.say(f"micro-batch of {size}: the largest that every rank has room for")
             return size
         if size == 1:
-            raise NoRoom(f"a single row does not fit on rank {ranks[0]}'s device; shorten the rows, or turn "
-                         "gradient checkpointing on")
+            raise NoRoom(
+                f"a single row does not fit on rank {ranks[0]}'s device; shorten the rows, or turn "
+                "gradient checkpointing on"
+            )
         here.say(f"micro-batch of {size}: rank {ranks[0]} runs out of memory")
         size //= 2
 

@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ COMMON = "common.pt"
 NAME = re.compile(r"^(?P<kind>step|best)-(?P<step>\d{8})$")
 CHUNK_BYTES = 1 << 20
 
-Fingerprint = Dict[str, Any]
+Fingerprint = dict[str, Any]
 """{bytes, sha256} of one part."""
 
 
@@ -31,8 +32,9 @@ def own_part(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
 
 
-def save(parent: Path, kind: str, step: int, state: Mapping[str, Any], *, facts: Optional[Mapping[str, Any]] = None
-         ) -> Path:
+def save(
+    parent: Path, kind: str, step: int, state: Mapping[str, Any], *, facts: Mapping[str, Any] | None = None
+) -> Path:
     """Writes `state` as a checkpoint of one part and returns its folder. When this returns it survives a power cut.
 
     A complete checkpoint of that name is replaced. Raises OSError (disk full, read-only) and leaves the
@@ -61,11 +63,23 @@ def write_part(fresh: Path, name: str, state: Mapping[str, Any]) -> Fingerprint:
     return fingerprint(fresh / name)
 
 
-def commit(fresh: Path, kind: str, step: int, parts: Mapping[str, Fingerprint], *, facts: Mapping[str, Any],
-           here: Optional[Sequence[str]] = None) -> Path:
+def commit(
+    fresh: Path,
+    kind: str,
+    step: int,
+    parts: Mapping[str, Fingerprint],
+    *,
+    facts: Mapping[str, Any],
+    here: Sequence[str] | None = None,
+) -> Path:
     """Turns a grown folder into a checkpoint. `parts`: all of them; `here`: those in this folder, None: all."""
-    manifest = {"step": step, "kind": kind, "facts": dict(facts), "parts": dict(parts),
-                "here": sorted(parts if here is None else here)}
+    manifest = {
+        "step": step,
+        "kind": kind,
+        "facts": dict(facts),
+        "parts": dict(parts),
+        "here": sorted(parts if here is None else here),
+    }
     with open(fresh / MANIFEST, "w", encoding="utf-8") as text:
         json.dump({**manifest, "sha256": hash_of(manifest)}, text, indent=1)
         text.flush()
@@ -105,7 +119,7 @@ def hash_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Raises OSError and ValueError."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or not {"step", "facts", "parts", "here"} <= set(manifest):
@@ -115,7 +129,7 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     return manifest
 
 
-def fault(folder: Path, *, hashed: Optional[Collection[str]] = None) -> Optional[str]:
+def fault(folder: Path, *, hashed: Collection[str] | None = None) -> str | None:
     """Why this checkpoint cannot be trusted, or None when it is whole. `hashed`: the parts whose content is read;
     None: all. The size of every part is looked at."""
     try:
@@ -131,7 +145,7 @@ def fault(folder: Path, *, hashed: Optional[Collection[str]] = None) -> Optional
     return None
 
 
-def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Optional[str]:
+def part_fault(path: Path, wanted: Any, *, is_read: bool) -> str | None:
     try:
         found = fingerprint(path) if is_read else {"bytes": path.stat().st_size}
     except OSError as error:
@@ -145,7 +159,7 @@ def part_fault(path: Path, wanted: Any, *, is_read: bool) -> Optional[str]:
     return None
 
 
-def listed(parent: Path, kind: str) -> List[Tuple[int, Path]]:
+def listed(parent: Path, kind: str) -> list[tuple[int, Path]]:
     """(step, folder) of this kind, newest first, whole or not."""
     if not parent.is_dir():
         return []
@@ -158,11 +172,11 @@ def tell_skipped(folder: Path, problem: str) -> None:
     print(f"checkpoint {folder} is skipped: {problem}", file=sys.stderr, flush=True)
 
 
-def facts_of(folder: Path) -> Dict[str, Any]:
+def facts_of(folder: Path) -> dict[str, Any]:
     return dict(read_manifest(folder)["facts"])
 
 
-def load(folder: Path, name: str = COMMON) -> Dict[str, Any]:
+def load(folder: Path, name: str = COMMON) -> dict[str, Any]:
     """The state of one part, on the CPU. Only tensors and plain values are read, never code."""
     return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
 
@@ -184,7 +198,7 @@ def prune(parent: Path, *, newest: int, keep: int, best_steps: Collection[int]) 
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fault_free_facts(folder: Path) -> Dict[str, Any]:
+def fault_free_facts(folder: Path) -> dict[str, Any]:
     try:
         return facts_of(folder)
     except (OSError, ValueError, TypeError):

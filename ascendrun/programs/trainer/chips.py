@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Optional, Tuple
 
 
 @dataclass(frozen=True)
@@ -13,16 +12,16 @@ class Chip:
     `doubt` None: stands in a primary source."""
 
     name: str
-    memory_gb: Optional[float]
-    peak_tflops: Optional[float]
+    memory_gb: float | None
+    peak_tflops: float | None
     has_bf16: bool
     source: str
-    doubt: Optional[str] = None
+    doubt: str | None = None
 
 
 CUBE = "cores x clock x 8192, one 16x16x16 multiply-add a cycle"
 
-CHIPS: Tuple[Tuple[str, Chip], ...] = (
+CHIPS: tuple[tuple[str, Chip], ...] = (
     (r"910B4-1", Chip("910B4-1", 64, None, True, "seen in pastes", "the clock is not known")),
     (r"910B4", Chip("910B4", 32, 270, True, CUBE, "20 cores at about 1650 MHz, from pastes")),
     (r"910B1", Chip("910B1", 64, 353.9, True, CUBE + "; npu-smi of a real board: 24 x 1800 MHz")),
@@ -45,7 +44,7 @@ CHIPS: Tuple[Tuple[str, Chip], ...] = (
 )
 
 
-def chip_of(name: str) -> Optional[Chip]:
+def chip_of(name: str) -> Chip | None:
     """The chip that torch, npu-smi or a person names so, None: not in the table."""
     plain = " ".join(name.split())
     for pattern, chip in CHIPS:

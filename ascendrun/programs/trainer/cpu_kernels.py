@@ -5,7 +5,7 @@ As a library writes them they are a dozen small operations, each of which reads 
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
@@ -25,7 +25,7 @@ class RmsNorm(torch.autograd.Function):
         return answer
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         grad, width = grads[0], x.shape[-1]
         products = (grad * x).reshape(-1, width)
@@ -43,7 +43,7 @@ class Rotary(torch.autograd.Function):
         return turned(x, cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return turned(grads[0], cos, sin, -1.0), None, None
 

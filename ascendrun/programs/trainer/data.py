@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import math
 import signal
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
-from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ascendrun.programs.trainer.start import stop_signals
 
 PR_SET_PDEATHSIG = 1
 
-Unit = Tuple[int, ...]
+Unit = tuple[int, ...]
 """The numbers of the samples that share one row: one, or several that are packed."""
 
 
@@ -28,11 +29,11 @@ class Batch:
     ranks are added up (labelled tokens, or samples by their class weight). `tokens`: real ones, no padding.
     `groups`: how many samples of each named group, for metrics."""
 
-    tensors: Dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
     weight: float
     tokens: int
     samples: int
-    groups: Dict[str, float] = field(default_factory=dict)
+    groups: dict[str, float] = field(default_factory=dict)
 
 
 class Plan(Protocol):
@@ -56,7 +57,7 @@ class Buckets:
         self.batch_size, self.seed, self.window = batch_size, seed, window
         self.steps_per_epoch = math.ceil(len(lengths) / batch_size)
         self._epoch = -1
-        self._batches: List[List[Unit]] = []
+        self._batches: list[list[Unit]] = []
 
     def units(self, step: int) -> Sequence[Unit]:
         epoch, place = divmod(step, self.steps_per_epoch)
@@ -67,14 +68,14 @@ class Buckets:
     def length_of(self, unit: Unit) -> int:
         return int(self.lengths[list(unit)].sum())
 
-    def batches(self, epoch: int) -> List[List[Unit]]:
+    def batches(self, epoch: int) -> list[list[Unit]]:
         rng = np.random.default_rng([self.seed, 1, epoch])
         order, size = rng.permutation(len(self.lengths)), self.batch_size
-        batches: List[List[Unit]] = []
+        batches: list[list[Unit]] = []
         for start in range(0, len(order), size * self.window):
-            part = order[start:start + size * self.window]
+            part = order[start : start + size * self.window]
             part = part[np.argsort(self.lengths[part], kind="stable")]
-            batches += [[(int(number),) for number in part[i:i + size]] for i in range(0, len(part), size)]
+            batches += [[(int(number),) for number in part[i : i + size]] for i in range(0, len(part), size)]
         return [batches[i] for i in rng.permutation(len(batches))]
 
 
@@ -85,8 +86,9 @@ class Packed:
     differs a little by epoch; the steps of an epoch are as many as the first one's rows make, and share its rows.
     """
 
-    def __init__(self, lengths: Sequence[int], *, row_tokens: int, batch_size: int, seed: int,
-                 window: int = 512) -> None:
+    def __init__(
+        self, lengths: Sequence[int], *, row_tokens: int, batch_size: int, seed: int, window: int = 512
+    ) -> None:
         longest = max(lengths, default=0)
         if longest > row_tokens:
             raise ValueError(f"a sample of {longest} tokens does not fit in rows of {row_tokens}; cut it before")
@@ -94,27 +96,27 @@ class Packed:
         self.seed, self.window = seed, window
         self.steps_per_epoch = math.ceil(len(self.rows(0)) / batch_size)
         self._epoch = -1
-        self._rows: List[Unit] = []
+        self._rows: list[Unit] = []
 
     def units(self, step: int) -> Sequence[Unit]:
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._rows = epoch, self.rows(epoch)
         bounds = [len(self._rows) * i // self.steps_per_epoch for i in (place, place + 1)]
-        return self._rows[bounds[0]:bounds[1]] or self._rows[-1:]
+        return self._rows[bounds[0] : bounds[1]] or self._rows[-1:]
 
-    def rows(self, epoch: int) -> List[Unit]:
+    def rows(self, epoch: int) -> list[Unit]:
         rng = np.random.default_rng([self.seed, 2, epoch])
         order, rows = rng.permutation(len(self.lengths)).tolist(), []
         for start in range(0, len(order), self.window):
-            rows += pack(order[start:start + self.window], self.lengths, self.row_tokens)
+            rows += pack(order[start : start + self.window], self.lengths, self.row_tokens)
         return [rows[i] for i in rng.permutation(len(rows))]
 
 
-def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> List[Unit]:
+def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Unit]:
     """First fit, longest first."""
-    rows: List[List[int]] = []
-    room: List[int] = []
+    rows: list[list[int]] = []
+    room: list[int] = []
     for number in sorted(numbers, key=lambda each: (-lengths[each], each)):
         at = next((i for i, left in enumerate(room) if left >= lengths[number]), None)
         if at is None:
@@ -126,7 +128,7 @@ def pack(numbers: Sequence[int], lengths: Sequence[int], row_tokens: int) -> Lis
     return [tuple(row) for row in rows]
 
 
-def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int = 0) -> List[List[Unit]]:
+def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int = 0) -> list[list[Unit]]:
     """This rank's pieces of a step, of at most `micro_batch` units each; 0: one piece.
 
     Every rank gets the same number of pieces, the last ones perhaps empty: sharded models talk to each other in
@@ -135,11 +137,18 @@ def deal(units: Sequence[Unit], rank: int, world_size: int, *, micro_batch: int 
     mine = list(units[rank::world_size])
     most = math.ceil(len(units) / world_size)
     size = micro_batch or max(1, most)
-    return [mine[i:i + size] for i in range(0, max(1, most), size)]
+    return [mine[i : i + size] for i in range(0, max(1, most), size)]
 
 
-def deal_by_tokens(units: Sequence[Unit], rank: int, world_size: int, length_of: Callable[[Unit], int], *,
-                   micro_tokens: int, micro_batch: int = 0) -> List[List[Unit]]:
+def deal_by_tokens(
+    units: Sequence[Unit],
+    rank: int,
+    world_size: int,
+    length_of: Callable[[Unit], int],
+    *,
+    micro_tokens: int,
+    micro_batch: int = 0,
+) -> list[list[Unit]]:
     """As `deal`, in pieces of rows of like length: at most `micro_tokens` tokens a piece, padding counted, but a row at
     least. Longest first, so that what does not fit in memory shows at once.
     """
@@ -165,12 +174,12 @@ class Share:
     """This rank's part of one step: its rows, batched in pieces, and what those add up to."""
 
     step: int
-    units: List[Unit]
-    pieces: List[Batch]
+    units: list[Unit]
+    pieces: list[Batch]
     weight: float
     tokens: int
     samples: int
-    groups: Dict[str, float]
+    groups: dict[str, float]
 
 
 def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Unit, step: int) -> Share:
@@ -179,12 +188,19 @@ def make_share(collate: Collate, pieces: Sequence[Sequence[Unit]], stand_in: Uni
     for piece, batch in zip(pieces, batches):
         if not piece:
             batch.weight, batch.tokens, batch.samples, batch.groups = 0.0, 0, 0, {}
-    groups: Dict[str, float] = {}
+    groups: dict[str, float] = {}
     for batch in batches:
         for name, count in batch.groups.items():
             groups[name] = groups.get(name, 0.0) + count
-    return Share(step, [unit for piece in pieces for unit in piece], batches, sum(batch.weight for batch in batches),
-                 sum(batch.tokens for batch in batches), sum(batch.samples for batch in batches), groups)
+    return Share(
+        step,
+        [unit for piece in pieces for unit in piece],
+        batches,
+        sum(batch.weight for batch in batches),
+        sum(batch.tokens for batch in batches),
+        sum(batch.samples for batch in batches),
+        groups,
+    )
 
 
 class Loader:
@@ -195,16 +211,30 @@ class Loader:
     from the step and the samples, so that the order of work decides nothing; processes need it to be picklable.
     """
 
-    def __init__(self, plan: Plan, collate: Collate, *, rank: int, world_size: int, micro_batch: int, steps: int,
-                 workers: int = 0, context: Optional[BaseContext] = None, micro_tokens: int = 0,
-                 length_of: Optional[Callable[[Unit], int]] = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        collate: Collate,
+        *,
+        rank: int,
+        world_size: int,
+        micro_batch: int,
+        steps: int,
+        workers: int = 0,
+        context: BaseContext | None = None,
+        micro_tokens: int = 0,
+        length_of: Callable[[Unit], int] | None = None,
+    ) -> None:
         self.plan, self.collate, self.steps = plan, collate, steps
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.micro_tokens, self.length_of = micro_tokens, length_of
         self.ahead = max(1, workers)
-        self.pool: Executor = (ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker) if workers
-                               else ThreadPoolExecutor(1, thread_name_prefix="loader"))
-        self.coming: Dict[int, "Future[Share]"] = {}
+        self.pool: Executor = (
+            ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker)
+            if workers
+            else ThreadPoolExecutor(1, thread_name_prefix="loader")
+        )
+        self.coming: dict[int, Future[Share]] = {}
 
     def share(self, step: int) -> Share:
         """Waits for the share of this step, after ordering those that follow it."""
@@ -215,15 +245,21 @@ class Loader:
         self.coming = {later: future for later, future in self.coming.items() if later > step}
         return wanted.result()
 
-    def _order(self, step: int) -> "Future[Share]":
+    def _order(self, step: int) -> Future[Share]:
         units = self.plan.units(step)
         return self.pool.submit(make_share, self.collate, self.pieces(units), self._stand_in(units), step)
 
-    def pieces(self, units: Sequence[Unit]) -> List[List[Unit]]:
+    def pieces(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """This rank's part of a step, cut for its memory."""
         if self.micro_tokens and self.length_of is not None:
-            return deal_by_tokens(units, self.rank, self.world_size, self.length_of, micro_tokens=self.micro_tokens,
-                                  micro_batch=self.micro_batch)
+            return deal_by_tokens(
+                units,
+                self.rank,
+                self.world_size,
+                self.length_of,
+                micro_tokens=self.micro_tokens,
+                micro_batch=self.micro_batch,
+            )
         return deal(units, self.rank, self.world_size, micro_batch=self.micro_batch)
 
     def _stand_in(self, units: Sequence[Unit]) -> Unit:
@@ -247,5 +283,5 @@ def pad(rows: Sequence[Sequence[int]], *, value: int, multiple: int = 1) -> torc
     width = -(-max(len(row) for row in rows) // multiple) * multiple
     padded = np.full((len(rows), width), value, dtype=np.int64)
     for i, row in enumerate(rows):
-        padded[i, :len(row)] = row
+        padded[i, : len(row)] = row
     return torch.from_numpy(padded)

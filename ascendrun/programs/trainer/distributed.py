@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, Hashable, List, MutableMapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Ranks:
     rank: int
     local_rank: int
     world_size: int
-    control: Optional[dist.ProcessGroup]
+    control: dist.ProcessGroup | None
 
     @property
     def is_first(self) -> bool:
@@ -39,7 +40,7 @@ class Ranks:
         if self.is_first:
             print(text, flush=True)
 
-    def sum(self, values: Sequence[float]) -> List[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over ranks, rounded once: the same to the last bit on every rank, and whatever else is summed with them.
 
         An allreduce adds in an order that depends on a number's place among the others.
@@ -55,15 +56,15 @@ class Ranks:
         if self.control is not None:
             dist.barrier(group=self.control)
 
-    def gather(self, value: T) -> List[T]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks, in rank order, on every rank."""
         if self.control is None:
             return [value]
-        values: List[Any] = [None] * self.world_size
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def odd_ones(self, value: Hashable) -> List[int]:
+    def odd_ones(self, value: Hashable) -> list[int]:
         """The ranks whose value is not that of most; empty: all have the same."""
         values = self.gather(value)
         most = Counter(values).most_common(1)[0][0]
@@ -73,7 +74,7 @@ class Ranks:
         """That rank's value on every rank; tensors inside dicts and lists travel as tensors, not pickled."""
         if self.control is None:
             return value
-        tensors: List[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         outline = [take_tensors(value, tensors) if self.rank == source else None]
         dist.broadcast_object_list(outline, src=source, group=self.control)
 
@@ -95,7 +96,7 @@ class TensorPlace:
     dtype: torch.dtype
 
 
-def take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach().cpu().contiguous())
         return TensorPlace(len(tensors) - 1, value.shape, value.dtype)
@@ -147,7 +148,8 @@ def join(rank: int, world: int, backend: str, timeout_s: float) -> dist.ProcessG
     timeout = timedelta(seconds=timeout_s)
     agent_has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world, rank == 0 and not agent_has_store, timeout=timeout)
+        environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), world, rank == 0 and not agent_has_store, timeout=timeout
+    )
     prefix = f"ascendrun-{environ.get('ASCENDRUN_ATTEMPT', '')}-{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     own = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timeout)

@@ -6,7 +6,6 @@ import errno
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Optional
 
 SHOWN_CHARACTERS = 200
 ELSEWHERE = "name another folder"
@@ -24,7 +23,7 @@ WAYS_OUT = {
 }
 
 
-def in_words(error: Optional[BaseException]) -> Optional[str]:
+def in_words(error: BaseException | None) -> str | None:
     """None: a fault of another kind. torch hides a full disk behind an error of its own; the cause is looked for."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in WAYS_OUT:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
-from typing import Any, ContextManager, Dict, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,23 +25,28 @@ class FullySharded(Engine):
     how = "fsdp2"
     is_sharded = True
 
-    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision,
-                 offload: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision, offload: bool = False
+    ) -> None:
         if precision.scales:
             raise ValueError(f"fsdp2 has no loss scaling, and {precision.reason}; use ddp or zero3, or another --dtype")
         shard(module, here, precision, offload=offload)
         materialise(module, torch.device("cpu") if offload else here.device)
         if offload:  # buffers stay where the arithmetic is
             for part in module.modules():
-                part._buffers.update({name: buffer if buffer is None else buffer.to(here.device)
-                                      for name, buffer in part._buffers.items()})
+                part._buffers.update(
+                    {
+                        name: buffer if buffer is None else buffer.to(here.device)
+                        for name, buffer in part._buffers.items()
+                    }
+                )
         self.offload = offload
         super().__init__(module, here, adam=adam, precision=precision)
 
     def place(self, module: nn.Module) -> nn.Module:
         return module
 
-    def autocast(self) -> ContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         # fully_shard itself casts the gathered weights and the inputs.
         return torch.autocast(self.here.family, enabled=False)
 
@@ -60,14 +66,17 @@ class FullySharded(Engine):
             each.mul_(min(1.0, limit / (norm + 1e-6)))
         return torch.tensor(norm)
 
-    def common_state(self) -> Dict[str, Any]:
+    def common_state(self) -> dict[str, Any]:
         buffers = {name: tensor for name, tensor in self.trained_state().items() if not is_sharded(tensor)}
         return {"model": buffers, "scaler": {}}
 
-    def own_state(self) -> Dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         weights = {name: tensor for name, tensor in self.trained_state().items() if is_sharded(tensor)}
-        kept = {name: {key: local(value) for key, value in self.optimizer.state.get(weight, {}).items()}
-                for name, weight in self.module.named_parameters() if weight.requires_grad}
+        kept = {
+            name: {key: local(value) for key, value in self.optimizer.state.get(weight, {}).items()}
+            for name, weight in self.module.named_parameters()
+            if weight.requires_grad
+        }
         return {"model": {name: local(tensor) for name, tensor in weights.items()}, "optimizer": kept}
 
     def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -77,11 +86,12 @@ class FullySharded(Engine):
                 local(targets[name]).copy_(tensor)
         for name, weight in self.module.named_parameters():
             if weight.requires_grad and own["optimizer"].get(name):
-                self.optimizer.state[weight] = {key: like(value, weight) for key, value in
-                                                own["optimizer"][name].items()}
+                self.optimizer.state[weight] = {
+                    key: like(value, weight) for key, value in own["optimizer"][name].items()
+                }
 
-    def full_weights(self) -> Dict[str, torch.Tensor]:
-        whole: Dict[str, torch.Tensor] = {}
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        whole: dict[str, torch.Tensor] = {}
         for name, tensor in self.trained_state().items():
             full = whole_of(tensor)
             if self.here.is_first:
@@ -111,9 +121,15 @@ def like(value: Any, weight: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     from torch.distributed.tensor import DTensor
+
     assert isinstance(weight, DTensor)
-    return DTensor.from_local(value.to(weight.to_local().device), weight.device_mesh, weight.placements,
-                              shape=weight.shape, stride=weight.stride())
+    return DTensor.from_local(
+        value.to(weight.to_local().device),
+        weight.device_mesh,
+        weight.placements,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
 
 
 def fill(target: torch.Tensor, read: Any) -> None:
@@ -142,20 +158,21 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     if lost:
         raise ValueError(f"buffer {lost[0]} has no values; build the model with accelerate.init_empty_weights")
     module._apply(  # type: ignore[no-untyped-call]
-        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+    )
 
 
 def shard(module: nn.Module, here: Runtime, precision: Precision, *, offload: bool) -> None:
     """Every repeated layer is a unit that is gathered at once; what is left, embeddings and head, is another."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     mesh = init_device_mesh(here.family, (here.world_size,))
     cast(module, precision)
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
     if precision.compute == precision.weights:
         policy = MixedPrecisionPolicy()
-    how: Dict[str, Any] = {"mesh": mesh, "mp_policy": policy,
-                           "offload_policy": OffloadPolicy()}
+    how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": OffloadPolicy()}
     if offload:
         how["offload_policy"] = CPUOffloadPolicy(pin_memory=here.family != "cpu")
     for layer in repeated_layers(module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -16,15 +16,16 @@ Formula = Callable[..., torch.Tensor]
 @dataclass(frozen=True)
 class Operators:
     """None: the model's own. `norm` (x, weight, epsilon); `rotary` (x, cos, sin); `swiglu` (gate, up)."""
-    norm: Optional[Formula] = None
-    rotary: Optional[Formula] = None
-    swiglu: Optional[Formula] = None
+
+    norm: Formula | None = None
+    rotary: Formula | None = None
+    swiglu: Formula | None = None
 
 
-def fuse(model: nn.Module, operators: Operators, *, device: str) -> List[str]:
+def fuse(model: nn.Module, operators: Operators, *, device: str) -> list[str]:
     """Gives the model's norms, positions and feed-forwards these operators, where a layer is of the kind that they
     compute; what was replaced, for people. `device`: the kind of device (`npu`, `cpu`) that will hold the model."""
-    replaced: Dict[str, int] = {}
+    replaced: dict[str, int] = {}
     for module in model.modules():
         kind = type(module).__name__
         if operators.norm and kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
@@ -56,10 +57,18 @@ class RotaryByDevice:
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
-        self.operators: Dict[str, Formula] = {}
+        self.operators: dict[str, Formula] = {}
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any,
-                 unsqueeze_dim: int = 1, **named: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *more: Any,
+        unsqueeze_dim: int = 1,
+        **named: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         turn = self.operators.get(q.device.type)
         if turn is None:
             return self.original(q, k, cos, sin, *more, unsqueeze_dim=unsqueeze_dim, **named)  # type: ignore[no-any-return]
@@ -70,10 +79,12 @@ class RotaryByDevice:
 def _norm_forward(norm: Formula) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         return norm(hidden_states, module.weight, module.variance_epsilon)
+
     return forward
 
 
 def _swiglu_forward(swiglu: Formula) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
         return module.down_proj(swiglu(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-any-return]
+
     return forward

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,25 +29,48 @@ from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Par
 class Loop:
     """One rank's share of one training. `identity`: what must be equal in a checkpoint to go on from it."""
 
-    def __init__(self, here: Runtime, engine: Engine, plan: Plan, task: Task, settings: Settings, *, folder: Path,
-                 identity: Optional[Mapping[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        here: Runtime,
+        engine: Engine,
+        plan: Plan,
+        task: Task,
+        settings: Settings,
+        *,
+        folder: Path,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
         self.here, self.engine, self.plan, self.task, self.settings = here, engine, plan, task, settings
         self.identity = dict(identity or {})
         self.progress = Progress()
-        self.best_weights: Optional[Dict[str, torch.Tensor]] = None
+        self.best_weights: dict[str, torch.Tensor] | None = None
         self.best_is_saved = True
-        self.saver = Saver(here, folder, is_sharded=engine.is_sharded, keep_last=settings.keep_checkpoints,
-                           in_background=settings.save_in_background, on_saved=self._tell_saved)
-        self.saved_step: Optional[int] = None
-        self.save_problem: Optional[str] = None
+        self.saver = Saver(
+            here,
+            folder,
+            is_sharded=engine.is_sharded,
+            keep_last=settings.keep_checkpoints,
+            in_background=settings.save_in_background,
+            on_saved=self._tell_saved,
+        )
+        self.saved_step: int | None = None
+        self.save_problem: str | None = None
         self.clock = StepClock(here.accelerator)
         self.meter = Meter()
         self.peak = peak_flops(here.accelerator, settings.peak_tflops)
-        self.loader = Loader(plan, task.collate, rank=here.rank, world_size=here.world_size, workers=settings.workers,
-                             micro_batch=settings.micro_batch, steps=settings.steps,
-                             micro_tokens=settings.micro_tokens, length_of=getattr(plan, "length_of", None),
-                             context=worker_context(here.family))
-        self._share: Optional[Share] = None
+        self.loader = Loader(
+            plan,
+            task.collate,
+            rank=here.rank,
+            world_size=here.world_size,
+            workers=settings.workers,
+            micro_batch=settings.micro_batch,
+            steps=settings.steps,
+            micro_tokens=settings.micro_tokens,
+            length_of=getattr(plan, "length_of", None),
+            context=worker_context(here.family),
+        )
+        self._share: Share | None = None
         self._weight = 0.0
 
     def find_micro_batch(self, longest: Sequence[Unit], *, largest: int = 0) -> int:
@@ -89,7 +113,7 @@ class Loop:
         self.here.record(event="end", step=self.progress.step)
         return Ending.FINISHED if self.progress.step >= self.settings.steps else Ending.EARLY
 
-    def _train(self) -> Optional[Ending]:
+    def _train(self) -> Ending | None:
         """Step after step; why it ended early, None: it went to its end."""
         began_s = time.monotonic()
         settings, progress = self.settings, self.progress
@@ -97,7 +121,7 @@ class Loop:
             if not progress.ended and progress.step < settings.steps:
                 self._prepare()
             self.meter = Meter()
-            interrupted: Optional[Ending] = None
+            interrupted: Ending | None = None
             while not progress.ended and interrupted is None:
                 if progress.step < settings.steps:
                     is_late = 0 < settings.max_s < time.monotonic() - began_s
@@ -124,7 +148,7 @@ class Loop:
         for name, tensor in self.engine.module.named_buffers():
             tensor.copy_(buffers[name])
 
-    def _step(self, *, is_late: bool) -> Optional[Ending]:
+    def _step(self, *, is_late: bool) -> Ending | None:
         """One optimizer step over all ranks. Not None: a rank was asked to stop, or time is up."""
         step, share, clock = self.progress.step, self._share, self.clock
         assert share is not None and share.step == step
@@ -137,10 +161,19 @@ class Loop:
         clock.mark("data_s")
         loss = float(torch.stack([total for total, _ in passes]).sum())  # waits for the device
         is_bad = not math.isfinite(loss)
-        told = self.here.sum([
-            float(self.here.stop_asked), float(is_late), float(is_bad), float(self.save_problem is not None),
-            0.0 if is_bad else loss, share.tokens, share.samples, following.weight if following else 0.0,
-            *self._parts_of(share, [parts for _, parts in passes])])
+        told = self.here.sum(
+            [
+                float(self.here.stop_asked),
+                float(is_late),
+                float(is_bad),
+                float(self.save_problem is not None),
+                0.0 if is_bad else loss,
+                share.tokens,
+                share.samples,
+                following.weight if following else 0.0,
+                *self._parts_of(share, [parts for _, parts in passes]),
+            ]
+        )
         clock.mark("comm_s")
         if told[2]:
             self._refuse(share, f"the loss is {loss}" if is_bad else None)
@@ -159,11 +192,13 @@ class Loop:
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         settings = self.settings
-        return settings.lr * share_of_peak(step, settings.steps, shape=settings.schedule,
-                                           warmup_steps=settings.warmup_steps, floor=settings.lr_floor)
+        return settings.lr * share_of_peak(
+            step, settings.steps, shape=settings.schedule, warmup_steps=settings.warmup_steps, floor=settings.lr_floor
+        )
 
-    def _pass(self, batch: Batch, *, last: bool, model: Optional[nn.Module] = None
-              ) -> Tuple[torch.Tensor, Mapping[str, Part]]:
+    def _pass(
+        self, batch: Batch, *, last: bool, model: nn.Module | None = None
+    ) -> tuple[torch.Tensor, Mapping[str, Part]]:
         """Forward and backward of one piece: its summed loss, and the loss's parts.
 
         The sum is divided by the weight of all pieces of all ranks, so that their gradients add up to those of one
@@ -188,24 +223,29 @@ class Loop:
             clock.mark("backward_s")
         return total.detach(), {name: (part.detach(), weight) for name, (part, weight) in parts.items()}
 
-    def _parts_of(self, share: Share, passes: List[Mapping[str, Part]]) -> List[float]:
+    def _parts_of(self, share: Share, passes: list[Mapping[str, Part]]) -> list[float]:
         """Three numbers for each of the task's parts: summed loss, weight, samples."""
-        numbers: List[float] = []
+        numbers: list[float] = []
         for name in self.task.parts:
             mine = [parts[name] for parts in passes if name in parts]
-            numbers += [sum(float(part) for part, _ in mine), sum(float(weight) for _, weight in mine),
-                        share.groups.get(name, 0.0)]
+            numbers += [
+                sum(float(part) for part, _ in mine),
+                sum(float(weight) for _, weight in mine),
+                share.groups.get(name, 0.0),
+            ]
         return numbers
 
-    def _refuse(self, share: Share, mine: Optional[str]) -> None:
+    def _refuse(self, share: Share, mine: str | None) -> None:
         """Raises NonFinite on every rank, with the ranks that have something to tell."""
         numbers = [number for unit in share.units for number in unit]
         shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
         told = self.here.gather(mine and f"{mine} on rank {self.here.rank} (samples {shown})")
-        raise NonFinite(f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
-                        "older checkpoints are sound. Lower --lr, or look at these samples")
+        raise NonFinite(
+            f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
+            "older checkpoints are sound. Lower --lr, or look at these samples"
+        )
 
-    def _count(self, told: List[float], share: Share, norm: float) -> None:
+    def _count(self, told: list[float], share: Share, norm: float) -> None:
         meter = self.meter
         meter.loss += told[4]
         meter.weight += self._weight
@@ -215,7 +255,7 @@ class Loop:
         meter.grad_norm = norm if math.isfinite(norm) else None  # under float16 a search for the scale, no divergence
         for i, name in enumerate(self.task.parts):
             so_far = meter.parts.setdefault(name, [0.0, 0.0, 0.0])
-            meter.parts[name] = [old + new for old, new in zip(so_far, told[8 + 3 * i:11 + 3 * i])]
+            meter.parts[name] = [old + new for old, new in zip(so_far, told[8 + 3 * i : 11 + 3 * i])]
 
     # --- after a step: report, evaluate, keep ---
 
@@ -245,21 +285,40 @@ class Loop:
         tokens_per_s = meter.per_second(meter.tokens)
         used = mfu(tokens_per_s, self.settings.flops_per_token, self.peak, self.here.world_size)
         self.here.record(
-            step=step, total_steps=steps, epoch=round(epoch, 3), loss=loss, lr=rate, grad_norm=meter.grad_norm,
-            tokens_per_s=tokens_per_s, samples_per_s=meter.per_second(meter.samples),
-            memory_bytes=self.here.accelerator.memory_bytes(), **({} if used is None else {"mfu": used}), **times,
+            step=step,
+            total_steps=steps,
+            epoch=round(epoch, 3),
+            loss=loss,
+            lr=rate,
+            grad_norm=meter.grad_norm,
+            tokens_per_s=tokens_per_s,
+            samples_per_s=meter.per_second(meter.samples),
+            memory_bytes=self.here.accelerator.memory_bytes(),
+            **({} if used is None else {"mfu": used}),
+            **times,
             **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
-            **{f"samples_{name}": part[2] for name, part in meter.parts.items()})
+            **{f"samples_{name}": part[2] for name, part in meter.parts.items()},
+        )
         shown = "-" if loss is None else f"{loss:.4f}"
-        print(f"step {step}/{steps} epoch {epoch:.1f} loss {shown} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
-              + mfu_words(used), flush=True)
+        print(
+            f"step {step}/{steps} epoch {epoch:.1f} loss {shown} lr {rate:.2e} tokens/s {tokens_per_s:,.0f}"
+            + mfu_words(used),
+            flush=True,
+        )
 
     def _tell_start(self, tokens: float) -> None:
         """`tokens`: those of the first step, standing for all."""
         trained = sum(size_of(weight) for weight in self.engine.module.parameters() if weight.requires_grad)
-        self.here.record(event="start", step=self.progress.step, total_steps=self.settings.steps, parameters=trained,
-                         world_size=self.here.world_size, tokens_per_step=tokens,
-                         flops_per_step=tokens * self.settings.flops_per_token or None, peak_flops=self.peak)
+        self.here.record(
+            event="start",
+            step=self.progress.step,
+            total_steps=self.settings.steps,
+            parameters=trained,
+            world_size=self.here.world_size,
+            tokens_per_step=tokens,
+            flops_per_step=tokens * self.settings.flops_per_token or None,
+            peak_flops=self.peak,
+        )
 
     def _evaluate(self) -> None:
         """Scores the model; keeps its weights when they are the best so far."""
@@ -272,8 +331,11 @@ class Loop:
             return
         progress.history.append({"step": progress.step, **scores})
         note = self._judge(scores) if settings.best else ""
-        self.here.record(step=progress.step, eval_seconds=time.monotonic() - began_s,
-                         **{f"eval_{name}": value for name, value in scores.items()})
+        self.here.record(
+            step=progress.step,
+            eval_seconds=time.monotonic() - began_s,
+            **{f"eval_{name}": value for name, value in scores.items()},
+        )
         shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
         self.here.say(f"step {progress.step}/{settings.steps} evaluation: {shown}{note}")
         self.meter.since_s += time.monotonic() - began_s
@@ -296,10 +358,17 @@ class Loop:
         """All ranks call it together; the writing goes on beside the training."""
         progress = self.progress
         self.saved_step = progress.step
-        common = {**self.engine.common_state(), "progress": asdict(progress),
-                  "random": self.here.gather(randomness.take(self.here.accelerator))}
-        facts = {"identity": self.identity, "best_step": progress.best_step, "how": self.engine.how,
-                 "world_size": self.here.world_size}
+        common = {
+            **self.engine.common_state(),
+            "progress": asdict(progress),
+            "random": self.here.gather(randomness.take(self.here.accelerator)),
+        }
+        facts = {
+            "identity": self.identity,
+            "best_step": progress.best_step,
+            "how": self.engine.how,
+            "world_size": self.here.world_size,
+        }
         best = None
         if not self.best_is_saved and progress.best_step is not None and self.best_weights is not None:
             best = (progress.best_step, {"model": self.best_weights})
@@ -319,12 +388,19 @@ class Loop:
     def _tell_saved(self, saved: Saved) -> None:
         self.save_problem = None
         if saved.problem is None:
-            self.here.record(event="checkpoint", step=saved.step, seconds=round(saved.seconds, 3), bytes=saved.bytes,
-                             path=str(saved.path))
+            self.here.record(
+                event="checkpoint",
+                step=saved.step,
+                seconds=round(saved.seconds, 3),
+                bytes=saved.bytes,
+                path=str(saved.path),
+            )
             return
         self.best_is_saved = False
-        self.save_problem = (f"the checkpoint of step {saved.step} could not be written to {saved.path.parent}: "
-                             f"{saved.problem}; older ones are as they were")
+        self.save_problem = (
+            f"the checkpoint of step {saved.step} could not be written to {saved.path.parent}: "
+            f"{saved.problem}; older ones are as they were"
+        )
         self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
         print(self.save_problem, file=sys.stderr, flush=True)
 
@@ -341,8 +417,10 @@ class Loop:
         if self.progress.best_step is not None:
             best = self.saver.read_best(self.progress.best_step)
             if best is None:
-                raise CannotResume(f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
-                                   "not whole anywhere; remove that checkpoint, or use --resume=never")
+                raise CannotResume(
+                    f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
+                    "not whole anywhere; remove that checkpoint, or use --resume=never"
+                )
             self.best_weights = best["model"] if self.here.is_first else {}
         self.saved_step = self.progress.step
         self.here.say(f"resumed at step {self.progress.step}/{self.settings.steps}")
@@ -351,18 +429,24 @@ class Loop:
 
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
         theirs = facts.get("identity", {})
-        differs = [f"{name} was {shown(theirs.get(name))}, is {shown(value)}" for name, value in self.identity.items()
-                   if theirs.get(name) != value]
+        differs = [
+            f"{name} was {shown(theirs.get(name))}, is {shown(value)}"
+            for name, value in self.identity.items()
+            if theirs.get(name) != value
+        ]
         how, ranks = facts.get("how"), facts.get("world_size")
         sharded_ways = {how, self.engine.how} - {"none", "ddp"}
         if sharded_ways and (how, ranks) != (self.engine.how, self.here.world_size):
-            differs.append(f"the model lay over {ranks} rank(s) as {how}, now over {self.here.world_size} as "
-                           f"{self.engine.how}")
+            differs.append(
+                f"the model lay over {ranks} rank(s) as {how}, now over {self.here.world_size} as {self.engine.how}"
+            )
         if differs:
-            raise CannotResume(f"{folder} is of another training: {', '.join(differs)}; "
-                               "use another checkpoint folder, the old options, or --resume=never")
+            raise CannotResume(
+                f"{folder} is of another training: {', '.join(differs)}; "
+                "use another checkpoint folder, the old options, or --resume=never"
+            )
 
-    def load_best(self) -> Optional[int]:
+    def load_best(self) -> int | None:
         """Puts the best model's weights into the model; its step, None: no evaluation chose one. For all ranks."""
         if self.progress.best_step is None:
             return None

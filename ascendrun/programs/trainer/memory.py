@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import List, Mapping, Optional
 
 import torch
 
@@ -15,9 +15,7 @@ from ascendrun.programs.trainer.zero3 import BUCKET_ELEMENTS
 GB, MB = 2**30, 2**20
 FRAGMENTED = 0.06
 """Share that the caching allocator holds beyond what tensors use."""
-CONTEXT_BYTES: Mapping[str, int] = {
-    "cpu": 0, "cuda": int(0.6 * GB),
-    "npu": int(1.5 * GB)}
+CONTEXT_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": int(0.6 * GB), "npu": int(1.5 * GB)}
 """Runtime and kernels, and the buffers of two communicators: HCCL takes twice HCCL_BUFFSIZE, 200 MB, for each."""
 WORKSPACE_BYTES: Mapping[str, int] = {"cpu": 0, "cuda": 64 * 2**20, "npu": 0}
 """What matrix products take from the allocator for themselves: cuBLAS and cuBLASLt 32 MiB each, seen on an H200 with
@@ -51,16 +49,23 @@ class Need:
         return int(self.allocated(family) * (1 + (FRAGMENTED if family != "cpu" else 0))) + CONTEXT_BYTES[family]
 
 
-def needs(simulated: Simulated, *, how: str, world_size: int, precision: Precision, pieces: int = 1,
-          offload_optimizer: bool = False, offload_weights: bool = False) -> Need:
+def needs(
+    simulated: Simulated,
+    *,
+    how: str,
+    world_size: int,
+    precision: Precision,
+    pieces: int = 1,
+    offload_optimizer: bool = False,
+    offload_weights: bool = False,
+) -> Need:
     """`simulated`: of one piece; cast to the compute precision for fsdp2 and zero3. `pieces`: passes a step."""
     assert how in WAYS, how
     if how in ("none", "ddp"):
         return replicated(simulated, how=how, world_size=world_size, pieces=pieces)
     if how == "fsdp2":
         return fully_sharded(simulated, world_size, precision, pieces, offload=offload_weights or offload_optimizer)
-    return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer,
-                 offload_weights=offload_weights)
+    return zero3(simulated, world_size, precision, offload_optimizer=offload_optimizer, offload_weights=offload_weights)
 
 
 def replicated(simulated: Simulated, *, how: str, world_size: int, pieces: int) -> Need:
@@ -91,12 +96,12 @@ def fully_sharded(simulated: Simulated, world_size: int, precision: Precision, p
     activations, buffers = max(moments, key=sum)
     kept = trained if pieces > 1 else -(-beside_activations(simulated) // world_size)
     on_card = (0, 0, 0) if offload else (sharded[0], kept, 2 * sharded[1])
-    return Need("fsdp2", world_size, *on_card, activations, buffers,
-                host=sharded[0] + 3 * sharded[1] if offload else 0)
+    return Need("fsdp2", world_size, *on_card, activations, buffers, host=sharded[0] + 3 * sharded[1] if offload else 0)
 
 
-def zero3(simulated: Simulated, world_size: int, precision: Precision, *, offload_optimizer: bool,
-          offload_weights: bool) -> Need:
+def zero3(
+    simulated: Simulated, world_size: int, precision: Precision, *, offload_optimizer: bool, offload_weights: bool
+) -> Need:
     """DeepSpeed keeps float32 copies of trained weights beside moments, and buckets of a fixed size."""
     each = width(precision.compute)
     weights, trained = -(-simulated.weights // world_size), -(-simulated.trained // world_size)
@@ -104,8 +109,16 @@ def zero3(simulated: Simulated, world_size: int, precision: Precision, *, offloa
     buffers = 2 * min(BUCKET_ELEMENTS, simulated.trained) * each + 2 * simulated.largest_layer
     gradients = trained * (each + 4)
     host = (optimizer + trained * 4 if offload_optimizer else 0) + (weights if offload_weights else 0)
-    return Need("zero3", world_size, 0 if offload_weights else weights, gradients,
-                0 if offload_optimizer else optimizer, simulated.activations, buffers, host)
+    return Need(
+        "zero3",
+        world_size,
+        0 if offload_weights else weights,
+        gradients,
+        0 if offload_optimizer else optimizer,
+        simulated.activations,
+        buffers,
+        host,
+    )
 
 
 def width(dtype: torch.dtype) -> int:
@@ -116,13 +129,13 @@ def fits(need: Need, card_bytes: int, family: str) -> bool:
     return need.on_card(family) <= card_bytes
 
 
-def as_sentence(need: Need, card_bytes: Optional[int], family: str) -> str:
+def as_sentence(need: Need, card_bytes: int | None, family: str) -> str:
     """ddp over 8 needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
     way = "one rank" if need.how == "none" else f"{need.how} over {need.world_size}"
     return f"{way} {amounts(need, card_bytes, family)}"
 
 
-def amounts(need: Need, card_bytes: Optional[int], family: str) -> str:
+def amounts(need: Need, card_bytes: int | None, family: str) -> str:
     """needs 71.0 GB of 64.0 GB a card (weights 60.9 GB, …)."""
     names = ("weights", "gradients", "optimizer", "activations", "buffers")
     parts = ", ".join(f"{name} {shown(getattr(need, name))}" for name in names if getattr(need, name))
@@ -136,7 +149,7 @@ def shown(count: int) -> str:
     return f"{count / GB:.1f} GB" if count >= GB else f"{max(1, round(count / MB))} MB"
 
 
-def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> List[str]:
+def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str) -> list[str]:
     """What a person can change when it does not fit, the largest part first."""
     found = []
     if need.activations > max(need.weights, need.optimizer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple
 
 from ascendrun.programs.trainer.accelerator import Accelerator, Stamp
 
@@ -25,13 +24,13 @@ class StepClock:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.marks: List[Tuple[str, Stamp]] = []
-        self.steps: List[Tuple[float, List[Tuple[str, Stamp]]]] = []
+        self.marks: list[tuple[str, Stamp]] = []
+        self.steps: list[tuple[float, list[tuple[str, Stamp]]]] = []
 
     def begin(self) -> None:
         self.marks = [("", self.accelerator.stamp())]
 
-    def mark(self, phase: str, stamp: Optional[Stamp] = None) -> None:
+    def mark(self, phase: str, stamp: Stamp | None = None) -> None:
         """What happened since the last mark belongs to `phase`, up to now, or to `stamp`, an earlier moment."""
         self.marks.append((phase, stamp or self.accelerator.stamp()))
 
@@ -39,7 +38,7 @@ class StepClock:
         self.steps.append((time.perf_counter() - self.marks[0][1].host_s, self.marks))
         self.marks = []
 
-    def mean(self) -> Dict[str, float]:
+    def mean(self) -> dict[str, float]:
         """Mean seconds by phase, and step_s, of the steps since the last call. The device must be synchronized."""
         steps, self.steps = self.steps, []
         seconds = dict.fromkeys(("step_s", *PHASES), 0.0)
@@ -60,16 +59,17 @@ class Meter:
     tokens: float = 0.0
     samples: float = 0.0
     steps: int = 0
-    grad_norm: Optional[float] = None
-    parts: Dict[str, List[float]] = field(default_factory=dict)
+    grad_norm: float | None = None
+    parts: dict[str, list[float]] = field(default_factory=dict)
     since_s: float = field(default_factory=time.monotonic)
 
     def per_second(self, count: float) -> float:
         return count / max(time.monotonic() - self.since_s, 1e-9)
 
 
-def flops_per_token(*, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float,
-                    embedding: int = 0) -> float:
+def flops_per_token(
+    *, parameters: int, trainable: int, layers: int, hidden: int, mean_length: float, embedding: int = 0
+) -> float:
     """Of forward and backward, without recomputation: the work that counts for MFU.
 
     2 a weight forward, 2 for the gradient of the activations, 2 for that of the weight where it is trained;
@@ -80,7 +80,7 @@ def flops_per_token(*, parameters: int, trainable: int, layers: int, hidden: int
     return 4.0 * dense + 2.0 * max(0, trainable - embedding) + 6.0 * layers * hidden * mean_length
 
 
-def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> Optional[float]:
+def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> float | None:
     """Of one device: the override, else the chip table; None: not known, so no MFU is said."""
     if override_tflops:
         return override_tflops * 1e12
@@ -88,16 +88,17 @@ def peak_flops(accelerator: Accelerator, override_tflops: float = 0.0) -> Option
     return None if chip is None or chip.peak_tflops is None else chip.peak_tflops * 1e12
 
 
-def mfu(tokens_per_s: float, flops_a_token: float, peak: Optional[float], world_size: int) -> Optional[float]:
+def mfu(tokens_per_s: float, flops_a_token: float, peak: float | None, world_size: int) -> float | None:
     """Share of the peak of all devices together, None: peak or work not known."""
     if not peak or not flops_a_token:
         return None
     return tokens_per_s * flops_a_token / (peak * world_size)
 
 
-def mfu_words(share: Optional[float]) -> str:
+def mfu_words(share: float | None) -> str:
     """For the line of a step; empty: not known."""
     if share is None:
         return ""
-    return f" MFU {share:.1%}" + (", impossible: the peak is another (--peak_tflops), or the clock is off" if share > 1
-                                  else "")
+    return f" MFU {share:.1%}" + (
+        ", impossible: the peak is another (--peak_tflops), or the clock is off" if share > 1 else ""
+    )

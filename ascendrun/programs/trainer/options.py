@@ -6,9 +6,10 @@ import argparse
 import difflib
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Sequence, Tuple
+from typing import Any, Callable, NoReturn
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
@@ -26,8 +27,9 @@ class Parser(argparse.ArgumentParser):
     """Tells what is wrong in a line, without the usage of a hundred options before it."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadOptions([f"{message[len('argument '):] if message.startswith('argument ') else message}; write "
-                          "--option=value"])
+        raise BadOptions(
+            [f"{message[len('argument ') :] if message.startswith('argument ') else message}; write --option=value"]
+        )
 
 
 @dataclass(frozen=True)
@@ -38,28 +40,36 @@ class Option:
     type: str
     default: Any
     help: str
-    choices: Tuple[Any, ...]
+    choices: tuple[Any, ...]
     low: Any
     high: Any
     required: bool
 
 
-def read_table(path: Path) -> Dict[str, Option]:
+def read_table(path: Path) -> dict[str, Option]:
     """The options of one program by name, in the order of the file."""
     rows: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return {
-        name: Option(name, row["type"], row.get("default"), row["help"], tuple(row.get("choices", ())),
-                     row.get("min"), row.get("max"), bool(row.get("required", False)))
+        name: Option(
+            name,
+            row["type"],
+            row.get("default"),
+            row["help"],
+            tuple(row.get("choices", ())),
+            row.get("min"),
+            row.get("max"),
+            bool(row.get("required", False)),
+        )
         for name, row in rows.items()
     }
 
 
-def parse(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:
+def parse(argv: Sequence[str], table: Mapping[str, Option]) -> dict[str, Any]:
     """Values by option name. Raises BadOptions with every problem of the command line; exits 0 after --help."""
     parser = make_parser(table)
     known, unknown = parser.parse_known_args(list(argv))
     problems = [explain_unknown(text, table) for text in unknown if text.startswith("-") or text == unknown[0]]
-    values: Dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option in table.values():
         text = getattr(known, option.name)
         if text is None:
@@ -79,13 +89,19 @@ def parse(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:
 def make_parser(table: Mapping[str, Option]) -> argparse.ArgumentParser:
     """All values stay text here, so that `parse` can judge them together."""
     package = getattr(sys.modules["__main__"], "__package__", None)
-    parser = Parser(prog=f"python -m {package}" if package else None, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f"python -m {package}" if package else None,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     for option in table.values():
         shown = option.default if option.default not in (None, "") else "none"
         choices = f" [{', '.join(map(str, option.choices))}]" if option.choices else ""
-        parser.add_argument(f"--{option.name}", metavar=option.type.upper(),
-                            help=f"{option.help}{choices} (default {shown})".replace("%", "%%"))
+        parser.add_argument(
+            f"--{option.name}",
+            metavar=option.type.upper(),
+            help=f"{option.help}{choices} (default {shown})".replace("%", "%%"),
+        )
     return parser
 
 
@@ -133,16 +149,21 @@ def read_bool(text: str) -> bool:
     raise ValueError("must be true or false")
 
 
-def read_list(text: str) -> List[str]:
+def read_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-READERS: Dict[str, Callable[[str], Any]] = {
-    "int": read_int, "float": read_float, "bool": read_bool, "str": str, "path": str, "list": read_list,
+READERS: dict[str, Callable[[str], Any]] = {
+    "int": read_int,
+    "float": read_float,
+    "bool": read_bool,
+    "str": str,
+    "path": str,
+    "list": read_list,
 }
 
 
-def parse_or_exit(argv: Sequence[str], table: Mapping[str, Option]) -> Dict[str, Any]:
+def parse_or_exit(argv: Sequence[str], table: Mapping[str, Option]) -> dict[str, Any]:
     """As `parse`; a wrong command line ends the process with code 2 after all problems were shown."""
     try:
         return parse(argv, table)

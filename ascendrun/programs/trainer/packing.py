@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Union
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ IGNORED = -100
 ByNumber = Union[Sequence[Sequence[int]], Mapping[int, Sequence[int]]]
 
 
-def pack_rows(units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id: int,
-              multiple: int = 1) -> Dict[str, torch.Tensor]:
+def pack_rows(
+    units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id: int, multiple: int = 1
+) -> dict[str, torch.Tensor]:
     """{ids, labels, positions, segments}, each rows x length, padded to the longest row rounded up to `multiple`.
 
     `ids`, `labels`: of every sample by number, of one length. `positions` begin anew with every sample. `segments`:
@@ -23,8 +25,12 @@ def pack_rows(units: Sequence[Unit], ids: ByNumber, labels: ByNumber, *, pad_id:
     """
     widest = max(sum(len(ids[number]) for number in unit) for unit in units)
     shape = len(units), -(-widest // multiple) * multiple
-    found = {"ids": np.full(shape, pad_id, dtype=np.int64), "labels": np.full(shape, IGNORED, dtype=np.int64),
-             "positions": np.zeros(shape, dtype=np.int64), "segments": np.zeros(shape, dtype=np.int64)}
+    found = {
+        "ids": np.full(shape, pad_id, dtype=np.int64),
+        "labels": np.full(shape, IGNORED, dtype=np.int64),
+        "positions": np.zeros(shape, dtype=np.int64),
+        "segments": np.zeros(shape, dtype=np.int64),
+    }
     for row, unit in enumerate(units):
         start = 0
         for segment, number in enumerate(unit, start=1):

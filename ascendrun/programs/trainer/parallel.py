@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ class Adam:
 
     lr: float = 1e-3
     weight_decay: float = 0.01
-    betas: Tuple[float, float] = (0.9, 0.98)
+    betas: tuple[float, float] = (0.9, 0.98)
 
 
 class Engine:
@@ -42,7 +44,7 @@ class Engine:
         self.here, self.precision = here, precision
         self.module = self.place(module)
         self.model: nn.Module = self.module
-        self.gradients_ready: Optional[Stamp] = None
+        self.gradients_ready: Stamp | None = None
         """When this rank's own gradients of the last pass were done, None: cannot tell."""
         self.scaler = make_scaler(here.accelerator, precision)
         self.optimizer = self.make_optimizer(adam)
@@ -51,16 +53,21 @@ class Engine:
         return cast(module, self.precision).to(device=self.here.device)
 
     def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
-        return make_adamw(parameter_groups(self.module, adam), self.here.accelerator, lr=adam.lr, betas=adam.betas,
-                          is_sharded=self.is_sharded)
+        return make_adamw(
+            parameter_groups(self.module, adam),
+            self.here.accelerator,
+            lr=adam.lr,
+            betas=adam.betas,
+            is_sharded=self.is_sharded,
+        )
 
     # --- a step ---
 
-    def accumulate(self, *, last: bool) -> ContextManager[Any]:
+    def accumulate(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around one piece's forward and backward pass; `last`: gradients are summed over ranks at its end."""
         return contextlib.nullcontext()
 
-    def autocast(self) -> ContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         return self.here.accelerator.autocast(self.precision.compute)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -94,12 +101,15 @@ class Engine:
 
     # --- state ---
 
-    def common_state(self) -> Dict[str, Any]:
+    def common_state(self) -> dict[str, Any]:
         """What is the same on every rank, so that one may save it for all; the tensors are the live ones."""
-        return {"model": self.trained_state(), "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict()}
+        return {
+            "model": self.trained_state(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
 
-    def own_state(self) -> Dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         """This rank's part; empty where nothing is sharded."""
         return {}
 
@@ -109,12 +119,12 @@ class Engine:
         if common["scaler"]:
             self.scaler.load_state_dict(common["scaler"])
 
-    def trained_state(self) -> Dict[str, torch.Tensor]:
+    def trained_state(self) -> dict[str, torch.Tensor]:
         """Weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""
         frozen = {name for name, weight in self.module.named_parameters() if not weight.requires_grad}
         return {name: tensor for name, tensor in self.module.state_dict().items() if name not in frozen}
 
-    def full_weights(self) -> Dict[str, torch.Tensor]:
+    def full_weights(self) -> dict[str, torch.Tensor]:
         """The trained weights, whole, on the CPU, as copies: on rank 0, {} elsewhere. All ranks call it together."""
         if not self.here.is_first:
             return {}
@@ -140,13 +150,13 @@ class Replicated(Engine):
         # live in the buckets save a copy of them all; the NPU's fused optimizer wants a buffer of its own.
         known = inspect.signature(DistributedDataParallel).parameters
         sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        how: Dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
+        how: dict[str, Any] = {sending: False, "gradient_as_bucket_view": here.family != "npu"}
         self.ddp = DistributedDataParallel(self.module, device_ids=ids, **how)
         # torch reads the annotations of a hook, and wants none that are text.
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum_bucket(bucket))
         self.model = self.ddp
 
-    def accumulate(self, *, last: bool) -> ContextManager[Any]:
+    def accumulate(self, *, last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self.ddp.no_sync()
 
     def _sum_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -167,7 +177,7 @@ def cast(module: nn.Module, precision: Precision) -> nn.Module:
     return module
 
 
-def parameter_groups(module: nn.Module, adam: Adam) -> List[Dict[str, Any]]:
+def parameter_groups(module: nn.Module, adam: Adam) -> list[dict[str, Any]]:
     """Trained weights only: matrices, which decay, then vectors."""
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     matrices = [weight for weight in trained if weight.ndim >= 2]
@@ -186,8 +196,9 @@ def size_of(weight: torch.Tensor) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision,
-         **details: Any) -> Engine:
+def wrap(
+    module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, precision: Precision, **details: Any
+) -> Engine:
     """`how`: ddp, fsdp2, zero3, or none; a single rank has nothing to share, so ddp means none there.
 
     `details`: fsdp2 takes offload; zero3 takes offload_optimizer and offload_weights.
@@ -195,9 +206,11 @@ def wrap(module: nn.Module, here: Runtime, *, how: str = "ddp", adam: Adam, prec
     assert how in WAYS, how
     if how == "fsdp2":
         from ascendrun.programs.trainer.fsdp2 import FullySharded
+
         return FullySharded(module, here, adam=adam, precision=precision, **details)
     if how == "zero3":
         from ascendrun.programs.trainer.zero3 import ZeroEngine
+
         return ZeroEngine(module, here, adam=adam, precision=precision, **details)
     kind = Engine if how == "none" or here.control is None else Replicated
     return kind(module, here, adam=adam, precision=precision)

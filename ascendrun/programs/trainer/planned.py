@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Optional, Tuple
 
 from ascendrun.programs.trainer import memory
 from ascendrun.programs.trainer.accelerator import Accelerator, Precision, choose_precision
@@ -12,7 +11,7 @@ from ascendrun.programs.trainer.chips import chip_of
 NPU_NAMES = ("310", "910", "950")
 
 
-def planned(card: str, dtype: str, here: Accelerator) -> Tuple[str, Precision, Optional[int]]:
+def planned(card: str, dtype: str, here: Accelerator) -> tuple[str, Precision, int | None]:
     """(family, precision, bytes of memory) of `card`; without one, of the device that is here; bytes None: not known.
 
     Raises ValueError for a card that no table knows, and as choose_precision does.

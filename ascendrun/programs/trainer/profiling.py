@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -32,11 +33,16 @@ def open_profiler(folder: str, here: Runtime, *, steps: int) -> Iterator[Profile
     module: Any = torch.profiler
     if here.family == "npu":
         import torch_npu
+
         module = torch_npu.profiler
     path = Path(folder) / f"rank-{here.rank:05d}"
     path.mkdir(parents=True, exist_ok=True)
     schedule = module.schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=steps, repeat=1)
-    with module.profile(schedule=schedule, on_trace_ready=module.tensorboard_trace_handler(str(path)),
-                        record_shapes=True, profile_memory=True) as profiler:
+    with module.profile(
+        schedule=schedule,
+        on_trace_ready=module.tensorboard_trace_handler(str(path)),
+        record_shapes=True,
+        profile_memory=True,
+    ) as profiler:
         here.say(f"profile of steps {SKIPPED_STEPS + 1} to {SKIPPED_STEPS + steps}: {folder}")
         yield profiler

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +12,20 @@ import torch
 from ascendrun.programs.trainer.accelerator import Accelerator
 
 
-def take(accelerator: Accelerator) -> Dict[str, Any]:
+def take(accelerator: Accelerator) -> dict[str, Any]:
     version, words, spare = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    state = {"python": [version, list(words), spare], "torch": torch.get_rng_state(),
-             "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss),
-                       float(gauss)]}
+    state = {
+        "python": [version, list(words), spare],
+        "torch": torch.get_rng_state(),
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ],
+    }
     if accelerator.module is not None:
         state["device"] = accelerator.module.get_rng_state().cpu()
     return state

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Saved:
     path: Path
     seconds: float
     bytes: int
-    problem: Optional[str]
+    problem: str | None
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Found:
     """What a resume starts from. `common` is the same on every rank, `own` this rank's part."""
 
     folder: Path
-    facts: Dict[str, Any]
-    common: Dict[str, Any]
-    own: Dict[str, Any]
+    facts: dict[str, Any]
+    common: dict[str, Any]
+    own: dict[str, Any]
 
 
 class Saver:
@@ -49,8 +50,16 @@ class Saver:
     checkpoint. `keep_last`: how many stay. `on_saved` is called in the training's thread, by `poll` and `wait`.
     """
 
-    def __init__(self, here: Runtime, parent: Path, *, is_sharded: bool, keep_last: int = 2, in_background: bool = True,
-                 on_saved: Callable[[Saved], None] = lambda saved: None) -> None:
+    def __init__(
+        self,
+        here: Runtime,
+        parent: Path,
+        *,
+        is_sharded: bool,
+        keep_last: int = 2,
+        in_background: bool = True,
+        on_saved: Callable[[Saved], None] = lambda saved: None,
+    ) -> None:
         self.here, self.parent, self.keep_last, self.on_saved = here, parent, keep_last, on_saved
         self.is_sharded = is_sharded and here.control is not None
         self.in_background = in_background
@@ -58,8 +67,8 @@ class Saver:
         self.run_id = here.share(uuid.uuid4().hex[:8])
         self.leader = find_leader(here, parent, self.run_id) if self.is_sharded else 0
         self.count = 0
-        self.thread: Optional[threading.Thread] = None
-        self.result: Optional[Saved] = None
+        self.thread: threading.Thread | None = None
+        self.result: Saved | None = None
         if here.rank == self.leader:
             checkpoint.clear_leftovers(parent)
         here.at_end.append(self.wait)
@@ -68,8 +77,15 @@ class Saver:
     def writes(self) -> bool:
         return self.is_sharded or self.here.is_first
 
-    def save(self, step: int, common: Mapping[str, Any], own: Mapping[str, Any], *, facts: Mapping[str, Any],
-             best: Optional[Tuple[int, Mapping[str, Any]]] = None) -> None:
+    def save(
+        self,
+        step: int,
+        common: Mapping[str, Any],
+        own: Mapping[str, Any],
+        *,
+        facts: Mapping[str, Any],
+        best: tuple[int, Mapping[str, Any]] | None = None,
+    ) -> None:
         """Copies the state and returns; the writing goes on beside the training, after the one before is done.
 
         `best`: (step, state) of the best model so far when it is not saved yet; written first, since the
@@ -85,11 +101,12 @@ class Saver:
             self._write(step, *copied, dict(facts), kept)
             self.poll()
             return
-        self.thread = threading.Thread(target=self._write, args=(step, *copied, dict(facts), kept), name="checkpoint",
-                                       daemon=True)
+        self.thread = threading.Thread(
+            target=self._write, args=(step, *copied, dict(facts), kept), name="checkpoint", daemon=True
+        )
         self.thread.start()
 
-    def poll(self) -> Optional[Saved]:
+    def poll(self) -> Saved | None:
         """What became of the last save, once it is over; None: still writing, or told already."""
         if self.thread is not None and self.thread.is_alive():
             return None
@@ -107,26 +124,39 @@ class Saver:
 
     # --- the writing thread ---
 
-    def _write(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any],
-               best: Optional[Tuple[int, Mapping[str, Any]]]) -> None:
+    def _write(
+        self,
+        step: int,
+        common: dict[str, Any],
+        own: dict[str, Any],
+        facts: dict[str, Any],
+        best: tuple[int, Mapping[str, Any]] | None,
+    ) -> None:
         began_s = time.monotonic()
         path, size, problem = self.parent / checkpoint.folder_name("step", step), 0, None
         try:
             size, problem = self._write_parts(step, common, own, facts, best)
             if problem is None and self.here.rank == self.leader:
                 wanted = facts.get("best_step")
-                checkpoint.prune(self.parent, newest=step, keep=self.keep_last,
-                                 best_steps=() if wanted is None else (wanted,))
+                checkpoint.prune(
+                    self.parent, newest=step, keep=self.keep_last, best_steps=() if wanted is None else (wanted,)
+                )
         except Exception as error:  # whatever it was, the thread ends here, and the training must hear of it
             problem = f"{type(error).__name__}: {error}"
         self.result = Saved(step, path, time.monotonic() - began_s, size, problem)
 
-    def _write_parts(self, step: int, common: Dict[str, Any], own: Dict[str, Any], facts: Dict[str, Any],
-                     best: Optional[Tuple[int, Mapping[str, Any]]]) -> Tuple[int, Optional[str]]:
+    def _write_parts(
+        self,
+        step: int,
+        common: dict[str, Any],
+        own: dict[str, Any],
+        facts: dict[str, Any],
+        best: tuple[int, Mapping[str, Any]] | None,
+    ) -> tuple[int, str | None]:
         """(bytes of all parts, why it failed on some rank or None). Sharded: no rank leaves before all have told."""
-        parts: Dict[str, checkpoint.Fingerprint] = {}
-        problem: Optional[str] = None
-        fresh: Optional[Path] = None
+        parts: dict[str, checkpoint.Fingerprint] = {}
+        problem: str | None = None
+        fresh: Path | None = None
         try:
             if best is not None:
                 checkpoint.save(self.parent, "best", best[0], best[1], facts=facts)
@@ -144,8 +174,9 @@ class Saver:
         if fresh is not None and not problems and self.here.rank == self.leader:
             mine = [name for leader, theirs, _ in told if leader == self.leader for name in theirs]
             try:
-                checkpoint.commit(fresh, "step", step, every, here=mine,
-                                  facts={**facts, "save": f"{self.run_id}-{self.count}"})
+                checkpoint.commit(
+                    fresh, "step", step, every, here=mine, facts={**facts, "save": f"{self.run_id}-{self.count}"}
+                )
             except Exception as error:  # as above
                 problems = [f"rank {self.here.rank}: {describe(error)}"]
         problems = [each for theirs in self._gather(problems) for each in theirs]
@@ -153,22 +184,22 @@ class Saver:
             shutil.rmtree(fresh, ignore_errors=True)
         return sum(mark["bytes"] for mark in every.values()), problems[0] if problems else None
 
-    def _gather(self, value: Any) -> List[Any]:
+    def _gather(self, value: Any) -> list[Any]:
         if self.group is None:
             return [value]
-        values: List[Any] = [None] * self.here.world_size
+        values: list[Any] = [None] * self.here.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
 
     # --- going on from one ---
 
-    def find(self) -> Optional[Found]:
+    def find(self) -> Found | None:
         """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
 
         The rank with the newest reads what all have in common and gives it to the others. Raises CannotResume when
         the nodes have the parts of other ranks than theirs.
         """
-        tried: Set[Tuple[int, str]] = set()
+        tried: set[tuple[int, str]] = set()
         while True:
             mine = self._candidates(tried)
             offers = self.here.gather(list(mine))
@@ -185,21 +216,25 @@ class Saver:
                 continue
             strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
             if strangers:
-                raise CannotResume(f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
-                                   "is on another node; name the nodes in the order in which it was written, or use "
-                                   "--resume=never")
+                raise CannotResume(
+                    f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
+                    "is on another node; name the nodes in the order in which it was written, or use "
+                    "--resume=never"
+                )
             return self._read(folder, source)
 
-    def _tell_none(self, offers: List[List[Tuple[int, str]]]) -> None:
+    def _tell_none(self, offers: list[list[tuple[int, str]]]) -> None:
         """Progress that cannot be gone on from is not thrown away in silence."""
         if any(offers):
-            have = [f"rank {rank} has {'steps ' + ', '.join(str(step) for step, _ in sorted(each)) if each else 'none'}"
-                    for rank, each in enumerate(offers)]
+            have = [
+                f"rank {rank} has {'steps ' + ', '.join(str(step) for step, _ in sorted(each)) if each else 'none'}"
+                for rank, each in enumerate(offers)
+            ]
             self.here.say(f"no checkpoint is whole on every node ({'; '.join(have)}): training begins anew")
 
-    def _candidates(self, tried: Set[Tuple[int, str]]) -> Dict[Tuple[int, str], Path]:
+    def _candidates(self, tried: set[tuple[int, str]]) -> dict[tuple[int, str], Path]:
         """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
-        found: Dict[Tuple[int, str], Path] = {}
+        found: dict[tuple[int, str], Path] = {}
         for step, folder in checkpoint.listed(self.parent, "step"):
             facts = checkpoint.fault_free_facts(folder)
             key = (step, str(facts.get("save", "")))
@@ -213,7 +248,7 @@ class Saver:
             found[key] = folder
         return found
 
-    def _torn(self, folder: Optional[Path], *, is_source: bool) -> bool:
+    def _torn(self, folder: Path | None, *, is_source: bool) -> bool:
         """Reads what this rank needs of it. Says on stderr what is wrong."""
         if folder is None:
             return self.is_sharded
@@ -225,7 +260,7 @@ class Saver:
             checkpoint.tell_skipped(folder, problem)
         return problem is not None
 
-    def _stranger(self, folder: Optional[Path]) -> Optional[int]:
+    def _stranger(self, folder: Path | None) -> int | None:
         """This rank, when a checkpoint of as many ranks does not have its part here; else None."""
         if not self.is_sharded or folder is None or self._written_by(folder) != self.here.world_size:
             return None
@@ -236,7 +271,7 @@ class Saver:
     def _written_by(folder: Path) -> int:
         return sum(name != checkpoint.COMMON for name in checkpoint.read_manifest(folder)["parts"])
 
-    def _read(self, folder: Optional[Path], source: int) -> Found:
+    def _read(self, folder: Path | None, source: int) -> Found:
         is_source = self.here.rank == source
         told: Any = None
         if is_source:
@@ -248,7 +283,7 @@ class Saver:
             own = checkpoint.load(folder, checkpoint.own_part(self.here.rank))
         return Found(Path(path), facts, common, own)
 
-    def read_best(self, step: int) -> Optional[Dict[str, Any]]:
+    def read_best(self, step: int) -> dict[str, Any] | None:
         """The best model of that step, from the first rank that has it whole, on every rank; None: nobody has."""
         folder = self.parent / checkpoint.folder_name("best", step)
         has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)

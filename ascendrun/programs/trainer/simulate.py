@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -16,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.parallel import cast
 
-Shapes = Mapping[str, Tuple[Tuple[int, ...], torch.dtype]]
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch's tensors by name, as shape and dtype."""
-Step = Callable[[nn.Module, Dict[str, torch.Tensor]], torch.Tensor]
+Step = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """The summed loss of a batch. It may not look at values: no `.item()`, no selection by a mask."""
 
 
@@ -53,7 +55,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = self.peak_in_layers = 0
         self.is_in_layer = False
-        self.seen: Dict[int, int] = {}
+        self.seen: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
@@ -89,11 +91,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak_in_layers = max(self.peak_in_layers, self.live)
 
 
-def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision,
-             is_cast: bool = False) -> Simulated:
+def simulate(
+    build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, precision: Precision, is_cast: bool = False
+) -> Simulated:
     """`build` makes the model from its configuration; `is_cast`: weights are held in the compute precision while they
     are used, as sharded models do, instead of autocast."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+
     held = Precision(precision.compute, precision.compute, False, "") if is_cast else precision
     compute = torch.float32 if is_cast else precision.compute
     with torch.device("meta"):
@@ -118,23 +122,36 @@ def simulate(build: Callable[[], nn.Module], step: Step, shapes: Shapes, *, prec
             whole_step = bytes_of.peak
         of_layers = {id(weight) for layer in layers for weight in layer.parameters()}
         return Simulated(
-            parameters=sum(weight.numel() for weight in parameters), trained=sum(weight.numel() for weight in trained),
-            weights=before, trained_bytes=held_bytes(trained),
+            parameters=sum(weight.numel() for weight in parameters),
+            trained=sum(weight.numel() for weight in trained),
+            weights=before,
+            trained_bytes=held_bytes(trained),
             largest_layer=max((held_bytes(list(layer.parameters())) for layer in layers), default=0),
             outside_layers=held_bytes([weight for weight in parameters if id(weight) not in of_layers]),
-            activations=activations, activations_in_layers=in_layers, whole_step=whole_step)
+            activations=activations,
+            activations_in_layers=in_layers,
+            whole_step=whole_step,
+        )
 
 
-def simulate_deep(build: Callable[[int], nn.Module], layers: int, step: Step, shapes: Shapes, *, precision: Precision,
-                  is_cast: bool = False) -> Simulated:
+def simulate_deep(
+    build: Callable[[int], nn.Module],
+    layers: int,
+    step: Step,
+    shapes: Shapes,
+    *,
+    precision: Precision,
+    is_cast: bool = False,
+) -> Simulated:
     """As `simulate`, of a model of `layers` equal layers, from two shallow ones: what a layer adds, every layer adds.
 
     Sixty-four layers take minutes to follow, and tell nothing that four do not. `build(n)`: the model with n layers.
     """
     if layers <= SHALLOW[1]:
         return simulate(lambda: build(layers), step, shapes, precision=precision, is_cast=is_cast)
-    one, two = (asdict(simulate_deep(build, depth, step, shapes, precision=precision, is_cast=is_cast))
-                for depth in SHALLOW)
+    one, two = (
+        asdict(simulate_deep(build, depth, step, shapes, precision=precision, is_cast=is_cast)) for depth in SHALLOW
+    )
     more = layers - SHALLOW[1]
     return Simulated(**{name: two[name] + (two[name] - one[name]) * more // (SHALLOW[1] - SHALLOW[0]) for name in two})
 
@@ -142,7 +159,7 @@ def simulate_deep(build: Callable[[int], nn.Module], layers: int, step: Step, sh
 def pretend(module: nn.Module) -> None:
     """Weights on the meta device become ones that say they are on the CPU: its attention keeps no scores, as an NPU's
     and a GPU's; that of the meta device would."""
-    twins: Dict[int, torch.Tensor] = {}
+    twins: dict[int, torch.Tensor] = {}
     for each in module.modules():
         for table in (each._parameters, each._buffers):
             for name, tensor in table.items():
@@ -155,16 +172,18 @@ def pretend(module: nn.Module) -> None:
                 table[name] = twins[id(tensor)]  # type: ignore[assignment]
 
 
-def passes(module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, bytes_of: LiveBytes, *,
-           is_gradient_kept: bool) -> int:
+def passes(
+    module: nn.Module, step: Step, shapes: Shapes, compute: torch.dtype, bytes_of: LiveBytes, *, is_gradient_kept: bool
+) -> int:
     """The peak of one forward and backward pass."""
+
     def drop(weight: torch.Tensor) -> None:
         weight.grad = None
 
     dropped = [] if is_gradient_kept else [weight for weight in module.parameters() if weight.requires_grad]
     hooks = [weight.register_post_accumulate_grad_hook(drop) for weight in dropped]  # type: ignore[no-untyped-call]
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-    cast: ContextManager[Any] = contextlib.nullcontext()
+    cast: AbstractContextManager[Any] = contextlib.nullcontext()
     if compute != torch.float32:
         cast = torch.autocast("cpu", dtype=compute)
     with cast:
@@ -181,9 +200,9 @@ def held_bytes(weights: Sequence[torch.Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-def repeated_layers(module: nn.Module) -> List[nn.Module]:
+def repeated_layers(module: nn.Module) -> list[nn.Module]:
     """The layers of a transformer: the children of every list of modules of one class that is not inside another."""
-    found: List[nn.Module] = []
+    found: list[nn.Module] = []
     for child in module.children():
         members = list(child.children())
         if isinstance(child, nn.ModuleList) and len({type(member) for member in members}) == 1:

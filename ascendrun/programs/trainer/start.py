@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NoReturn, Optional, TextIO, Tuple, Type
+from typing import Any, Callable, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,11 @@ class Runtime(Ranks):
     """This rank while it runs: its peers (see Ranks), device, metrics file, and whether it was asked to stop."""
 
     accelerator: Accelerator
-    metrics: Optional[TextIO] = None
+    metrics: TextIO | None = None
     stop_asked: bool = False
-    at_end: List[Callable[[], None]] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called by `leave` before the ranks part: writers that must be joined."""
-    last_words: Optional[Dict[str, Any]] = None
+    last_words: dict[str, Any] | None = None
 
     @property
     def family(self) -> str:
@@ -55,7 +55,7 @@ class Runtime(Ranks):
             return
         self.write(values)
 
-    def write(self, values: Dict[str, Any]) -> None:
+    def write(self, values: dict[str, Any]) -> None:
         """One line, now."""
         if self.metrics is not None:
             self.metrics.write(json.dumps({"at_s": round(time.time(), 3), **values}) + "\n")
@@ -80,6 +80,7 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
 
 def listen_for_stop(runtime: Runtime) -> None:
     """The checkpoint signal asks for a stop after the current step; a second ^C ends the process at once."""
+
     def note(number: int, frame: object) -> None:
         runtime.stop_asked = True
         if number == signal.SIGINT:
@@ -89,15 +90,20 @@ def listen_for_stop(runtime: Runtime) -> None:
         signal.signal(number, note)
 
 
-def stop_signals() -> List[int]:
+def stop_signals() -> list[int]:
     """Those that ask a training to save and end; the launcher may name one more."""
     own = os.environ.get("ASCENDRUN_CHECKPOINT_SIGNAL") or "TERM"
     names = {*STOP_SIGNALS, own[3:] if own.startswith("SIG") else own}
     return [getattr(signal, "SIG" + name) for name in sorted(names)]
 
 
-def run(body: Callable[[Runtime], None], *, family: str = "auto", timeout_s: float = 600.0,
-        expected: Tuple[Type[Exception], ...] = ()) -> NoReturn:
+def run(
+    body: Callable[[Runtime], None],
+    *,
+    family: str = "auto",
+    timeout_s: float = 600.0,
+    expected: tuple[type[Exception], ...] = (),
+) -> NoReturn:
     """Runs `body` as this rank and ends the process: code 0, or 1 with the error written where torch elastic looks.
 
     `expected`: errors whose message says all that a person needs. Those, and faults of the machine, are told in a line;
@@ -149,8 +155,10 @@ def write_error_file(error: BaseException) -> None:
     if not path:
         return
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    message = {"message": f"{type(error).__name__}: {error}",
-               "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
+    message = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+    }
     try:
         replace_text(Path(path), json.dumps({"message": message}))
     except OSError as problem:

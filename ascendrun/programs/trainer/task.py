@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Union
 
 import torch
 from torch import nn
 
 from ascendrun.programs.trainer.data import Batch, Unit
 
-Part = Tuple[torch.Tensor, Union[float, torch.Tensor]]
-Loss = Union[torch.Tensor, Tuple[torch.Tensor, Mapping[str, Part]]]
+Part = tuple[torch.Tensor, Union[float, torch.Tensor]]
+Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
 """The summed loss of a batch (not its mean); with it, where wanted, {part: (its summed loss, its weight)}.
 A weight that is a tensor on the device is not waited for before the step's end."""
 
@@ -54,14 +55,14 @@ class Task:
         """One padded batch of these rows, on the CPU. Runs beside the training: see `data.Loader`."""
         raise NotImplementedError
 
-    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> Loss:
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
         """Summed over the batch, whose `tensors` are on the device by now; the loop divides by the weight of all ranks.
 
         Call `model`, not a module of your own: it may be wrapped. Autocast is on already.
         """
         raise NotImplementedError
 
-    def evaluate(self, step: int) -> Dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Scores by name, the same on every rank. All ranks call it together. Empty: there is nothing to score."""
         return {}
 
@@ -101,7 +102,7 @@ class Settings:
     profile_steps: int = 3
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], **given: Any) -> "Settings":
+    def of(cls, options: Mapping[str, Any], **given: Any) -> Settings:
         """From a program's options of the same names; `given` comes first."""
         named = {each.name: options[each.name] for each in fields(cls) if each.name in options}
         return cls(**{**named, **given})
@@ -113,8 +114,8 @@ class Progress:
     evaluated yet. `ended`: nothing is left to train."""
 
     step: int = 0
-    best_step: Optional[int] = None
-    best_score: Optional[float] = None
+    best_step: int | None = None
+    best_score: float | None = None
     evaluations_since_best: int = 0
     ended: bool = False
-    history: List[Dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)

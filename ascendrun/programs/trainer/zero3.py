@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, ContextManager, Dict, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ def prepare(here: Runtime) -> Any:
     os.environ.setdefault("LOCAL_RANK", str(here.local_rank))
     import deepspeed
     from deepspeed.ops import __compatible_ops__ as compatible
+
     if here.family == "cpu":
         for name in QUIET_OPS:
             compatible[name] = False
@@ -35,24 +38,36 @@ def prepare(here: Runtime) -> Any:
     return deepspeed
 
 
-def configuration(precision: Precision, *, trained: int, offload_optimizer: bool, offload_weights: bool
-                  ) -> Dict[str, Any]:
+def configuration(
+    precision: Precision, *, trained: int, offload_optimizer: bool, offload_weights: bool
+) -> dict[str, Any]:
     """Batches are ours to arrange, so DeepSpeed sees micro-batches of one and no accumulation of its own. `trained`:
     how many weights; a bucket larger than them all is memory for nothing."""
-    zero: Dict[str, Any] = {
-        "stage": 3, "overlap_comm": True, "contiguous_gradients": True,
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
         "reduce_bucket_size": max(1, min(BUCKET_ELEMENTS, trained)),
-        "stage3_prefetch_bucket_size": BUCKET_ELEMENTS, "stage3_param_persistence_threshold": PERSISTED_ELEMENTS,
-        "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS, "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS}
+        "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+        "stage3_param_persistence_threshold": PERSISTED_ELEMENTS,
+        "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS,
+        "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS,
+    }
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_weights:
         zero["offload_param"] = {"device": "cpu"}
     return {
-        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": zero,
-        "bf16": {"enabled": precision.compute == torch.bfloat16}, "fp16": {"enabled": precision.scales},
-        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False, "steps_per_print": 2**31,
-        "wall_clock_breakdown": False}
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": precision.compute == torch.bfloat16},
+        "fp16": {"enabled": precision.scales},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
 
 
 class ZeroEngine(Engine):
@@ -62,12 +77,21 @@ class ZeroEngine(Engine):
     how = "zero3"
     is_sharded = True
 
-    def __init__(self, module: nn.Module, here: Runtime, *, adam: Adam, precision: Precision,
-                 offload_optimizer: bool = False, offload_weights: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        here: Runtime,
+        *,
+        adam: Adam,
+        precision: Precision,
+        offload_optimizer: bool = False,
+        offload_weights: bool = False,
+    ) -> None:
         self.deepspeed = prepare(here)
         trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
-        self.config = configuration(precision, trained=trained, offload_optimizer=offload_optimizer,
-                                    offload_weights=offload_weights)
+        self.config = configuration(
+            precision, trained=trained, offload_optimizer=offload_optimizer, offload_weights=offload_weights
+        )
         super().__init__(module, here, adam=adam, precision=precision)
 
     def place(self, module: nn.Module) -> nn.Module:
@@ -75,12 +99,13 @@ class ZeroEngine(Engine):
 
     def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
         own = torch.optim.AdamW(parameter_groups(self.module, adam), lr=adam.lr, betas=adam.betas)
-        self.engine, _, _, _ = self.deepspeed.initialize(model=self.module, optimizer=own, config=self.config,
-                                                         dist_init_required=False)
+        self.engine, _, _, _ = self.deepspeed.initialize(
+            model=self.module, optimizer=own, config=self.config, dist_init_required=False
+        )
         self.model = self.engine
         return self.engine.optimizer  # type: ignore[no-any-return]
 
-    def autocast(self) -> ContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -101,10 +126,10 @@ class ZeroEngine(Engine):
     def drop_gradients(self) -> None:
         self.engine.zero_grad()
 
-    def common_state(self) -> Dict[str, Any]:
+    def common_state(self) -> dict[str, Any]:
         return {"scaler": {}}
 
-    def own_state(self) -> Dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         state = dict(self.optimizer.state_dict())
         scaler = state.pop("loss_scaler", None)
         plain = {name: value for name, value in vars(scaler).items() if isinstance(value, (int, float, bool))}
@@ -121,9 +146,9 @@ class ZeroEngine(Engine):
         if kept:
             kept[0].all_gather(kept)
 
-    def full_weights(self) -> Dict[str, torch.Tensor]:
+    def full_weights(self) -> dict[str, torch.Tensor]:
         trained = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
-        whole: Dict[str, torch.Tensor] = {}
+        whole: dict[str, torch.Tensor] = {}
         for name, weight in trained.items():  # one at a time: together they may be larger than the device
             with self.deepspeed.zero.GatheredParameters([weight]):
                 if self.here.is_first:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.programs.trainer import options as option_table
 
 OPTIONS = Path(__file__).with_name("options.json")
 STAGES = {
-    "train": ("jobs", "train"), "prepare": ("jobs", "prepare_stage"), "pretrain": ("jobs", "pretrain_stage"),
-    "finetune": ("jobs", "finetune_stage"), "evaluate": ("judge", "evaluate_stage"),
-    "predict": ("predict", "classify"), "serve": ("serve", "serve_stage"), "plan": ("plan", "plan_stage"),
+    "train": ("jobs", "train"),
+    "prepare": ("jobs", "prepare_stage"),
+    "pretrain": ("jobs", "pretrain_stage"),
+    "finetune": ("jobs", "finetune_stage"),
+    "evaluate": ("judge", "evaluate_stage"),
+    "predict": ("predict", "classify"),
+    "serve": ("serve", "serve_stage"),
+    "plan": ("plan", "plan_stage"),
 }
 """The module here, and its function of (options, runtime), by --mode."""
 
@@ -23,11 +28,16 @@ def main(argv: Sequence[str]) -> None:
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.trainer import start
     from ascendrun.programs.trajectory import jobs
+
     module, name = STAGES[options["mode"]]
     body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.{module}"), name)
     takes_none = options["mode"] == "plan" and options["card"]
-    start.run(lambda here: body(options, here), family="cpu" if takes_none else options["device"],
-              timeout_s=options["timeout_s"], expected=jobs.EXPECTED)
+    start.run(
+        lambda here: body(options, here),
+        family="cpu" if takes_none else options["device"],
+        timeout_s=options["timeout_s"],
+        expected=jobs.EXPECTED,
+    )
 
 
 if __name__ == "__main__":

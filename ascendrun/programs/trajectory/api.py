@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Union
+from typing import Any
 
 import torch
 
@@ -27,8 +28,9 @@ class Classifier:
     """`path`: the `best` folder of a training's output, or the output of --mode=evaluate. `device`: auto, cpu, cuda,
     npu; `index`: which of several. Raises BadData where there is no model."""
 
-    def __init__(self, path: Union[str, Path, Sequence[Union[str, Path]]], *, device: str = "auto", index: int = 0,
-                 warm_up: int = 3) -> None:
+    def __init__(
+        self, path: str | Path | Sequence[str | Path], *, device: str = "auto", index: int = 0, warm_up: int = 3
+    ) -> None:
         paths = [path] if isinstance(path, (str, Path)) else list(path)
         accelerator = open_accelerator(choose_family(device, {}), index)
         self.vote, self.device = load_vote([Path(each) for each in paths], accelerator), accelerator.device
@@ -36,25 +38,25 @@ class Classifier:
             self.predict_batch(["POINT_END"])
 
     @classmethod
-    def of(cls, vote: Vote, device: torch.device) -> "Classifier":
+    def of(cls, vote: Vote, device: torch.device) -> Classifier:
         """Of a model that is loaded already, on that device."""
         fresh = cls.__new__(cls)
         fresh.vote, fresh.device = vote, device
         return fresh
 
     @property
-    def class_names(self) -> List[str]:
+    def class_names(self) -> list[str]:
         return self.vote.names
 
-    def predict_single(self, text: str, *, return_probs: bool = False) -> Dict[str, Any]:
+    def predict_single(self, text: str, *, return_probs: bool = False) -> dict[str, Any]:
         """`text`: the words of a track in the model's grammar. {class_name, confidence}; with return_probs also
         {probabilities: {class: share}}."""
         return self.predict_batch([text], return_probs=return_probs)[0]
 
-    def predict_batch(self, texts: Sequence[str], *, return_probs: bool = False) -> List[Dict[str, Any]]:
+    def predict_batch(self, texts: Sequence[str], *, return_probs: bool = False) -> list[dict[str, Any]]:
         return self._answers([in_points(without_class(text.split(), None)[0]) for text in texts], return_probs)
 
-    def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> Dict[str, Any]:
+    def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> dict[str, Any]:
         """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have. Raises
         BadData."""
         return self._answers([self.words_of(points)], return_probs)[0]
@@ -67,17 +69,20 @@ class Classifier:
         found = {ours: name for ours, name in find_columns(list(names)).items() if ours not in ("class", "type_code")}
         missing = [key for key in NEEDED if key not in found]
         if missing:
-            raise BadData(f"points have no {', '.join(missing)}; each is {{time, lat, lon, sog, cog}}, null where a "
-                          "speed or course is not known")
+            raise BadData(
+                f"points have no {', '.join(missing)}; each is {{time, lat, lon, sog, cog}}, null where a "
+                "speed or course is not known"
+            )
         left_out = LeftOut()
         tracks = clean_rows(table, found, "one", left_out)
         if len(tracks) != 1 or len(tracks[0]) < 2:
             why = f" ({'; '.join(left_out.told())})" if left_out.count else ""
-            raise BadData(f"{len(points)} points make {len(tracks)} tracks{why}; give two or more usable points of one "
-                          "ship")
+            raise BadData(
+                f"{len(points)} points make {len(tracks)} tracks{why}; give two or more usable points of one ship"
+            )
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
 
-    def _answers(self, words: Sequence[Words], return_probs: bool) -> List[Dict[str, Any]]:
+    def _answers(self, words: Sequence[Words], return_probs: bool) -> list[dict[str, Any]]:
         rows = [encode(each, self.vote.members[0].vocabulary, -1).ids() for each in words]
         for row in rows:
             if not 0 < len(row) <= LONGEST:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +32,9 @@ class Calibration:
     ece: float
     nll: float
     brier: float
-    bins: Tuple[Bin, ...]
+    bins: tuple[Bin, ...]
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -41,13 +42,20 @@ def measure(probabilities: Floats, truth: Sequence[int]) -> Calibration:
     right = np.asarray(truth)
     sure, called = probabilities.max(1), probabilities.argmax(1)
     place = np.minimum((sure * BINS).astype(int), BINS - 1)
-    bins = [Bin(float(sure[inside].mean()), float((called[inside] == right[inside]).mean()), int(inside.sum()))
-            for inside in (place == i for i in range(BINS)) if inside.any()]
+    bins = [
+        Bin(float(sure[inside].mean()), float((called[inside] == right[inside]).mean()), int(inside.sum()))
+        for inside in (place == i for i in range(BINS))
+        if inside.any()
+    ]
     ece = sum(each.count * abs(each.confidence - each.accuracy) for each in bins) / max(1, len(right))
     told = probabilities[np.arange(len(right)), right]
     ideal = np.eye(probabilities.shape[1])[right]
-    return Calibration(float(ece), float(-np.log(np.maximum(told, 1e-12)).mean()),
-                       float(((probabilities - ideal) ** 2).sum(1).mean()), tuple(bins))
+    return Calibration(
+        float(ece),
+        float(-np.log(np.maximum(told, 1e-12)).mean()),
+        float(((probabilities - ideal) ** 2).sum(1).mean()),
+        tuple(bins),
+    )
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,17 @@ class Adjustment:
         return answer
 
 
-def choose_adjustment(probabilities: Floats, truth: Sequence[int], priors: Sequence[float], names: Sequence[str], *,
-                      macro_share: float) -> Adjustment:
+def choose_adjustment(
+    probabilities: Floats, truth: Sequence[int], priors: Sequence[float], names: Sequence[str], *, macro_share: float
+) -> Adjustment:
     """By validation tracks: the shift with the best mean of macro F1 (`macro_share`) and accuracy, the smaller one
     where several are as good; then the temperature with the least nats."""
+
     def worth(shift: float) -> float:
         called = Adjustment(1.0, shift).apply(probabilities, priors).argmax(1).tolist()
         scores = score(truth, called, names)
         return macro_share * scores.macro_f1 + (1 - macro_share) * scores.accuracy
+
     shift = max(SHIFTS, key=lambda each: (smoothed(worth, each), -each)) if macro_share >= 0 else 0.0
     best = min(TEMPERATURES, key=lambda each: measure(Adjustment(each, shift).apply(probabilities, priors), truth).nll)
     return Adjustment(round(float(best), 4), float(shift))
@@ -81,5 +92,5 @@ def choose_adjustment(probabilities: Floats, truth: Sequence[int], priors: Seque
 
 def smoothed(worth: Any, shift: float) -> float:
     """The mean over the neighbourhood: a few hundred validation ships make single values jump by chance."""
-    values: List[float] = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
+    values: list[float] = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
     return float(np.mean(values))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any
 
 from ascendrun.programs.trajectory.generate import generate
 from ascendrun.programs.trajectory.leaks import check_leak, check_same_segments
@@ -30,22 +31,22 @@ Options = Mapping[str, Any]
 class Samples:
     """All that training needs. `names`: class names by id. `digest` names the content: it must agree on all ranks."""
 
-    records: Dict[str, List[Record]]
-    encoded: Dict[str, List[Encoded]]
-    vocabulary: Dict[str, int]
-    names: List[str]
-    text: Dict[str, Any]
-    facts: Dict[str, Any]
+    records: dict[str, list[Record]]
+    encoded: dict[str, list[Encoded]]
+    vocabulary: dict[str, int]
+    names: list[str]
+    text: dict[str, Any]
+    facts: dict[str, Any]
     digest: str
 
-    def labels(self, split: str) -> List[int]:
+    def labels(self, split: str) -> list[int]:
         return [sample.label for sample in self.encoded[split]]
 
     def longest(self) -> int:
         return max(len(sample) for part in self.encoded.values() for sample in part)
 
 
-def load_records(options: Options, *, grammar: str, resolution: int) -> Tuple[List[Record], Dict[str, Any]]:
+def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[list[Record], dict[str, Any]]:
     """Every segment of --data (or generated ones), and what was counted on the way."""
     if not options["data"]:
         tracks = generate(options["tracks"], seed=options["seed"])
@@ -64,7 +65,7 @@ def multiple_of(options: Options, family: str) -> int:
     return int(options["pad_multiple"]) or (1 if family == "cpu" else 16)
 
 
-def column_map(pairs: Sequence[str]) -> Dict[str, str]:
+def column_map(pairs: Sequence[str]) -> dict[str, str]:
     """Of "lat=Latitude" texts. Raises BadData for anything else."""
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
@@ -84,20 +85,37 @@ def prepare(options: Options) -> Prepared:
     names = list(label_ids([str(record.label) for record in known]))
     if len(names) < 2:
         told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
-        raise BadData(f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
-                      "name the class column with --columns=class=NAME")
-    parts = split_records(known, val=options["val_fraction"], test=options["test_fraction"], seed=options["seed"],
-                          use_column=options["split_column"])
+        raise BadData(
+            f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
+            "name the class column with --columns=class=NAME"
+        )
+    parts = split_records(
+        known,
+        val=options["val_fraction"],
+        test=options["test_fraction"],
+        seed=options["seed"],
+        use_column=options["split_column"],
+    )
     parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}
     check_leak([record.words for record in known], [str(record.label) for record in known])
     check_same_segments({name: [(record.id, record.mark) for record in part] for name, part in parts.items()})
     elsewhere = {record.ship for name in ("val", "test") for record in parts[name]}
-    parts["unlabelled"] = sorted((record for record in records if record.label is None
-                                  and record.ship not in elsewhere), key=lambda record: record.id)
+    parts["unlabelled"] = sorted(
+        (record for record in records if record.label is None and record.ship not in elsewhere),
+        key=lambda record: record.id,
+    )
     vocabulary = make_vocabulary((record.words for record in parts["train"]), min_count=options["min_count"])
-    return Prepared(parts, vocabulary, {
-        "names": names, "text": text, "cleaning": counts, "segments": {name: len(part) for name, part in parts.items()},
-        "classes": {name: count_classes(part) for name, part in parts.items()}})
+    return Prepared(
+        parts,
+        vocabulary,
+        {
+            "names": names,
+            "text": text,
+            "cleaning": counts,
+            "segments": {name: len(part) for name, part in parts.items()},
+            "classes": {name: count_classes(part) for name, part in parts.items()},
+        },
+    )
 
 
 def make_samples(options: Options) -> Samples:
@@ -109,11 +127,18 @@ def make_samples(options: Options) -> Samples:
 def encode_prepared(prepared: Prepared) -> Samples:
     ids = {name: i for i, name in enumerate(prepared.names)}
     encoded = {split: encode_all(part, prepared.vocabulary, ids) for split, part in prepared.records.items()}
-    return Samples(prepared.records, encoded, prepared.vocabulary, prepared.names, dict(prepared.facts["text"]),
-                   prepared.facts, digest_of(encoded, prepared.vocabulary))
+    return Samples(
+        prepared.records,
+        encoded,
+        prepared.vocabulary,
+        prepared.names,
+        dict(prepared.facts["text"]),
+        prepared.facts,
+        digest_of(encoded, prepared.vocabulary),
+    )
 
 
-def encode_all(records: Sequence[Record], vocabulary: Mapping[str, int], ids: Mapping[str, int]) -> List[Encoded]:
+def encode_all(records: Sequence[Record], vocabulary: Mapping[str, int], ids: Mapping[str, int]) -> list[Encoded]:
     return [encode(record.words, vocabulary, ids.get(str(record.label), -1)) for record in records]
 
 

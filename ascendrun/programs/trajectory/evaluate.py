@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,27 +13,28 @@ from ascendrun.programs.trajectory.tokens import Encoded, Ids
 from ascendrun.programs.trajectory.tracks import Floats
 
 
-def predict(model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, *, batch_size: int,
-            multiple: int) -> Floats:
+def predict(
+    model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, *, batch_size: int, multiple: int
+) -> Floats:
     """Class probabilities, one row a sample, the same on every rank. All ranks must call it together.
 
     Each rank takes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
     with fewer batches than others do not wait inside the model.
     """
     order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
-    mine = order[runtime.rank::runtime.world_size]
-    rows: List[Floats] = []
+    mine = order[runtime.rank :: runtime.world_size]
+    rows: list[Floats] = []
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for start in range(0, len(mine), batch_size):
-            batch = [samples[i].ids() for i in mine[start:start + batch_size]]
+            batch = [samples[i].ids() for i in mine[start : start + batch_size]]
             rows += list(probabilities_of(model, batch, runtime.device, multiple=multiple))
     model.train(was_training)
     return merge(runtime.gather((mine, rows)), len(samples), model.head.out_features)
 
 
-def merge(parts: Sequence[Tuple[List[int], List[Floats]]], count: int, classes: int) -> Floats:
+def merge(parts: Sequence[tuple[list[int], list[Floats]]], count: int, classes: int) -> Floats:
     """All ranks' rows in sample order; every sample must be there exactly once."""
     numbers = [i for mine, _ in parts for i in mine]
     assert sorted(numbers) == list(range(count)), "samples lost or counted twice"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Tuple
+from typing import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ascendrun.programs.trajectory.tracks import METRES_PER_DEGREE, METRES_PER_KNOT_SECOND, Floats, Track
 
 Rng = np.random.Generator
-Motion = Tuple[Floats, Floats]
+Motion = tuple[Floats, Floats]
 """Speed in knots and course in degrees, one value a point."""
 
 START_S = 1_640_995_200
@@ -82,7 +82,7 @@ def other(rng: Rng, points: int) -> Motion:
     return speed * rng.uniform(0.7, 1.4), course + rng.normal(0, 10, points)
 
 
-KINDS: Dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "Tug_Tow": Kind(0.34, 70, tug),
     "Cargo": Kind(0.18, 70, cargo),
     "Passenger": Kind(0.13, 65, passenger),
@@ -93,7 +93,7 @@ KINDS: Dict[str, Kind] = {
 }
 
 
-def generate(count: int, *, seed: int, min_points: int = 12, max_points: int = 24) -> List[Track]:
+def generate(count: int, *, seed: int, min_points: int = 12, max_points: int = 24) -> list[Track]:
     """`count` tracks, one per ship. The i-th track depends on `seed` and i only, so more tracks keep the first ones."""
     names = list(KINDS)
     edges = np.cumsum([KINDS[name].share for name in names])
@@ -118,7 +118,7 @@ def make_track(number: int, name: str, rng: Rng, points: int) -> Track:
     return Track(f"gen{number:06d}", f"gen{number:06d}", time, lat, lon, np.round(speed, 1), cog, name, None)
 
 
-def sail(rng: Rng, speed: Floats, course: Floats, seconds: NDArray[np.int64]) -> Tuple[Floats, Floats]:
+def sail(rng: Rng, speed: Floats, course: Floats, seconds: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Positions that follow from speed and course, from a place near one of PORTS."""
     port_lat, port_lon = PORTS[int(rng.integers(0, len(PORTS)))]
     metres = speed * METRES_PER_KNOT_SECOND * seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +35,7 @@ from ascendrun.programs.trajectory.predict import write_predictions
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.scores import Scores, as_confusion, as_table, majority, score
-from ascendrun.programs.trajectory.store import (
-    PRETRAINED_FILE,
-    Trained,
-    load_pretrained,
-    save_pretrained,
-    save_trained,
-)
+from ascendrun.programs.trajectory.store import PRETRAINED_FILE, Trained, load_pretrained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 
@@ -50,6 +44,7 @@ EXPECTED = (BadData, NoRoom, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
 
 
 # --- prepare ---
+
 
 def prepare_stage(options: Options, here: Runtime) -> None:
     """Words, splits and vocabulary into --output, on every node: by its first rank, and all nodes must agree."""
@@ -93,8 +88,10 @@ def refuse(options: Options) -> None:
     elif pretrained_folder(Path(options["base"])) is None:
         config_of_folder(Path(options["base"]), words=1, dropout=0.0)
     if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("causal", "both"):
-        raise BadData("--objective=causal: with --attention=both a word sees the next word, which it is to guess; use "
-                      "--objective=masked, or --attention=causal")
+        raise BadData(
+            "--objective=causal: with --attention=both a word sees the next word, which it is to guess; use "
+            "--objective=masked, or --attention=causal"
+        )
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
@@ -104,20 +101,22 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
     cleaning = samples.facts["cleaning"]
     if "points" in cleaning:
         why = f" ({'; '.join(cleaning['why_bad'])})" if cleaning.get("why_bad") else ""
-        here.say(f"read {cleaning['points']} points: {cleaning['bad_points']} unusable{why}, "
-                 f"{cleaning['repeated_points']} repeated, {cleaning['outliers']} outliers; {cleaning['jumps']} jumps; "
-                 f"{cleaning['short_pieces']} pieces too short")
+        here.say(
+            f"read {cleaning['points']} points: {cleaning['bad_points']} unusable{why}, "
+            f"{cleaning['repeated_points']} repeated, {cleaning['outliers']} outliers; {cleaning['jumps']} jumps; "
+            f"{cleaning['short_pieces']} pieces too short"
+        )
     if cleaning.get("class_words_removed"):
         here.say(f"{cleaning['class_words_removed']} class words were taken out of the texts")
-    here.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, "
-             f"grammar {samples.text['grammar']}")
+    here.say(f"classes: {', '.join(samples.names)}; {len(samples.vocabulary)} words, grammar {samples.text['grammar']}")
     if options["mode"] != "plan":
         here.say(f"{here.world_size} rank(s) on {here.family}")
 
 
 # --- the model that a training begins with ---
 
-def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes, Any]:
+
+def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
     """The sizes of the model, and what fills a new one: a function of the reader, for all ranks alike."""
     base = Path(options["base"]) if options["base"] else None
     if base is None:
@@ -126,22 +125,28 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> Tuple[Sizes
     if folder is not None:
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
-            raise BadData(f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
-                          "grammar for both")
-        config = {**saved["sizes"]["config"], "vocab_size": len(samples.vocabulary),
-                  "attention_dropout": options["dropout"]}
+            raise BadData(
+                f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
+                "grammar for both"
+            )
+        config = {
+            **saved["sizes"]["config"],
+            "vocab_size": len(samples.vocabulary),
+            "attention_dropout": options["dropout"],
+        }
         sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], saved["sizes"]["attention"])
 
         def fill(reader: Reader) -> None:
             known = take_words(reader, saved["weights"], saved["vocabulary"], samples.vocabulary)
             here.say(f"begins with {folder}: all layers, {known} of {len(samples.vocabulary)} words")
+
         return sizes, fill
     config = config_of_folder(base, words=len(samples.vocabulary), dropout=options["dropout"])
     sizes = Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
     return sizes, lambda reader: here.say(read_checkpoint(reader, base, samples.vocabulary))
 
 
-def pretrained_folder(base: Path) -> Optional[Path]:
+def pretrained_folder(base: Path) -> Path | None:
     """Where in `base` a pretraining left its model; None: it is no output of one."""
     return next((folder for folder in (base, base / "best") if (folder / PRETRAINED_FILE).is_file()), None)
 
@@ -153,13 +158,19 @@ def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: O
 
 def own_sizes(options: Options, samples: Samples) -> Sizes:
     multiple = options["pad_multiple"] or 16
-    config = config_of_sizes(words=len(samples.vocabulary), hidden=options["hidden"], layers=options["layers"],
-                             heads=options["heads"], dropout=options["dropout"],
-                             max_length=-(-samples.longest() // multiple) * multiple)
+    config = config_of_sizes(
+        words=len(samples.vocabulary),
+        hidden=options["hidden"],
+        layers=options["layers"],
+        heads=options["heads"],
+        dropout=options["dropout"],
+        max_length=-(-samples.longest() // multiple) * multiple,
+    )
     return Sizes(config, len(samples.names), options["dropout"], options["pooling"], options["attention"])
 
 
 # --- pretrain ---
+
 
 def pretrain_stage(options: Options, here: Runtime) -> None:
     samples = open_samples(options, here)
@@ -178,8 +189,10 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
         if here.local_rank == 0:
             save_pretrained(model.state_dict(), sizes, samples.vocabulary, samples.text, output / name)
     if here.is_first:
-        replace_text(output / "report.json", json.dumps({
-            "training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n")
+        replace_text(
+            output / "report.json",
+            json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
+        )
     here.say(f"pretrained: {output}")
     here.record(done=True)
 
@@ -194,12 +207,15 @@ def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
         loop.find_micro_batch(longest)
     if loop.run().is_complete:
         return True
-    here.say(f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
-             f"there, with the checkpoint in {loop.saver.parent}")
+    here.say(
+        f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+        f"there, with the checkpoint in {loop.saver.parent}"
+    )
     return False
 
 
 # --- train and finetune ---
+
 
 def finetune_stage(options: Options, here: Runtime) -> None:
     learn(options, here, judges_test=False)
@@ -227,29 +243,55 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     if not ran_to_its_end(loop, options, here):
         return
     output = Path(options["output"]).absolute()
-    priors = [count / len(samples.encoded["train"]) for count in
-              np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()]
+    priors = [
+        count / len(samples.encoded["train"])
+        for count in np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()
+    ]
     trained = Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
     if here.local_rank == 0:
         save_trained(trained, output / "final")
     loop.load_best()
     if here.local_rank == 0:
         save_trained(trained, output / "best")
-    finish(options, samples, trained, loop.progress, here, time.monotonic() - started_s,
-           split="test" if judges_test else "val")
+    finish(
+        options,
+        samples,
+        trained,
+        loop.progress,
+        here,
+        time.monotonic() - started_s,
+        split="test" if judges_test else "val",
+    )
 
 
-def finish(options: Options, samples: Samples, trained: Trained, progress: Progress, here: Runtime, seconds: float, *,
-           split: str) -> None:
+def finish(
+    options: Options,
+    samples: Samples,
+    trained: Trained,
+    progress: Progress,
+    here: Runtime,
+    seconds: float,
+    *,
+    split: str,
+) -> None:
     """The split's report and predictions, in `output` on rank 0's node."""
     output = Path(options["output"]).absolute()
-    probabilities = predict(trained.model, samples.encoded[split], here, batch_size=options["batch_size"],
-                            multiple=multiple_of(options, here.family))
+    probabilities = predict(
+        trained.model,
+        samples.encoded[split],
+        here,
+        batch_size=options["batch_size"],
+        multiple=multiple_of(options, here.family),
+    )
     truth = samples.labels(split)
     scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
     baseline = majority(samples.labels("train"), truth, samples.names)
-    here.record(step=progress.step, baseline_macro_f1=baseline.macro_f1, baseline_accuracy=baseline.accuracy,
-                **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy})
+    here.record(
+        step=progress.step,
+        baseline_macro_f1=baseline.macro_f1,
+        baseline_accuracy=baseline.accuracy,
+        **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
+    )
     if here.is_first:
         write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
         write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
@@ -259,21 +301,44 @@ def finish(options: Options, samples: Samples, trained: Trained, progress: Progr
     here.record(done=True)
 
 
-def write_report(output: Path, options: Options, samples: Samples, progress: Progress, scores: Scores, baseline: Scores,
-                 here: Runtime, seconds: float, *, split: str) -> None:
+def write_report(
+    output: Path,
+    options: Options,
+    samples: Samples,
+    progress: Progress,
+    scores: Scores,
+    baseline: Scores,
+    here: Runtime,
+    seconds: float,
+    *,
+    split: str,
+) -> None:
     report = {
-        split: scores.as_json(), "majority_baseline": baseline.as_json(), "training": told_of(progress, here, seconds),
-        "data": {"tracks": {name: len(part) for name, part in samples.records.items()}, "digest": samples.digest,
-                 "cleaning": samples.facts["cleaning"]},
+        split: scores.as_json(),
+        "majority_baseline": baseline.as_json(),
+        "training": told_of(progress, here, seconds),
+        "data": {
+            "tracks": {name: len(part) for name, part in samples.records.items()},
+            "digest": samples.digest,
+            "cleaning": samples.facts["cleaning"],
+        },
         "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
         "options": dict(options),
     }
     replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
-    replace_text(output / "report.txt", f"{as_table(scores, baseline)}\n\nrows: truth, columns: prediction\n"
-                                        f"{as_confusion(scores)}\n")
+    replace_text(
+        output / "report.txt",
+        f"{as_table(scores, baseline)}\n\nrows: truth, columns: prediction\n{as_confusion(scores)}\n",
+    )
 
 
-def told_of(progress: Progress, here: Runtime, seconds: float) -> Dict[str, Any]:
-    return {"steps": progress.step, "best_step": progress.best_step, "seconds": round(seconds, 1),
-            "world_size": here.world_size, "device": here.family, "torch": torch.__version__,
-            "validation": progress.history}
+def told_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "seconds": round(seconds, 1),
+        "world_size": here.world_size,
+        "device": here.family,
+        "torch": torch.__version__,
+        "validation": progress.history,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Dict, List, Mapping, Sequence, Set, Tuple
+from collections.abc import Mapping, Sequence
 
 from ascendrun.programs.trajectory.tokens import Words
 from ascendrun.programs.trajectory.tracks import BadData
@@ -36,10 +36,10 @@ def plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> Set[str]:
+def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> set[str]:
     """Words in every text of this class and in no text of another."""
     inside = [set(words.all()) for words, label in zip(texts, labels) if label == name]
-    common: Set[str] = set.intersection(*inside)
+    common: set[str] = set.intersection(*inside)
     for words, label in zip(texts, labels):
         if not common:
             break
@@ -48,19 +48,21 @@ def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> Set[s
     return common
 
 
-def check_same_segments(parts: Mapping[str, Sequence[Tuple[str, str]]]) -> None:
+def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """`parts`: (name, fingerprint) of every segment by split. Raises LabelLeak when two splits share a fingerprint:
     one track under two names, as copied files make it."""
-    home: Dict[str, Tuple[str, str]] = {}
-    shared: List[str] = []
+    home: dict[str, tuple[str, str]] = {}
+    shared: list[str] = []
     for split, rows in parts.items():
         for name, mark in rows:
             first_split, first = home.setdefault(mark, (split, name))
             if first_split != split:
                 shared.append(f"{first} in {first_split} is {name} in {split}")
     if shared:
-        raise LabelLeak(f"{len(shared)} segment(s) stand in two splits under other names, such as {shared[0]}; "
-                        "remove the copies, or give both the same ship")
+        raise LabelLeak(
+            f"{len(shared)} segment(s) stand in two splits under other names, such as {shared[0]}; "
+            "remove the copies, or give both the same ship"
+        )
 
 
 def fingerprint(*parts: bytes) -> str:

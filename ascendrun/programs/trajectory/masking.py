@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,9 @@ def guessable(vocabulary: Mapping[str, int]) -> NDArray[np.bool_]:
     return may
 
 
-def hide_words(ids: Ids, may: NDArray[np.bool_], vocabulary: Mapping[str, int], *, rate: float, key: Sequence[int]
-               ) -> Tuple[Ids, Ids]:
+def hide_words(
+    ids: Ids, may: NDArray[np.bool_], vocabulary: Mapping[str, int], *, rate: float, key: Sequence[int]
+) -> tuple[Ids, Ids]:
     """(ids with words hidden, places of those words). Of the guessable words `rate` are hidden, rounded up or down by
     chance so that the rate is true on average too. `key` decides everything."""
     rng = np.random.default_rng([4, *key])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,31 +29,45 @@ class Sizes:
     """All that is needed to build the model again. `config`: of transformers, with its model_type. `attention`:
     causal, each word sees those before it; or both, all of them."""
 
-    config: Dict[str, Any]
+    config: dict[str, Any]
     classes: int
     dropout: float
     pooling: str
     attention: str
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def config_of_sizes(*, words: int, hidden: int, layers: int, heads: int, max_length: int, dropout: float
-                    ) -> Dict[str, Any]:
-    return {"model_type": "qwen2", "vocab_size": words, "hidden_size": hidden,
-            "intermediate_size": round(hidden * FEED_FORWARD_RATIO / 8) * 8, "num_hidden_layers": layers,
-            "num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": max_length,
-            "attention_dropout": dropout, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
-            "use_cache": False, "sliding_window": None}
+def config_of_sizes(
+    *, words: int, hidden: int, layers: int, heads: int, max_length: int, dropout: float
+) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": words,
+        "hidden_size": hidden,
+        "intermediate_size": round(hidden * FEED_FORWARD_RATIO / 8) * 8,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": max_length,
+        "attention_dropout": dropout,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "use_cache": False,
+        "sliding_window": None,
+    }
 
 
-def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, Any]:
+def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, Any]:
     """Of a checkpoint folder of Qwen2, Qwen2.5 or Qwen3, with our own number of words. Raises BadData."""
     file = folder / "config.json"
     if not file.is_file():
-        raise BadData(f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
-                      "or the output of --mode=pretrain")
+        raise BadData(
+            f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
+            "or the output of --mode=pretrain"
+        )
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -63,8 +78,14 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> Dict[str, A
     config.pop("dtype", None)
     if not config.get("use_sliding_window"):
         config["sliding_window"] = None  # transformers 4 warns on every rank of a window that is not used
-    config.update(vocab_size=words, attention_dropout=dropout, pad_token_id=0, bos_token_id=None, eos_token_id=None,
-                  use_cache=False)
+    config.update(
+        vocab_size=words,
+        attention_dropout=dropout,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
     try:
         made_of(config)
     except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
@@ -105,7 +126,7 @@ class Reader(nn.Module):
         return states
 
 
-def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> List[str]:
+def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[str]:
     """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
     if accelerator.family == "cpu":
         fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
@@ -152,11 +173,17 @@ class WordGuesser(Reader):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         wide = self.hidden
-        self.words = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), nn.LayerNorm(wide), nn.Dropout(sizes.dropout),
-                                   nn.Linear(wide, int(sizes.config["vocab_size"])))
+        self.words = nn.Sequential(
+            nn.Linear(wide, wide),
+            nn.GELU(),
+            nn.LayerNorm(wide),
+            nn.Dropout(sizes.dropout),
+            nn.Linear(wide, int(sizes.config["vocab_size"])),
+        )
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
-                ) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
         return self.words(self.states(ids, lengths)[rows, places])  # type: ignore[no-any-return]
 
 
@@ -171,13 +198,13 @@ def make_guesser(sizes: Sizes, *, seed: int) -> WordGuesser:
     return WordGuesser(sizes)
 
 
-def pad(rows: Sequence[Ids], *, multiple: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def pad(rows: Sequence[Ids], *, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, lengths) of a batch, padded to its longest row rounded up to `multiple`: few shapes to compile on NPUs."""
-    lengths: List[int] = [len(row) for row in rows]
+    lengths: list[int] = [len(row) for row in rows]
     width = -(-max(lengths) // multiple) * multiple
     ids = np.zeros((len(rows), width), dtype=np.int64)
     for i, row in enumerate(rows):
-        ids[i, :len(row)] = row
+        ids[i, : len(row)] = row
     return torch.from_numpy(ids), torch.tensor(lengths)
 
 
@@ -192,14 +219,17 @@ def make_activations_anew(reader: Reader) -> None:
 
 # --- weights from elsewhere ---
 
+
 def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> str:
     """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
     into, where it has one. What was done, for people. Raises BadData or weights.BadWeights."""
     from ascendrun.programs.trainer.weights import file_of_tensor, read_into
+
     there = file_of_tensor(folder)
     prefix = "model." if any(name.startswith("model.layers.") for name in there) else ""
-    read_into(reader.backbone, folder,
-              name_in_file=lambda name: None if name.startswith("embed_tokens.") else prefix + name)
+    read_into(
+        reader.backbone, folder, name_in_file=lambda name: None if name.startswith("embed_tokens.") else prefix + name
+    )
     pieces = word_pieces(folder, list(vocabulary))
     if pieces is None:
         return f"layers from {folder}; it has no tokenizer.json, so our words begin at random"
@@ -213,25 +243,29 @@ def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int])
 
 def embedding_table(folder: Path, name: str, there: Mapping[str, str]) -> torch.Tensor:
     from safetensors import safe_open
+
     with safe_open(str(folder / there[name]), framework="pt") as opened:
         table: torch.Tensor = opened.get_tensor(name)
     return table
 
 
-def word_pieces(folder: Path, words: Sequence[str]) -> Optional[List[List[int]]]:
+def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
+
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare one
-        raise BadData(f"{folder}/tokenizer.json: is no tokenizer ({faults.in_a_line(error)}); copy the base again"
-                      ) from error
+        raise BadData(
+            f"{folder}/tokenizer.json: is no tokenizer ({faults.in_a_line(error)}); copy the base again"
+        ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 
 
-def take_words(reader: Reader, weights: Mapping[str, torch.Tensor], theirs: Mapping[str, int],
-               ours: Mapping[str, int]) -> int:
+def take_words(
+    reader: Reader, weights: Mapping[str, torch.Tensor], theirs: Mapping[str, int], ours: Mapping[str, int]
+) -> int:
     """The weights of another reader, its words matched by name; how many of our words it knew."""
     own = reader.state_dict()
     kept = {name: tensor for name, tensor in weights.items() if name.startswith("backbone.") and name in own}

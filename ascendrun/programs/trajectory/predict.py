@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,12 @@ def classify(options: Options, here: Runtime) -> None:
     vote = load_vote([Path(name) for name in options["model"]], here.accelerator)
     if Path(options["data"]).name == "-":
         from ascendrun.programs.trajectory.stream import classify_stream
+
         classify_stream(vote, options, here)
         return
     records = records_to_classify(options, vote)
     samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
-    warm = samples[:min(len(samples), options["batch_size"] * here.world_size)]
+    warm = samples[: min(len(samples), options["batch_size"] * here.world_size)]
     for _ in range(options["warm_up"]):
         vote_on(vote, warm, here, options)
     here.accelerator.synchronize()
@@ -46,20 +48,29 @@ def classify(options: Options, here: Runtime) -> None:
         scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
         here.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} accuracy {scores.accuracy:.3f}")
     tokens = sum(map(len, samples))
-    here.record(done=True, tracks=len(samples), seconds=seconds, tracks_per_s=len(samples) / seconds,
-                tokens_per_s=tokens / seconds)
-    here.say(f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
-             f"{options['warm_up']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "
-             f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device")
+    here.record(
+        done=True,
+        tracks=len(samples),
+        seconds=seconds,
+        tracks_per_s=len(samples) / seconds,
+        tokens_per_s=tokens / seconds,
+    )
+    here.say(
+        f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
+        f"{options['warm_up']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "
+        f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device"
+    )
     here.say(f"{len(records)} predictions: {path}")
 
 
-def records_to_classify(options: Options, vote: Vote) -> List[Record]:
+def records_to_classify(options: Options, vote: Vote) -> list[Record]:
     if options["prepared"]:
         prepared = load_prepared(Path(options["prepared"]))
         if prepared.facts["text"] != vote.members[0].text:
-            raise BadData(f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
-                          f"{vote.members[0].text}; prepare the data with the model's grammar")
+            raise BadData(
+                f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
+                f"{vote.members[0].text}; prepare the data with the model's grammar"
+            )
         return prepared.records[options["split"]]
     return load_records(options, **vote.members[0].text)[0]
 
@@ -69,11 +80,15 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Opti
     return put_together(vote, each_member_on(vote, samples, here, options))
 
 
-def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> List[Floats]:
+def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
     if not samples:
         raise BadData("there is no track to classify")
-    return [predict(member.model, samples, here, batch_size=options["batch_size"],
-                    multiple=multiple_of(options, here.family)) for member in vote.members]
+    return [
+        predict(
+            member.model, samples, here, batch_size=options["batch_size"], multiple=multiple_of(options, here.family)
+        )
+        for member in vote.members
+    ]
 
 
 def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
@@ -81,12 +96,13 @@ def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
     return Adjustment(vote.temperature, vote.prior_shift).apply(mean, vote.members[0].priors)
 
 
-def ids_of(vote: Vote) -> Dict[str, int]:
+def ids_of(vote: Vote) -> dict[str, int]:
     return {name: i for i, name in enumerate(vote.names)}
 
 
-def write_predictions(path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *,
-                      with_all: bool = True) -> None:
+def write_predictions(
+    path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
+) -> None:
     """One line a track: its class_name and confidence, and the truth where it is known."""
     with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
         for record, row in zip(records, probabilities):
@@ -96,9 +112,9 @@ def write_predictions(path: Path, records: Sequence[Record], probabilities: Floa
             file.write(json.dumps(said) + "\n")
 
 
-def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> Dict[str, Any]:
+def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:
     best = int(row.argmax())
-    said: Dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
+    said: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
     if with_all:
         said["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
     return said

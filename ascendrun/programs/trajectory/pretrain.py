@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ascendrun.programs.trajectory.model import WordGuesser, pad
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 from ascendrun.programs.trajectory.train import identity_of, make_engine, make_settings, plan_of
 
-Asked = Tuple[Ids, Ids, Ids]
+Asked = tuple[Ids, Ids, Ids]
 """One sample: what the reader sees, at which places it is asked, and the right words there."""
 
 
@@ -29,19 +29,35 @@ class Pretraining(Task):
     """`objective`: masked or causal. Classes are not looked at."""
 
     def __init__(self, options: Options, samples: Samples, here: Runtime, model: WordGuesser, plan: Buckets) -> None:
-        self.options, self.vocabulary, self.here, self.model, self.plan = (options, samples.vocabulary, here, model,
-                                                                           plan)
+        self.options, self.vocabulary, self.here, self.model, self.plan = (
+            options,
+            samples.vocabulary,
+            here,
+            model,
+            plan,
+        )
         self.train_set, self.val_set = unlabelled(samples), samples.encoded["val"]
         self.may = guessable(samples.vocabulary)
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         epoch = step // self.plan.steps_per_epoch
-        return self.batch([self.asked(self.train_set[number], (self.options["seed"], epoch, number), is_training=True)
-                           for unit in units for number in unit])
+        return self.batch(
+            [
+                self.asked(self.train_set[number], (self.options["seed"], epoch, number), is_training=True)
+                for unit in units
+                for number in unit
+            ]
+        )
 
     def asked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Asked:
-        ids = augment(sample, min_points=self.options["min_points"], crop=self.options["crop"] if is_training else 0.0,
-                      hide=0.0, unknown=self.vocabulary[UNKNOWN], key=key)
+        ids = augment(
+            sample,
+            min_points=self.options["min_points"],
+            crop=self.options["crop"] if is_training else 0.0,
+            hide=0.0,
+            unknown=self.vocabulary[UNKNOWN],
+            key=key,
+        )
         if self.options["objective"] == "causal":
             places = np.flatnonzero(ids[1:] != self.vocabulary[UNKNOWN])
             return ids, places, ids[places + 1]
@@ -50,34 +66,42 @@ class Pretraining(Task):
 
     def batch(self, rows: Sequence[Asked]) -> Batch:
         ids, lengths = pad([seen for seen, _, _ in rows], multiple=multiple_of(self.options, self.here.family))
-        tensors = {"ids": ids, "lengths": lengths,
-                   "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
-                   "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),
-                   "words": torch.from_numpy(np.concatenate([words for _, _, words in rows]))}
+        tensors = {
+            "ids": ids,
+            "lengths": lengths,
+            "rows": torch.from_numpy(np.repeat(np.arange(len(rows)), [len(places) for _, places, _ in rows])),
+            "places": torch.from_numpy(np.concatenate([places for _, places, _ in rows])),
+            "words": torch.from_numpy(np.concatenate([words for _, _, words in rows])),
+        }
         tokens = int(lengths.sum())
         return Batch(tensors, weight=float(len(tensors["words"])), tokens=tokens, samples=len(rows))
 
-    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"])
         return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
 
-    def evaluate(self, step: int) -> Dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """The same hidden words at every evaluation; words of the training ships' vocabulary only."""
         mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
         size, sums = self.options["batch_size"], [0.0, 0.0, 0.0, 0.0]
         for start in range(0, len(mine), size):
-            batch = self.batch([self.asked(self.val_set[i], (i,), is_training=False) for i in mine[start:start + size]])
+            batch = self.batch(
+                [self.asked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
+            )
             tensors = {name: tensor.to(self.here.device) for name, tensor in batch.tensors.items()}
             logits = self.model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"]).float()
             right = float((logits.argmax(-1) == tensors["words"]).sum())
             nats = float(functional.cross_entropy(logits, tensors["words"], reduction="sum"))
             sums = [old + new for old, new in zip(sums, (nats, right, batch.weight, float(batch.tokens)))]
         nats, right, asked, tokens = self.here.sum(sums)
-        return {"loss": nats / max(1.0, asked), "right_of_asked": right / max(1.0, asked),
-                "asked_of_all": asked / tokens}
+        return {
+            "loss": nats / max(1.0, asked),
+            "right_of_asked": right / max(1.0, asked),
+            "asked_of_all": asked / tokens,
+        }
 
 
-def unlabelled(samples: Samples) -> List[Encoded]:
+def unlabelled(samples: Samples) -> list[Encoded]:
     """The training ships, and those of no known class; never a ship of the other splits."""
     return [*samples.encoded["train"], *samples.encoded.get("unlabelled", [])]
 
@@ -86,5 +110,12 @@ def make_pretraining(options: Options, samples: Samples, model: WordGuesser, her
     plan = plan_of(unlabelled(samples), options)
     settings = make_settings(options, plan, model, here, best="loss", best_is_low=True)
     engine = make_engine(options, model, here)
-    return Loop(here, engine, plan, Pretraining(options, samples, here, model, plan), settings, folder=folder,
-                identity=identity_of(options, samples))
+    return Loop(
+        here,
+        engine,
+        plan,
+        Pretraining(options, samples, here, model, plan),
+        settings,
+        folder=folder,
+        identity=identity_of(options, samples),
+    )

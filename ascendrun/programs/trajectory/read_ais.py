@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
 from ascendrun.programs.trajectory.tables import read_table
-from ascendrun.programs.trajectory.tracks import (
-    FASTEST_KNOTS,
-    BadData,
-    Cleaning,
-    Floats,
-    Limits,
-    Track,
-    cut_tracks,
-)
+from ascendrun.programs.trajectory.tracks import FASTEST_KNOTS, BadData, Cleaning, Floats, Limits, Track, cut_tracks
 
 ALIASES = {
     "ship": ("vessel_id", "ship", "mmsi"),
@@ -48,23 +41,43 @@ NO_PLACE = "have no place"
 SHOWN_PROBLEMS = 8
 
 NUMBERED_CLASSES = (
-    "Bulk_Carrier", "Cargo_Ship", "Container_Ship", "Barge", "Fishing_Vessel", "Other", "Oil_Tanker", "Passenger_Ship",
-    "Sand_Carrier", "Fishery_Research_Vessel", "Supply_Ship", "Storage_Tanker", "Submarine", "Transport_Ship",
+    "Bulk_Carrier",
+    "Cargo_Ship",
+    "Container_Ship",
+    "Barge",
+    "Fishing_Vessel",
+    "Other",
+    "Oil_Tanker",
+    "Passenger_Ship",
+    "Sand_Carrier",
+    "Fishery_Research_Vessel",
+    "Supply_Ship",
+    "Storage_Tanker",
+    "Submarine",
+    "Transport_Ship",
 )
 """Names of the classes that some data sets give as numbers 0 to 13."""
-CLASS_OF_CODE = {30: "Fishing", 31: "Tug_Tow", 32: "Tug_Tow", 52: "Tug_Tow", 36: "Pleasure_Sailing",
-                 37: "Pleasure_Sailing", **dict.fromkeys(range(60, 70), "Passenger"),
-                 **dict.fromkeys(range(70, 80), "Cargo"), **dict.fromkeys(range(80, 90), "Tanker")}
+CLASS_OF_CODE = {
+    30: "Fishing",
+    31: "Tug_Tow",
+    32: "Tug_Tow",
+    52: "Tug_Tow",
+    36: "Pleasure_Sailing",
+    37: "Pleasure_Sailing",
+    **dict.fromkeys(range(60, 70), "Passenger"),
+    **dict.fromkeys(range(70, 80), "Cargo"),
+    **dict.fromkeys(range(80, 90), "Tanker"),
+}
 """By AIS ship type; 0 and none are unknown, all others `Other`."""
 
 
-def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> Tuple[List[Track], Cleaning]:
+def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tuple[list[Track], Cleaning]:
     """All tracks of a file, or of all files of a folder. Raises BadData when there is nothing to use.
 
     `columns` maps our names (the keys of ALIASES) to the file's; what it does not name is found by ALIASES.
     """
     files = data_files(path)
-    raw: List[Track] = []
+    raw: list[Track] = []
     points, left_out, problems = 0, LeftOut(), []
     for file in files:
         try:
@@ -77,19 +90,27 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> Tu
         left_out.add("are torn lines", table.torn, f"line {table.first_torn} of {file}")
         raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
     if problems:
-        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + (
-            f"\n… and {len(problems) - SHOWN_PROBLEMS} more files" if len(problems) > SHOWN_PROBLEMS else ""))
+        raise BadData(
+            "\n".join(problems[:SHOWN_PROBLEMS])
+            + (f"\n… and {len(problems) - SHOWN_PROBLEMS} more files" if len(problems) > SHOWN_PROBLEMS else "")
+        )
     tracks, counts = cut_tracks(raw, limits)
     if not tracks:
         told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
-        raise BadData(f"{path}: no track of at least {limits.min_points} points among {points}"
-                      f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_points, or give more data")
-    return tracks, Cleaning(points=points, bad_points=left_out.count, tracks=len(tracks), **counts,
-                            why_bad=tuple(left_out.told()))
+        raise BadData(
+            f"{path}: no track of at least {limits.min_points} points among {points}"
+            f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_points, or give more data"
+        )
+    return tracks, Cleaning(
+        points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.told())
+    )
 
 
-CUT_AWAY = {"repeated_points": "have a moment that was there already", "outliers": "lie where no ship comes to",
-            "short_pieces": "piece(s) are too short"}
+CUT_AWAY = {
+    "repeated_points": "have a moment that was there already",
+    "outliers": "lie where no ship comes to",
+    "short_pieces": "piece(s) are too short",
+}
 """What cut_tracks counts, in words."""
 
 
@@ -97,7 +118,7 @@ CUT_AWAY = {"repeated_points": "have a moment that was there already", "outliers
 class LeftOut:
     """Points that cannot be used: how many for each reason, and where the first of them stands."""
 
-    reasons: Dict[str, Tuple[int, str]] = field(default_factory=dict)
+    reasons: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -108,14 +129,17 @@ class LeftOut:
         if count:
             self.reasons[reason] = before + count, first
 
-    def told(self) -> List[str]:
+    def told(self) -> list[str]:
         return [f"{count} {reason}, as {such_as}" for reason, (count, such_as) in self.reasons.items()]
 
 
-def data_files(path: Path) -> List[Path]:
+def data_files(path: Path) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.iterdir()
-                       if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith("."))
+        files = sorted(
+            file
+            for file in path.iterdir()
+            if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith(".")
+        )
         if not files:
             raise BadData(f"{path}: no .csv, .csv.gz or .parquet file in this folder")
         return files
@@ -130,31 +154,37 @@ def stem(file: Path) -> str:
     return file.name.split(".", 1)[0]
 
 
-def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> Dict[str, str]:
+def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> dict[str, str]:
     """The file's column for each of our names. Raises BadData with all that is missing."""
     unknown = [key for key in wanted if key not in ALIASES]
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
-        raise BadData(f"--columns: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
-                      f"{file} has {', '.join(names)}")
+        raise BadData(
+            f"--columns: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
+            f"{file} has {', '.join(names)}"
+        )
     found = {**find_columns(names), **wanted}
     missing = [key for key in NEEDED if key not in found]
     if missing:
-        raise BadData(f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
-                      f"name it with --columns={missing[0]}=NAME")
+        raise BadData(
+            f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
+            f"name it with --columns={missing[0]}=NAME"
+        )
     return found
 
 
-def find_columns(names: Sequence[str]) -> Dict[str, str]:
+def find_columns(names: Sequence[str]) -> dict[str, str]:
     """The file's column for each of our names, by ALIASES, where it has one."""
     by_lower = {name.lower(): name for name in names}
-    found = {key: next((by_lower[alias] for alias in aliases if alias in by_lower), None)
-             for key, aliases in ALIASES.items()}
+    found = {
+        key: next((by_lower[alias] for alias in aliases if alias in by_lower), None) for key, aliases in ALIASES.items()
+    }
     return {key: name for key, name in found.items() if name is not None}
 
 
-def clean_rows(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str,
-               left_out: LeftOut) -> List[Track]:
+def clean_rows(
+    table: Mapping[str, Sequence[Any]], found: Mapping[str, str], default_ship: str, left_out: LeftOut
+) -> list[Track]:
     """One track per ship (and track id), of its usable points; the label is the first one given. `left_out`: is told
     of the others."""
     count = len(table[found["time"]])
@@ -176,18 +206,32 @@ def clean_rows(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], def
     leave_out(~(np.abs(time) < LATEST_S), "time", NO_TIME)
     leave_out(~(np.abs(lat) <= 90), "lat", NO_PLACE)
     leave_out(~(np.abs(lon) <= 180) | ((lat == 0) & (lon == 0)), "lon", NO_PLACE)
-    leave_out(~np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool), "sender",
-              "are of no ship")
+    leave_out(
+        ~np.array([is_ship(text) for text in texts(table, found, "sender", count, "")], dtype=bool),
+        "sender",
+        "are of no ship",
+    )
     ships, tracks = texts(table, found, "ship", count, default_ship), texts(table, found, "track", count, "")
-    groups: Dict[Tuple[str, str], List[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for i in np.flatnonzero(usable):
         groups.setdefault((ships[i] or default_ship, tracks[i]), []).append(int(i))
     labels, splits = class_texts(table, found, count), texts(table, found, "split", count, "")
     length, width = (optional_numbers(table, found, name, count) for name in ("length", "width"))
     return [
-        Track(track or ship, ship, time[rows].astype(np.int64), lat[rows], lon[rows], sog[rows], cog[rows],
-              class_name(first_given(labels, rows)), split_name(first_given(splits, rows)), heading[rows],
-              first_size(length, rows), first_size(width, rows))
+        Track(
+            track or ship,
+            ship,
+            time[rows].astype(np.int64),
+            lat[rows],
+            lon[rows],
+            sog[rows],
+            cog[rows],
+            class_name(first_given(labels, rows)),
+            split_name(first_given(splits, rows)),
+            heading[rows],
+            first_size(length, rows),
+            first_size(width, rows),
+        )
         for (ship, track), rows in groups.items()
     ]
 
@@ -197,7 +241,7 @@ def is_ship(sender: str) -> bool:
     return sender in ("", "Class A", "Class B")
 
 
-def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], count: int) -> List[str]:
+def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], count: int) -> list[str]:
     """The class column; without one, the class of each AIS ship type."""
     if "class" in found or "type_code" not in found:
         return texts(table, found, "class", count, "")
@@ -250,8 +294,9 @@ def danish_time(text: str) -> float:
         return one_number(text)
 
 
-def texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], key: str, count: int,
-          default: str) -> List[str]:
+def texts(
+    table: Mapping[str, Sequence[Any]], found: Mapping[str, str], key: str, count: int, default: str
+) -> list[str]:
     if key not in found:
         return [default] * count
     return ["" if value is None else str(value).strip() for value in table[found[key]]]
@@ -261,7 +306,7 @@ def first_given(values: Sequence[str], rows: Sequence[int]) -> str:
     return next((values[i] for i in rows if values[i]), "")
 
 
-def class_name(text: str) -> Optional[str]:
+def class_name(text: str) -> str | None:
     """The class as a name; numbers 0 to 13 become NUMBERED_CLASSES."""
     if text.lower() in NO_CLASS:
         return None
@@ -271,6 +316,6 @@ def class_name(text: str) -> Optional[str]:
     return text
 
 
-def split_name(text: str) -> Optional[str]:
+def split_name(text: str) -> str | None:
     """One of SPLITS by any of its common names; another stays as it is, for split_records to judge."""
     return {"validation": "val", "valid": "val", "dev": "val"}.get(text.lower(), text.lower()) or None

@@ -6,9 +6,10 @@ import gzip
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, TextIO
 
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
@@ -28,26 +29,35 @@ class Record:
 
     id: str
     ship: str
-    label: Optional[str]
-    split: Optional[str]
+    label: str | None
+    split: str | None
     words: Words
     mark: str
 
 
-def from_tracks(tracks: Sequence[Track], *, grammar: str, resolution: int) -> List[Record]:
+def from_tracks(tracks: Sequence[Track], *, grammar: str, resolution: int) -> list[Record]:
     texts = as_texts(tracks, grammar=grammar, resolution=resolution)
-    return [Record(track.id, track.ship, track.label, track.split, words,
-                   fingerprint(track.time.tobytes(), track.lat.tobytes(), track.lon.tobytes()))
-            for track, words in zip(tracks, texts)]
+    return [
+        Record(
+            track.id,
+            track.ship,
+            track.label,
+            track.split,
+            words,
+            fingerprint(track.time.tobytes(), track.lat.tobytes(), track.lon.tobytes()),
+        )
+        for track, words in zip(tracks, texts)
+    ]
 
 
 # --- texts that were made elsewhere: the guide's JSON lines ---
+
 
 def is_texts(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def read_texts(path: Path) -> Tuple[List[Record], int]:
+def read_texts(path: Path) -> tuple[list[Record], int]:
     """Of lines {"text", "label", "source_file"}, and how many class words were taken out of them.
 
     The published texts name the class at every point. Such a word is taken out where it stands before POINT_END and
@@ -55,8 +65,8 @@ def read_texts(path: Path) -> Tuple[List[Record], int]:
     """
     if not path.is_file():
         raise BadData(f"{path}: no such file on this node; data must be at the same path on every node")
-    records: List[Record] = []
-    problems: List[str] = []
+    records: list[Record] = []
+    problems: list[str] = []
     removed = 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -77,7 +87,7 @@ def read_texts(path: Path) -> Tuple[List[Record], int]:
     return records, removed
 
 
-def read_text_line(line: str, place: str) -> Tuple[Record, int]:
+def read_text_line(line: str, place: str) -> tuple[Record, int]:
     try:
         row = json.loads(line)
         text, label = row["text"], row.get("label")
@@ -90,24 +100,24 @@ def read_text_line(line: str, place: str) -> Tuple[Record, int]:
     words, removed = without_class(text.split(), name)
     ship = str(row.get("ship") or row.get("source_file") or place)
     split = split_name(str(row.get("split") or ""))
-    return Record(place.rsplit("/", 1)[-1], ship, name, split, in_points(words),
-                  fingerprint(" ".join(words).encode())), removed
+    return Record(
+        place.rsplit("/", 1)[-1], ship, name, split, in_points(words), fingerprint(" ".join(words).encode())
+    ), removed
 
 
-def without_class(words: Sequence[str], name: Optional[str]) -> Tuple[List[str], int]:
+def without_class(words: Sequence[str], name: str | None) -> tuple[list[str], int]:
     own = {name, *NUMBERED_CLASSES} if name else set(NUMBERED_CLASSES)
-    kept = [word for i, word in enumerate(words)
-            if not (word in own and i + 1 < len(words) and words[i + 1] == END)]
+    kept = [word for i, word in enumerate(words) if not (word in own and i + 1 < len(words) and words[i + 1] == END)]
     return kept, len(words) - len(kept)
 
 
 def in_points(words: Sequence[str]) -> Words:
     """Points end with POINT_END; a text without it is one head."""
-    points: List[Tuple[str, ...]] = []
+    points: list[tuple[str, ...]] = []
     start = 0
     for i, word in enumerate(words):
         if word == END:
-            points.append(tuple(words[start:i + 1]))
+            points.append(tuple(words[start : i + 1]))
             start = i + 1
     rest = tuple(words[start:])
     return Words(rest if not points else (), tuple(points) if not (points and rest) else (*points, rest))
@@ -115,16 +125,17 @@ def in_points(words: Sequence[str]) -> Words:
 
 # --- the prepared folder ---
 
+
 @dataclass(frozen=True)
 class Prepared:
     """All segments with their split, the vocabulary of the training ones, and how they came about (`facts`)."""
 
-    records: Dict[str, List[Record]]
-    vocabulary: Dict[str, int]
-    facts: Dict[str, Any]
+    records: dict[str, list[Record]]
+    vocabulary: dict[str, int]
+    facts: dict[str, Any]
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return list(self.facts["names"])
 
 
@@ -140,7 +151,7 @@ def save_prepared(prepared: Prepared, folder: Path) -> None:
     replace_text(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
 
 
-def as_line(record: Record) -> Dict[str, Any]:
+def as_line(record: Record) -> dict[str, Any]:
     line = asdict(record)
     line["words"] = {"head": " ".join(record.words.head), "points": [" ".join(point) for point in record.words.points]}
     return line
@@ -149,8 +160,10 @@ def as_line(record: Record) -> Dict[str, Any]:
 def load_prepared(folder: Path) -> Prepared:
     """Raises BadData where there is none, or its files do not belong together."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
-        raise BadData(f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
-                      "node first, or give --data")
+        raise BadData(
+            f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
+            "node first, or give --data"
+        )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -158,7 +171,7 @@ def load_prepared(folder: Path) -> Prepared:
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
         raise BadData(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
-    records: Dict[str, List[Record]] = {}
+    records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):
         record = from_line(json.loads(line))
         records.setdefault(str(record.split), []).append(record)
@@ -168,16 +181,23 @@ def load_prepared(folder: Path) -> Prepared:
 
 def from_line(line: Mapping[str, Any]) -> Record:
     words = line["words"]
-    return Record(**{**line, "words": Words(tuple(words["head"].split()),
-                                            tuple(tuple(point.split()) for point in words["points"]))})
+    return Record(
+        **{
+            **line,
+            "words": Words(tuple(words["head"].split()), tuple(tuple(point.split()) for point in words["points"])),
+        }
+    )
 
 
 def open_text(path: Path) -> TextIO:
     """A byte that is no UTF-8 is kept apart, for its own line to be refused."""
     kept = "surrogateescape"
-    return (gzip.open(path, "rt", encoding="utf-8", errors=kept) if path.suffix == ".gz"
-            else open(path, encoding="utf-8", errors=kept))
+    return (
+        gzip.open(path, "rt", encoding="utf-8", errors=kept)
+        if path.suffix == ".gz"
+        else open(path, encoding="utf-8", errors=kept)
+    )
 
 
-def count_classes(records: Sequence[Record]) -> Dict[str, int]:
+def count_classes(records: Sequence[Record]) -> dict[str, int]:
     return dict(Counter(record.label or "?" for record in records).most_common())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,10 @@ class Scores:
     accuracy: float
     macro_f1: float
     weighted_f1: float
-    classes: Tuple[ClassScore, ...]
-    confusion: Tuple[Tuple[int, ...], ...]
+    classes: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...]
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -44,13 +45,25 @@ def score(truth: Sequence[int], called: Sequence[int], names: Sequence[str]) -> 
     rows = []
     for i, name in enumerate(names):
         hits, support, calls = int(matrix[i, i]), int(matrix[i].sum()), int(matrix[:, i].sum())
-        rows.append(ClassScore(name, hits / calls if calls else 0.0, hits / support if support else 0.0,
-                               2 * hits / (calls + support) if calls + support else 0.0, support))
+        rows.append(
+            ClassScore(
+                name,
+                hits / calls if calls else 0.0,
+                hits / support if support else 0.0,
+                2 * hits / (calls + support) if calls + support else 0.0,
+                support,
+            )
+        )
     present = [row.f1 for row in rows if row.support]
     accuracy = float(np.trace(matrix) / max(1, matrix.sum()))
     weighted = sum(row.f1 * row.support for row in rows) / max(1, int(matrix.sum()))
-    return Scores(accuracy, float(np.mean(present)) if present else 0.0, weighted, tuple(rows),
-                  tuple(tuple(int(count) for count in row) for row in matrix))
+    return Scores(
+        accuracy,
+        float(np.mean(present)) if present else 0.0,
+        weighted,
+        tuple(rows),
+        tuple(tuple(int(count) for count in row) for row in matrix),
+    )
 
 
 def majority(train: Sequence[int], truth: Sequence[int], names: Sequence[str]) -> Scores:
@@ -62,11 +75,16 @@ def as_table(model: Scores, baseline: Scores) -> str:
     """What a person reads at the end: each class, then the two that matter beside the majority-class baseline."""
     wide = max(len("majority class"), *(len(row.name) for row in model.classes))
     lines = [f"{'class':<{wide}}  precision  recall     F1  tracks"]
-    lines += [f"{row.name:<{wide}}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
-              for row in model.classes]
-    lines += ["", f"{'':<{wide}}  macro F1  accuracy",
-              f"{'this model':<{wide}}  {model.macro_f1:8.3f}  {model.accuracy:8.3f}",
-              f"{'majority class':<{wide}}  {baseline.macro_f1:8.3f}  {baseline.accuracy:8.3f}"]
+    lines += [
+        f"{row.name:<{wide}}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.support:6d}"
+        for row in model.classes
+    ]
+    lines += [
+        "",
+        f"{'':<{wide}}  macro F1  accuracy",
+        f"{'this model':<{wide}}  {model.macro_f1:8.3f}  {model.accuracy:8.3f}",
+        f"{'majority class':<{wide}}  {baseline.macro_f1:8.3f}  {baseline.accuracy:8.3f}",
+    ]
     return "\n".join(lines)
 
 
@@ -75,6 +93,8 @@ def as_confusion(scores: Scores) -> str:
     names = [row.name for row in scores.classes]
     wide = max(len(name) for name in names) + 4
     lines = [" " * wide + "".join(f"{i:>6}" for i in range(len(names)))]
-    lines += [f"{f'{i} {names[i]}':<{wide}}" + "".join(f"{count:>6}" for count in row)
-              for i, row in enumerate(scores.confusion)]
+    lines += [
+        f"{f'{i} {names[i]}':<{wide}}" + "".join(f"{count:>6}" for count in row)
+        for i, row in enumerate(scores.confusion)
+    ]
     return "\n".join(lines)

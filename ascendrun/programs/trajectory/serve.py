@@ -6,10 +6,11 @@ import json
 import select
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable
 
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -33,7 +34,7 @@ class Refused(Exception):
         self.status = status
 
 
-def answer_request(classifier: Classifier, body: bytes) -> Dict[str, Any]:
+def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
     """{"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}, with "probabilities": true where wanted."""
     try:
         asked = json.loads(body)
@@ -45,7 +46,7 @@ def answer_request(classifier: Classifier, body: bytes) -> Dict[str, Any]:
     if len(keys) != 1:
         raise Refused(400, 'give one of "text", "texts", "points", "tracks"')
     given, with_all = asked[keys[0]], bool(asked.get("probabilities", False))
-    many: List[Any] = given if keys[0] in ("texts", "tracks") else [given]
+    many: list[Any] = given if keys[0] in ("texts", "tracks") else [given]
     if not isinstance(many, list) or not 0 < len(many) <= MOST_TRACKS:
         raise Refused(413 if isinstance(many, list) and many else 400, f"give 1 to {MOST_TRACKS} tracks at once")
     try:
@@ -65,7 +66,7 @@ class Service(ThreadingHTTPServer):
     request_queue_size = 128
     """Who comes in a burst is not sent away to try again a second later."""
 
-    def __init__(self, address: Tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
         self.waiting = 0
         self._changed = threading.Condition()
@@ -104,8 +105,16 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
             if self.path != "/health":
                 self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
                 return
-            self.reply(200, {"status": "ok", "classes": classifier.class_names, "device": str(classifier.device),
-                             "models": len(classifier.vote.members), "waiting": server.waiting})
+            self.reply(
+                200,
+                {
+                    "status": "ok",
+                    "classes": classifier.class_names,
+                    "device": str(classifier.device),
+                    "models": len(classifier.vote.members),
+                    "waiting": server.waiting,
+                },
+            )
 
         def do_POST(self) -> None:
             if self.path != "/predict":
@@ -131,7 +140,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
                 raise Refused(413, f"a body of {length} bytes; at most {MOST_BYTES}")
             return self.rfile.read(int(length))
 
-        def reply(self, status: int, content: Dict[str, Any]) -> None:
+        def reply(self, status: int, content: dict[str, Any]) -> None:
             raw = json.dumps(content).encode() + b"\n"
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -139,7 +148,7 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
             self.end_headers()
             self.wfile.write(raw)
 
-        def send_error(self, code: int, message: Optional[str] = None, explain: Optional[str] = None) -> None:
+        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             self.close_connection = True
             self.reply(code, {"error": message or "no such request; there are GET /health and POST /predict"})
 
@@ -159,15 +168,23 @@ def serve_stage(options: Options, here: Runtime) -> None:
     try:
         server = make_server(classifier, options["host"], port)
     except OSError as error:
-        raise BadData(f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
-                      "one, or an address of this machine") from error
-    address: Tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
+        raise BadData(
+            f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
+            "one, or an address of this machine"
+        ) from error
+    address: tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
     print(f"serving on http://{address[0]}:{address[1]}: POST /predict, GET /health", flush=True)
     here.record(event="serving", host=address[0], port=address[1])
     has_answered = serve_until(server, lambda: here.stop_asked)
     here.record(done=True)
-    here.say("asked to stop; " + ("no request is left" if has_answered else
-                                  f"what was asked had no answer after {ANSWER_S:.0f} s, and gets none"))
+    here.say(
+        "asked to stop; "
+        + (
+            "no request is left"
+            if has_answered
+            else f"what was asked had no answer after {ANSWER_S:.0f} s, and gets none"
+        )
+    )
 
 
 def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -36,9 +36,16 @@ class Pass:
 
 def heaviest(plan: Buckets, options: Options, *, family: str, world_size: int, asked_share: float) -> Pass:
     """`asked_share`: of the words, those to be guessed. Cropping makes tracks shorter, so this is the most."""
-    loader = Loader(plan, lambda units, step: NotImplemented, rank=0, world_size=world_size, steps=0,
-                    micro_batch=options["micro_batch"], micro_tokens=micro_tokens_of(options, family),
-                    length_of=plan.length_of)
+    loader = Loader(
+        plan,
+        lambda units, step: NotImplemented,
+        rank=0,
+        world_size=world_size,
+        steps=0,
+        micro_batch=options["micro_batch"],
+        micro_tokens=micro_tokens_of(options, family),
+        length_of=plan.length_of,
+    )
     loader.close()
     multiple, found = multiple_of(options, family), Pass(0, 0, 0, 0)
     for step in sorted({int(each) for each in np.linspace(0, plan.steps_per_epoch - 1, LOOKED_AT)}):
@@ -52,12 +59,18 @@ def heaviest(plan: Buckets, options: Options, *, family: str, world_size: int, a
     return found
 
 
-def reckon(sizes: Sizes, heavy: Pass, *, precision: Precision, world_size: int, family: str, checkpointed: bool
-           ) -> memory.Need:
+def reckon(
+    sizes: Sizes, heavy: Pass, *, precision: Precision, world_size: int, family: str, checkpointed: bool
+) -> memory.Need:
     """Of a classifier, or of a guesser of words where the pass asks for some."""
     how = "none" if world_size == 1 else "ddp"
-    return memory.needs(simulated(sizes, heavy, precision, family=family, checkpointed=checkpointed), how=how,
-                        world_size=world_size, precision=precision, pieces=heavy.of_step)
+    return memory.needs(
+        simulated(sizes, heavy, precision, family=family, checkpointed=checkpointed),
+        how=how,
+        world_size=world_size,
+        precision=precision,
+        pieces=heavy.of_step,
+    )
 
 
 def simulated(sizes: Sizes, heavy: Pass, precision: Precision, *, family: str, checkpointed: bool) -> Simulated:
@@ -71,8 +84,13 @@ def simulated(sizes: Sizes, heavy: Pass, precision: Precision, *, family: str, c
             fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return model
 
-    return simulate_deep(build, int(sizes.config["num_hidden_layers"]), guess if heavy.asked else classify,
-                         shapes_of(heavy), precision=precision)
+    return simulate_deep(
+        build,
+        int(sizes.config["num_hidden_layers"]),
+        guess if heavy.asked else classify,
+        shapes_of(heavy),
+        precision=precision,
+    )
 
 
 def shapes_of(heavy: Pass) -> Shapes:
@@ -82,26 +100,35 @@ def shapes_of(heavy: Pass) -> Shapes:
     return {**shapes, "labels": ((heavy.rows,), torch.int64)}
 
 
-def classify(model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+def classify(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     logits = model(tensors["ids"], tensors["lengths"])
     return functional.cross_entropy(logits.float(), tensors["labels"], reduction="sum")
 
 
-def guess(model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+def guess(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     logits = model(tensors["ids"], tensors["lengths"], tensors["rows"], tensors["places"])
     return functional.cross_entropy(logits.float(), tensors["words"], reduction="sum")
 
 
-def with_layers(config: Dict[str, Any], layers: int) -> Dict[str, Any]:
+def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     shallow = {**copy.deepcopy(config), "num_hidden_layers": layers}
     if shallow.get("layer_types"):
         shallow["layer_types"] = shallow["layer_types"][:layers]
     return shallow
 
 
-def ways_out(sizes: Sizes, heavy: Pass, *, precision: Precision, world_size: int, family: str, card_bytes: int,
-             checkpointed: bool) -> List[str]:
+def ways_out(
+    sizes: Sizes,
+    heavy: Pass,
+    *,
+    precision: Precision,
+    world_size: int,
+    family: str,
+    card_bytes: int,
+    checkpointed: bool,
+) -> list[str]:
     """What would fit, tried out: fewer tracks a pass, then activations made anew, then both."""
+
     def fits(rows: int, anew: bool) -> bool:
         smaller = replace(heavy, rows=rows, asked=-(-heavy.asked * rows // heavy.rows), of_step=2)
         need = reckon(sizes, smaller, precision=precision, world_size=world_size, family=family, checkpointed=anew)
@@ -114,8 +141,10 @@ def ways_out(sizes: Sizes, heavy: Pass, *, precision: Precision, world_size: int
         rows = heavy.rows
         while not fits(rows, anew):
             rows //= 2
-        asked = ([] if anew == checkpointed else ["--gradient_checkpointing=true"])
+        asked = [] if anew == checkpointed else ["--gradient_checkpointing=true"]
         asked += [] if rows == heavy.rows else [f"--micro_batch={rows}"]
         found.append(" with ".join(asked))
-    return found or ["a smaller --hidden, fewer --layers or a smaller --base, for a pass of one track does not fit",
-                     "a card with more memory"]
+    return found or [
+        "a smaller --hidden, fewer --layers or a smaller --base, for a pass of one track does not fit",
+        "a card with more memory",
+    ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Dict, List, Sequence, Tuple
+from collections.abc import Sequence
 
 from ascendrun.programs.trajectory.records import Record
 from ascendrun.programs.trajectory.tracks import SPLITS, BadData
 
-Parts = Dict[str, List[Record]]
+Parts = dict[str, list[Record]]
 
 
 def split_records(records: Sequence[Record], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
@@ -19,8 +19,10 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     own = use_column and all(record.split for record in records)
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
     if strange:
-        raise BadData(f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
-                      "them, or use --split_column=false")
+        raise BadData(
+            f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
+            "them, or use --split_column=false"
+        )
     parts: Parts = {name: [] for name in SPLITS}
     for record in records:
         name = record.split if own and record.split else deal(record.ship, val=val, test=test, seed=seed)
@@ -28,8 +30,10 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     check_disjoint(parts)
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
-        raise BadData(f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
-                      "give more ships or larger --val_fraction and --test_fraction")
+        raise BadData(
+            f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
+            "give more ships or larger --val_fraction and --test_fraction"
+        )
     return parts
 
 
@@ -44,13 +48,15 @@ def deal(ship: str, *, val: float, test: float, seed: int) -> str:
 
 def check_disjoint(parts: Parts) -> None:
     """Raises BadData when a ship stands in two splits: the report would be about memory, not about motion."""
-    homes: Dict[str, str] = {}
-    shared: List[Tuple[str, str, str]] = []
+    homes: dict[str, str] = {}
+    shared: list[tuple[str, str, str]] = []
     for name, records in parts.items():
         for ship in {record.ship for record in records}:
             if homes.setdefault(ship, name) != name:
                 shared.append((ship, homes[ship], name))
     if shared:
         ship, one, other = shared[0]
-        raise BadData(f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
-                      "mend the split column or use --split_column=false")
+        raise BadData(
+            f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
+            "mend the split column or use --split_column=false"
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -26,9 +27,9 @@ class Trained:
 
     model: TrackClassifier
     sizes: Sizes
-    vocabulary: Dict[str, int]
+    vocabulary: dict[str, int]
     names: Sequence[str]
-    text: Dict[str, Any]
+    text: dict[str, Any]
     priors: Sequence[float]
 
 
@@ -36,28 +37,37 @@ class Trained:
 class Vote:
     """Classifiers whose probabilities are averaged, then made honest: see calibrate.Adjustment for the two numbers."""
 
-    members: Tuple[Trained, ...]
+    members: tuple[Trained, ...]
     temperature: float = 1.0
     prior_shift: float = 0.0
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return list(self.members[0].names)
 
 
 def save_trained(trained: Trained, folder: Path) -> Path:
-    return write(folder / MODEL_FILE, {
-        "weights": on_cpu(trained.model.state_dict()), "sizes": trained.sizes.as_json(),
-        "vocabulary": trained.vocabulary, "names": list(trained.names), "text": trained.text,
-        "priors": list(trained.priors)})
+    return write(
+        folder / MODEL_FILE,
+        {
+            "weights": on_cpu(trained.model.state_dict()),
+            "sizes": trained.sizes.as_json(),
+            "vocabulary": trained.vocabulary,
+            "names": list(trained.names),
+            "text": trained.text,
+            "priors": list(trained.priors),
+        },
+    )
 
 
 def load_trained(path: Path) -> Trained:
     """From the file or its folder. Raises BadData when there is none."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        raise BadData(f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
-                      "output, or that of --mode=evaluate")
+        raise BadData(
+            f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
+            "output, or that of --mode=evaluate"
+        )
     saved = load(file)
     if "names" not in saved:
         raise BadData(f"{file}: is no trained classifier; --model takes what finetune or train made")
@@ -68,18 +78,25 @@ def load_trained(path: Path) -> Trained:
     return Trained(model, sizes, saved["vocabulary"], saved["names"], saved["text"], saved["priors"])
 
 
-def save_pretrained(weights: Mapping[str, torch.Tensor], sizes: Sizes, vocabulary: Mapping[str, int],
-                    text: Mapping[str, Any], folder: Path) -> Path:
-    return write(folder / PRETRAINED_FILE, {"weights": on_cpu(weights), "sizes": sizes.as_json(),
-                                            "vocabulary": dict(vocabulary), "text": dict(text)})
+def save_pretrained(
+    weights: Mapping[str, torch.Tensor],
+    sizes: Sizes,
+    vocabulary: Mapping[str, int],
+    text: Mapping[str, Any],
+    folder: Path,
+) -> Path:
+    return write(
+        folder / PRETRAINED_FILE,
+        {"weights": on_cpu(weights), "sizes": sizes.as_json(), "vocabulary": dict(vocabulary), "text": dict(text)},
+    )
 
 
-def load_pretrained(folder: Path) -> Dict[str, Any]:
+def load_pretrained(folder: Path) -> dict[str, Any]:
     """weights, sizes, vocabulary and text, as saved."""
     return load(folder / PRETRAINED_FILE)
 
 
-def load(file: Path) -> Dict[str, Any]:
+def load(file: Path) -> dict[str, Any]:
     """Raises BadData for a file that is cut or of something else."""
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -128,5 +145,5 @@ def write(path: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def on_cpu(weights: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+def on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in weights.items()}

@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import sys
-from typing import Any, Callable, Dict, Iterable, Iterator, TextIO, Union
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, TextIO
 
 from ascendrun.programs.trainer.start import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
@@ -54,21 +55,24 @@ def lines_until(is_over: Callable[[], bool], source: int) -> Iterator[bytes]:
         os.close(wakes)
 
 
-def answer_lines(classifier: Classifier, lines: Iterable[Union[bytes, str]], out: TextIO, *, with_all: bool) -> None:
+def answer_lines(classifier: Classifier, lines: Iterable[bytes | str], out: TextIO, *, with_all: bool) -> None:
     """Each at once: who waits for an answer before the next question is not kept waiting."""
     for line in lines:
         out.write(json.dumps(answer_line(classifier, line, with_all)) + "\n")
         out.flush()
 
 
-def answer_line(classifier: Classifier, line: Union[bytes, str], with_all: bool) -> Dict[str, Any]:
+def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> dict[str, Any]:
     """A bad line gets {"error"} and does not end the stream."""
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):
             raise BadData('must be {"text": "…"} or {"points": [{…}, …]}')
-        said = (classifier.predict_single(str(asked["text"]), return_probs=with_all) if "text" in asked
-                else classifier.predict_track(asked["points"], return_probs=with_all))
+        said = (
+            classifier.predict_single(str(asked["text"]), return_probs=with_all)
+            if "text" in asked
+            else classifier.predict_track(asked["points"], return_probs=with_all)
+        )
     except FAULTS_OF_INPUT as error:
         return {"error": str(error)}
     return {**({"id": asked["id"]} if "id" in asked else {}), **said}

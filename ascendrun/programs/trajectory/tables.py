@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO
+from typing import Any, TextIO
 
 from ascendrun.programs.trajectory.tracks import BadData
 
@@ -22,7 +23,7 @@ class Table:
 
     columns: Mapping[str, Sequence[Any]]
     torn: int = 0
-    first_torn: Optional[int] = None
+    first_torn: int | None = None
 
 
 def read_table(file: Path) -> Table:
@@ -33,7 +34,7 @@ def read_table(file: Path) -> Table:
         raise BadData(f"{file}: cannot be read: {error}") from error
 
 
-def read_parquet(file: Path) -> Dict[str, Sequence[Any]]:
+def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -47,13 +48,14 @@ def read_parquet(file: Path) -> Dict[str, Sequence[Any]]:
 
 def read_csv(file: Path) -> Table:
     """A ship's name in another encoding keeps nobody from reading where the ship was; an empty line is no line."""
-    body: List[List[str]] = []
+    body: list[list[str]] = []
     torn, first_torn, began = 0, None, 1
     with open_text(file) as lines:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
-            raise BadData(f"{file}: is no UTF-8 text; convert it (iconv -t UTF-8), or give .csv.gz or .parquet their "
-                          "own endings")
+            raise BadData(
+                f"{file}: is no UTF-8 text; convert it (iconv -t UTF-8), or give .csv.gz or .parquet their own endings"
+            )
         rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
         try:
             header = next(rows, None)

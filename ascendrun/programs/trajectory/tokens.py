@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +18,22 @@ SPECIAL = (PAD, UNKNOWN, MASK)
 class Words:
     """The text of one track: some words about the whole, then the words of each point."""
 
-    head: Tuple[str, ...]
-    points: Tuple[Tuple[str, ...], ...]
+    head: tuple[str, ...]
+    points: tuple[tuple[str, ...], ...]
 
-    def all(self) -> List[str]:
+    def all(self) -> list[str]:
         return [*self.head, *(word for point in self.points for word in point)]
 
     def text(self) -> str:
         return " ".join(self.all())
 
 
-def make_vocabulary(texts: Iterable[Words], *, min_count: int) -> Dict[str, int]:
+def make_vocabulary(texts: Iterable[Words], *, min_count: int) -> dict[str, int]:
     """Ids by word, of the words that at least `min_count` tracks have; SPECIAL come first. Same texts, same ids.
 
     For training texts only: a word of the test ships alone must stay unknown.
     """
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     for words in texts:
         for word in set(words.all()):
             counts[word] = counts.get(word, 0) + 1
@@ -46,7 +46,7 @@ class Encoded:
     """One track as ids, `points` one array a point; `label` -1: not known."""
 
     head: Ids
-    points: Tuple[Ids, ...]
+    points: tuple[Ids, ...]
     label: int
 
     def __len__(self) -> int:
@@ -59,11 +59,12 @@ class Encoded:
 def encode(words: Words, vocabulary: Mapping[str, int], label: int) -> Encoded:
     unknown = vocabulary[UNKNOWN]
     head = np.array([vocabulary.get(word, unknown) for word in words.head], dtype=np.int64)
-    points = tuple(np.array([vocabulary.get(word, unknown) for word in point], dtype=np.int64)
-                   for point in words.points)
+    points = tuple(
+        np.array([vocabulary.get(word, unknown) for word in point], dtype=np.int64) for point in words.points
+    )
     return Encoded(head, points, label)
 
 
-def label_ids(labels: Sequence[str]) -> Dict[str, int]:
+def label_ids(labels: Sequence[str]) -> dict[str, int]:
     """Class ids by name, sorted by name."""
     return {name: i for i, name in enumerate(sorted(set(labels)))}

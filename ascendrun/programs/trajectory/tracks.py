@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,8 @@ class Track:
     lon: Floats
     sog: Floats
     cog: Floats
-    label: Optional[str]
-    split: Optional[str]
+    label: str | None
+    split: str | None
     heading: Floats = field(default_factory=lambda: np.empty(0))
     """Empty becomes NaN for every point."""
     length: float = float("nan")
@@ -49,11 +50,11 @@ class Track:
     def __len__(self) -> int:
         return len(self.time)
 
-    def of_points(self, points: Any) -> "Track":
+    def of_points(self, points: Any) -> Track:
         """The track of some of its points: a slice, numbers or a mask."""
         return replace(self, **{name: getattr(self, name)[points] for name in PER_POINT})
 
-    def part(self, start: int, stop: int) -> "Track":
+    def part(self, start: int, stop: int) -> Track:
         return replace(self.of_points(slice(start, stop)), id=f"{self.id}/{start}")
 
 
@@ -84,13 +85,13 @@ class Cleaning:
     jumps: int
     short_pieces: int
     tracks: int
-    why_bad: Tuple[str, ...] = ()
+    why_bad: tuple[str, ...] = ()
 
 
-def cut_tracks(raw: Sequence[Track], limits: Limits) -> Tuple[List[Track], Dict[str, int]]:
+def cut_tracks(raw: Sequence[Track], limits: Limits) -> tuple[list[Track], dict[str, int]]:
     """Clean tracks of whole ones, and the counts for Cleaning."""
     counts = {"repeated_points": 0, "outliers": 0, "jumps": 0, "short_pieces": 0}
-    tracks: List[Track] = []
+    tracks: list[Track] = []
     for track in raw:
         ordered, again = in_order(track)
         steady, out = without_outliers(ordered, limits.max_knots)
@@ -106,7 +107,7 @@ def cut_tracks(raw: Sequence[Track], limits: Limits) -> Tuple[List[Track], Dict[
     return tracks, counts
 
 
-def in_order(track: Track) -> Tuple[Track, int]:
+def in_order(track: Track) -> tuple[Track, int]:
     """The track by time, each moment once; and how many points were left out."""
     _, first = np.unique(track.time, return_index=True)
     return track.of_points(first), len(track) - len(first)
@@ -126,7 +127,7 @@ def is_too_far(track: Track, one: NDArray[np.int64], other: NDArray[np.int64], m
     return np.asarray(metres > reach)
 
 
-def without_outliers(track: Track, max_knots: float) -> Tuple[Track, int]:
+def without_outliers(track: Track, max_knots: float) -> tuple[Track, int]:
     """Without points that are too far from both neighbours, which are near each other."""
     if not max_knots or len(track) < 3:
         return track, 0
@@ -138,7 +139,7 @@ def without_outliers(track: Track, max_knots: float) -> Tuple[Track, int]:
     return (track.of_points(keep) if lonely.any() else track), int(lonely.sum())
 
 
-def jumps(track: Track, max_knots: float) -> List[int]:
+def jumps(track: Track, max_knots: float) -> list[int]:
     """Numbers of the points that their predecessor could not have reached."""
     if not max_knots or len(track) < 2:
         return []

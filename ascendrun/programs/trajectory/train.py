@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,36 @@ from ascendrun.programs.trajectory.model import Reader, TrackClassifier, fuse, m
 from ascendrun.programs.trajectory.scores import score
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
-FREE_TO_CHANGE = ("mode", "model", "data", "prepared", "output", "device", "resume", "log_every", "checkpoint_every",
-                  "keep_checkpoints", "timeout_s", "micro_batch", "micro_tokens", "find_micro_batch", "workers",
-                  "max_s", "profile", "peak_tflops", "host", "port", "warm_up", "probabilities", "crops", "split",
-                  "macro_share", "adjust", "card", "ranks")
+FREE_TO_CHANGE = (
+    "mode",
+    "model",
+    "data",
+    "prepared",
+    "output",
+    "device",
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "timeout_s",
+    "micro_batch",
+    "micro_tokens",
+    "find_micro_batch",
+    "workers",
+    "max_s",
+    "profile",
+    "peak_tflops",
+    "host",
+    "port",
+    "warm_up",
+    "probabilities",
+    "crops",
+    "split",
+    "macro_share",
+    "adjust",
+    "card",
+    "ranks",
+)
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 LR_FLOOR = 0.05
 BETAS = (0.9, 0.98)
@@ -37,8 +64,9 @@ CPU_MICRO_TOKENS = 2048
 class Classification(Task):
     """Says the class of a ship from a stretch of its track."""
 
-    def __init__(self, options: Options, samples: Samples, model: TrackClassifier, here: Runtime, plan: Buckets
-                 ) -> None:
+    def __init__(
+        self, options: Options, samples: Samples, model: TrackClassifier, here: Runtime, plan: Buckets
+    ) -> None:
         self.options, self.samples, self.model, self.here, self.plan = options, samples, model, here, plan
         self.train_set = samples.encoded["train"]
         self.class_weights = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
@@ -56,32 +84,47 @@ class Classification(Task):
 
     def row(self, number: int, epoch: int) -> Ids:
         options = self.options
-        return augment(self.train_set[number], min_points=options["min_points"], crop=options["crop"],
-                       hide=options["hide"], unknown=self.samples.vocabulary[UNKNOWN],
-                       key=(options["seed"], epoch, number))
+        return augment(
+            self.train_set[number],
+            min_points=options["min_points"],
+            crop=options["crop"],
+            hide=options["hide"],
+            unknown=self.samples.vocabulary[UNKNOWN],
+            key=(options["seed"], epoch, number),
+        )
 
-    def loss(self, model: nn.Module, tensors: Dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = model(tensors["ids"], tensors["lengths"])
         losses: torch.Tensor = self.each_loss(logits.float(), tensors["labels"])
         return (losses * tensors["weights"]).sum()
 
-    def evaluate(self, step: int) -> Dict[str, float]:
-        probabilities = predict(self.model, self.samples.encoded["val"], self.here,
-                                batch_size=self.options["batch_size"],
-                                multiple=multiple_of(self.options, self.here.family))
+    def evaluate(self, step: int) -> dict[str, float]:
+        probabilities = predict(
+            self.model,
+            self.samples.encoded["val"],
+            self.here,
+            batch_size=self.options["batch_size"],
+            multiple=multiple_of(self.options, self.here.family),
+        )
         truth = self.samples.labels("val")
         scores = score(truth, probabilities.argmax(1).tolist(), self.samples.names)
         nll = -np.log(np.maximum(probabilities[np.arange(len(truth)), truth], 1e-12)).mean()
-        return {"macro_f1": scores.macro_f1, "accuracy": scores.accuracy, "loss": float(nll),
-                "mean": (scores.macro_f1 + scores.accuracy) / 2}
+        return {
+            "macro_f1": scores.macro_f1,
+            "accuracy": scores.accuracy,
+            "loss": float(nll),
+            "mean": (scores.macro_f1 + scores.accuracy) / 2,
+        }
 
 
-def train_head(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
-               ) -> Optional[TrackClassifier]:
+def train_head(
+    options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
+) -> TrackClassifier | None:
     """The first --freeze_epochs, in which the layers below stay as they are; None: stopped by a signal."""
     model.backbone.requires_grad_(False)
-    loop = make_loop({**options, "epochs": options["freeze_epochs"], "keep_best_by": "last"}, samples, model, here,
-                     folder / "head")
+    loop = make_loop(
+        {**options, "epochs": options["freeze_epochs"], "keep_best_by": "last"}, samples, model, here, folder / "head"
+    )
     if options["resume"] == "auto":
         loop.resume()
     if not loop.run().is_complete:
@@ -94,24 +137,42 @@ def train_head(options: Options, samples: Samples, model: TrackClassifier, here:
 def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path) -> Loop:
     plan = plan_of(samples.encoded["train"], options)
     best = options["keep_best_by"]
-    settings = make_settings(options, plan, model, here, best="" if best == "last" else best,
-                             best_is_low=best == "loss")
+    settings = make_settings(
+        options, plan, model, here, best="" if best == "last" else best, best_is_low=best == "loss"
+    )
     engine = make_engine(options, model, here)
-    return Loop(here, engine, plan, Classification(options, samples, model, here, plan), settings, folder=folder,
-                identity=identity_of(options, samples))
+    return Loop(
+        here,
+        engine,
+        plan,
+        Classification(options, samples, model, here, plan),
+        settings,
+        folder=folder,
+        identity=identity_of(options, samples),
+    )
 
 
 def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
-    return Buckets([len(sample) for sample in samples], batch_size=options["batch_size"], seed=options["seed"],
-                   window=options["window"])
+    return Buckets(
+        [len(sample) for sample in samples],
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+        window=options["window"],
+    )
 
 
 def make_settings(options: Options, plan: Buckets, model: Reader, here: Runtime, **given: Any) -> Settings:
     steps = steps_of(options, plan)
-    return Settings.of(options, steps=steps, warmup_steps=max(1, warmup_of(options["warmup"], steps)),
-                       lr_floor=LR_FLOOR, micro_tokens=micro_tokens_of(options, here.family),
-                       eval_every=options["eval_every"] or plan.steps_per_epoch,
-                       flops_per_token=flops_of(model, float(np.mean(plan.lengths))), **given)
+    return Settings.of(
+        options,
+        steps=steps,
+        warmup_steps=max(1, warmup_of(options["warmup"], steps)),
+        lr_floor=LR_FLOOR,
+        micro_tokens=micro_tokens_of(options, here.family),
+        eval_every=options["eval_every"] or plan.steps_per_epoch,
+        flops_per_token=flops_of(model, float(np.mean(plan.lengths))),
+        **given,
+    )
 
 
 def steps_of(options: Options, plan: Buckets) -> int:
@@ -139,12 +200,16 @@ def flops_of(model: Reader, mean_length: float) -> float:
     config = model.backbone.config
     weights = list(model.parameters())
     return metrics.flops_per_token(
-        parameters=sum(weight.numel() for weight in weights), layers=config.num_hidden_layers,
-        trainable=sum(weight.numel() for weight in weights if weight.requires_grad), hidden=config.hidden_size,
-        mean_length=mean_length, embedding=model.backbone.embed_tokens.weight.numel())
+        parameters=sum(weight.numel() for weight in weights),
+        layers=config.num_hidden_layers,
+        trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
+        hidden=config.hidden_size,
+        mean_length=mean_length,
+        embedding=model.backbone.embed_tokens.weight.numel(),
+    )
 
 
-def class_weights(labels: Sequence[int], classes: int, how: str) -> List[float]:
+def class_weights(labels: Sequence[int], classes: int, how: str) -> list[float]:
     """The weight of each class, 1 on average over the samples; a class without samples weighs nothing."""
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[how]
@@ -152,7 +217,7 @@ def class_weights(labels: Sequence[int], classes: int, how: str) -> List[float]:
     return [float(weight) for weight in weights * counts.sum() / (weights * counts).sum()]
 
 
-def identity_of(options: Mapping[str, Any], samples: Samples) -> Dict[str, Any]:
+def identity_of(options: Mapping[str, Any], samples: Samples) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that goes on from it."""
     kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
     return {**kept, "data": samples.digest[:16]}

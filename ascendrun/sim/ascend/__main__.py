@@ -10,8 +10,9 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, InvalidInput, NotFound, Problem
 from ascendrun.sim.ascend import control
@@ -49,9 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     about = f"{__doc__}\nA process uses a simulated NPU with {DEVICE_VARIABLE}=<device> or =auto in its environment "
     about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE}); for a node in a folder also {ROOT_VARIABLE}=ROOT."
     parser = argparse.ArgumentParser(
-        prog="python -m ascendrun.sim.ascend",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m ascendrun.sim.ascend", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     install = _add(verbs, "install", _install, "make a folder, or a host of a virtual cluster, a simulated node")
@@ -78,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, verb: Verb, words: str
 ) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=words, description=words)
     parser.set_defaults(verb=verb)
@@ -104,11 +103,7 @@ def _install(arguments: argparse.Namespace) -> None:
 
 def _fault(arguments: argparse.Namespace) -> None:
     control.set_fault(
-        _root_of(arguments.root),
-        _card(arguments.card),
-        arguments.fault,
-        value=arguments.value,
-        after_s=arguments.after,
+        _root_of(arguments.root), _card(arguments.card), arguments.fault, value=arguments.value, after_s=arguments.after
     )
 
 
@@ -136,7 +131,7 @@ def _list_faults(arguments: argparse.Namespace) -> None:
         print(f"{kind.of:5} {name:18} {kind.says}{default}")
 
 
-def _card(word: str) -> Optional[int]:
+def _card(word: str) -> int | None:
     if word in OF_NODE:
         return None
     if not word.isdigit():
@@ -153,7 +148,7 @@ def _root_of(word: str) -> Path:
     return host[0].path(host[1], "/") if host else Path(word)
 
 
-def _host_of(word: str) -> Optional[Tuple[VirtualCluster, str]]:
+def _host_of(word: str) -> tuple[VirtualCluster, str] | None:
     """The cluster and its host that the word names; None where it is a path."""
     if "/" in word or Path(word).is_dir():
         return None

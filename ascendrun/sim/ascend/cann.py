@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.model import Chip, Node
@@ -14,7 +14,7 @@ _COMPONENTS = ("runtime", "compiler", "hccl", "opp", "toolkit", "aoe", "ncs", "o
 _INNER = "V100R001C{major:02d}SPC001B{build:03d}"
 
 
-def version_files(scenario: Scenario, *, seen_as: str) -> Dict[str, str]:
+def version_files(scenario: Scenario, *, seen_as: str) -> dict[str, str]:
     """All of them. `seen_as`: the path under which the node's own programs see the root, "" for "/"."""
     files = {
         f"{ASCEND}/driver/version.info": _driver(scenario),
@@ -28,7 +28,7 @@ def version_files(scenario: Scenario, *, seen_as: str) -> Dict[str, str]:
     return files
 
 
-def links(scenario: Scenario) -> Dict[str, str]:
+def links(scenario: Scenario) -> dict[str, str]:
     """Symbolic links by path: where each leads, from its own folder (they must hold below any root)."""
     found = {}
     if scenario.cann is not None and is_new_layout(scenario.cann):
@@ -53,7 +53,7 @@ def hccn_conf(node: Node) -> str:
 
 
 def _port(chip: Chip) -> str:
-    values: List[Tuple[str, Optional[str]]] = [
+    values: list[tuple[str, str | None]] = [
         ("address", chip.address),
         ("netmask", chip.netmask),
         ("netdetect", chip.netdetect),
@@ -126,7 +126,7 @@ def _install(scenario: Scenario, seen_as: str) -> str:
     return _lines(values)
 
 
-def _cann(scenario: Scenario, cann: str, seen_as: str) -> Dict[str, str]:
+def _cann(scenario: Scenario, cann: str, seen_as: str) -> dict[str, str]:
     home = f"{ASCEND}/cann-{cann}" if is_new_layout(cann) else f"{ASCEND}/ascend-toolkit/{cann}"
     env_folder = home if is_new_layout(cann) else f"{ASCEND}/ascend-toolkit"
     latest = f"{seen_as}/{home}" if is_new_layout(cann) else f"{seen_as}/{ASCEND}/ascend-toolkit/latest"
@@ -152,7 +152,7 @@ def _cann(scenario: Scenario, cann: str, seen_as: str) -> Dict[str, str]:
     }
 
 
-def _nnae(scenario: Scenario, nnae: str, seen_as: str) -> Dict[str, str]:
+def _nnae(scenario: Scenario, nnae: str, seen_as: str) -> dict[str, str]:
     home = f"{ASCEND}/nnae/{nnae}"
     return {
         f"{home}/ascend_nnae_install.info": _lines(

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable
 
 from ascendrun.core.errors import InvalidInput, NotFound, Problem
 from ascendrun.sim.ascend.scenario import PlannedFault, fault_problems
@@ -14,9 +14,7 @@ from ascendrun.sim.ascend.tool import model
 from ascendrun.sim.ascend.tool.model import Fault
 
 
-def set_fault(
-    root: Path, card: Optional[int], fault: str, *, value: Optional[str] = None, after_s: float = 0.0
-) -> None:
+def set_fault(root: Path, card: int | None, fault: str, *, value: str | None = None, after_s: float = 0.0) -> None:
     """From now on (`after_s` seconds on) the node below `root` has the fault; set again, it begins anew.
 
     `card`: an NPU id, None for a fault of the whole node. Raises InvalidInput, NotFound where no node is installed.
@@ -30,7 +28,7 @@ def set_fault(
     _change(root, lambda faults: [*(one for one in faults if (one.name, one.card) != (fault, card)), new])
 
 
-def clear_fault(root: Path, card: Optional[int], fault: str) -> None:
+def clear_fault(root: Path, card: int | None, fault: str) -> None:
     """Undo one fault, of a card or (None) of the node; nothing happens where it was not set."""
     read_node(root)
     _change(root, lambda faults: [one for one in faults if (one.name, one.card) != (fault, card)])
@@ -42,7 +40,7 @@ def clear_all(root: Path) -> None:
     _change(root, lambda faults: [])
 
 
-def list_faults(root: Path) -> List[Fault]:
+def list_faults(root: Path) -> list[Fault]:
     """Also those that begin later."""
     read_node(root)
     return model.read_faults(str(root / model.HOME))
@@ -58,7 +56,7 @@ def read_node(root: Path) -> model.Node:
         ) from error
 
 
-def _change(root: Path, change: Callable[[List[Fault]], List[Fault]]) -> None:
+def _change(root: Path, change: Callable[[list[Fault]], list[Fault]]) -> None:
     """Under a lock, so that two changes at once are both kept; a reader sees the old or the new file."""
     home = root / model.HOME
     with open(home / "lock", "a", encoding="utf-8") as lock:

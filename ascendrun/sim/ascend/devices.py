@@ -6,8 +6,8 @@ import os
 import pwd
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.sim.vcluster import namespaces as ns
 

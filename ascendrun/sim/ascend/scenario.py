@@ -7,9 +7,10 @@ make_node(scenario, now_s=...) -> Node                       make_faults(scenari
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.wording import suggestion
@@ -34,8 +35,8 @@ class PlannedFault:
     """A fault of the scenario: `card` is an NPU id, None for a fault of the node; in force `after_s` seconds on."""
 
     name: str
-    card: Optional[int] = None
-    value: Optional[str] = None
+    card: int | None = None
+    value: str | None = None
     after_s: float = 0.0
 
 
@@ -63,33 +64,33 @@ class Scenario:
 
     chip: str = "910B3"
     cards: int = 8
-    npu_ids: Optional[Tuple[int, ...]] = None
+    npu_ids: tuple[int, ...] | None = None
     driver: str = "24.1.rc2"
-    tool: Optional[str] = None
+    tool: str | None = None
     firmware: str = "7.3.0.1.231"
     is_compatible: bool = True
     is_complete: bool = True
-    cann: Optional[str] = "8.0.RC3"
+    cann: str | None = "8.0.RC3"
     components: Mapping[str, str] = field(default_factory=dict)
-    nnae: Optional[str] = None
+    nnae: str | None = None
     arch: str = "aarch64"
-    layout: Optional[str] = None
+    layout: str | None = None
     number: int = 0
-    addresses: Optional[Tuple[Optional[str], ...]] = None
+    addresses: tuple[str | None, ...] | None = None
     netmask: str = "255.255.0.0"
-    gateway: Optional[str] = "29.1.0.1"
+    gateway: str | None = "29.1.0.1"
     has_tls: bool = False
     cpus: int = 192
-    processes: Tuple[ShownProcess, ...] = ()
+    processes: tuple[ShownProcess, ...] = ()
     fixed: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    faults: Tuple[PlannedFault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.chip]
 
     @property
-    def cards_ids(self) -> Tuple[int, ...]:
+    def cards_ids(self) -> tuple[int, ...]:
         return self.npu_ids if self.npu_ids is not None else tuple(range(self.cards))
 
 
@@ -117,7 +118,7 @@ def make_node(scenario: Scenario, *, now_s: float) -> Node:
     )
 
 
-def make_faults(scenario: Scenario, *, now_s: float) -> List[Fault]:
+def make_faults(scenario: Scenario, *, now_s: float) -> list[Fault]:
     return [Fault(one.name, one.card, now_s + one.after_s, one.value) for one in scenario.faults]
 
 
@@ -161,7 +162,7 @@ def _chip(scenario: Scenario, npu_id: int, chip_id: int, device: int) -> Chip:
     )
 
 
-def _address(scenario: Scenario, device: int) -> Optional[str]:
+def _address(scenario: Scenario, device: int) -> str | None:
     if scenario.addresses is not None:
         return scenario.addresses[device]
     return f"29.1.{1 + scenario.number % 250}.{10 + device}"
@@ -174,10 +175,10 @@ def check_scenario(scenario: Scenario, *, file: str = "scenario") -> None:
         raise InvalidInput([Problem(file, None, None, message, hint) for message, hint in problems])
 
 
-def _problems(scenario: Scenario) -> List[Tuple[str, Optional[str]]]:
+def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
     if scenario.chip not in FAMILIES:
         return [(f"chip: {scenario.chip} is unknown", suggestion(scenario.chip, list(FAMILIES)))]
-    found: List[Tuple[str, Optional[str]]] = []
+    found: list[tuple[str, str | None]] = []
     layouts = scenario.family.layouts
     devices = len(scenario.cards_ids) * scenario.family.dies
     if scenario.layout is not None and scenario.layout not in layouts:
@@ -202,12 +203,12 @@ def _problems(scenario: Scenario) -> List[Tuple[str, Optional[str]]]:
     return found + [problem for fault in scenario.faults for problem in fault_problems(fault, scenario.cards_ids)]
 
 
-def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> List[Tuple[str, Optional[str]]]:
+def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> list[tuple[str, str | None]]:
     """What is wrong with a fault on a node of these cards."""
     kind = KINDS.get(fault.name)
     if kind is None:
         return [(f"fault {fault.name} is unknown", suggestion(fault.name, list(KINDS)))]
-    found: List[Tuple[str, Optional[str]]] = []
+    found: list[tuple[str, str | None]] = []
     if kind.of == OF_CARD and fault.card not in npu_ids:
         cards = ", ".join(str(npu_id) for npu_id in npu_ids)
         found.append((f"fault {fault.name}: there is no card {fault.card}", f"cards: {cards}"))
@@ -226,14 +227,14 @@ def load_scenario(path: Path) -> Scenario:
     return read_scenario(path.read_bytes(), str(path))
 
 
-def read_scenario(text: "str | bytes", file: str) -> Scenario:
+def read_scenario(text: str | bytes, file: str) -> Scenario:
     """Raises InvalidInput with every problem that can be told at once."""
     source = read_yaml(text, file)
     if source.problems:
         raise InvalidInput(source.problems)
     if not isinstance(source.root, MappingNode):
         raise InvalidInput([Problem(file, None, None, "is no mapping of a scenario's fields")])
-    problems: List[Problem] = []
+    problems: list[Problem] = []
     values = _known(Scenario, to_plain(source.root), file, problems, "")
     values["faults"] = _items(PlannedFault, values.get("faults", ()), file, problems, "faults: ")
     values["processes"] = _items(ShownProcess, values.get("processes", ()), file, problems, "processes: ")
@@ -250,7 +251,7 @@ def read_scenario(text: "str | bytes", file: str) -> Scenario:
     return scenario
 
 
-def _known(kind: Type[Any], raw: Mapping[str, Any], file: str, problems: List[Problem], where: str) -> Dict[str, Any]:
+def _known(kind: type[Any], raw: Mapping[str, Any], file: str, problems: list[Problem], where: str) -> dict[str, Any]:
     names = [one.name for one in fields(kind)]
     for name in raw:
         if name not in names:
@@ -261,7 +262,7 @@ def _known(kind: Type[Any], raw: Mapping[str, Any], file: str, problems: List[Pr
     return values
 
 
-def _items(kind: Type[T], raw: Any, file: str, problems: List[Problem], where: str) -> Tuple[T, ...]:
+def _items(kind: type[T], raw: Any, file: str, problems: list[Problem], where: str) -> tuple[T, ...]:
     items = []
     for one in raw if isinstance(raw, tuple) else ():
         values = _known(kind, one if isinstance(one, dict) else {"name": str(one)}, file, problems, where)

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Dict
 
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import Scenario, make_faults, make_node
@@ -70,7 +69,7 @@ def script(tool: str, path: str, python: str) -> str:
     return _SCRIPT.format(python=python, cut=cut, code=CODE, package=_PACKAGE, tool=tool)
 
 
-def environ_of(root: Path, environ: Dict[str, str]) -> Dict[str, str]:
+def environ_of(root: Path, environ: dict[str, str]) -> dict[str, str]:
     """An environment of a process on the node in the folder `root`: its PATH finds the tools there first."""
     path = f"{root}/usr/local/bin{os.pathsep}{environ.get('PATH', os.defpath)}"
     return {**environ, "PATH": path, ROOT_VARIABLE: str(root.resolve())}

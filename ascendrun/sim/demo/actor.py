@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable
 
 from ascendrun.core.errors import DeadlineExceeded
 
@@ -29,7 +30,7 @@ class Actor:
     """`wait` and `run` raise Interrupted after a signal; a signal does nothing else, so that cleaning up is whole."""
 
     def __init__(self) -> None:
-        self._told: Optional[int] = None
+        self._told: int | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -75,7 +76,7 @@ class Actor:
         return child.returncode
 
 
-def marked(mark: str) -> List[int]:
+def marked(mark: str) -> list[int]:
     """The processes of this user whose environment holds `mark` (NAME=value), without this one."""
     wanted, found = mark.encode(), []
     for name in os.listdir("/proc"):
@@ -91,7 +92,7 @@ def marked(mark: str) -> List[int]:
 
 def end_marked(mark: str, *, grace_s: float) -> int:
     """Returns when none is left: they have the grace to end by themselves. How many had to be killed."""
-    killed: Dict[int, None] = {}
+    killed: dict[int, None] = {}
     began = time.monotonic()
     while True:
         left = marked(mark)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, Mapping
 
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tree import environ_of, install_tree
@@ -60,7 +60,7 @@ def make_job(folder: Path) -> None:
     (folder / JOB_FILE).write_text(text, encoding="utf-8")
 
 
-def login_of(folder: Path, name: str, environ: Mapping[str, str]) -> Dict[str, str]:
+def login_of(folder: Path, name: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What a login on this node sets: its tools are found first, and they know which node they are."""
     seen = environ_of(tree_of(folder, name), dict(environ))
     return {variable: value for variable, value in seen.items() if environ.get(variable) != value}
@@ -69,4 +69,4 @@ def login_of(folder: Path, name: str, environ: Mapping[str, str]) -> Dict[str, s
 def newest_step(folder: Path) -> int:
     """The step of the newest checkpoint; 0: there is none yet."""
     found = train.checkpoints(str(folder / CHECKPOINTS))
-    return int(found[0][len("step-"):-len(".json")]) if found else 0
+    return int(found[0][len("step-") : -len(".json")]) if found else 0

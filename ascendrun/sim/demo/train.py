@@ -5,6 +5,8 @@ writes metrics, saves after every tenth step, saves and exits 0 when told to sto
 checkpoint. It needs Python 3.7 and no package.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -13,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 WISHED = (0.7, -1.2, 2.0, 0.3, -0.5, 1.1, -2.2, 0.9)
 SAVE_EVERY = 10
@@ -22,7 +24,7 @@ MEET_S = 60.0
 SIM_ROOT = "ASCENDRUN_SIM_ROOT"
 
 
-def take_device(rank: int, local_rank: int) -> Tuple[str, Any]:
+def take_device(rank: int, local_rank: int) -> tuple[str, Any]:
     """The device of this rank and what holds it: a simulated NPU shows whoever keeps its file open."""
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
     root = os.environ.get(SIM_ROOT)
@@ -41,14 +43,14 @@ class Meeting:
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        self._peers: Dict[int, Any] = {}
+        self._peers: dict[int, Any] = {}
         if rank == 0:
             self._gather(address, world)
         else:
             self._peers[0] = _dial(address).makefile("rwb")
             self._say(0, rank)
 
-    def _gather(self, address: Tuple[str, int], world: int) -> None:
+    def _gather(self, address: tuple[str, int], world: int) -> None:
         door = socket.socket()
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         door.bind(address)
@@ -61,7 +63,7 @@ class Meeting:
             self._peers[int(peer.readline())] = peer
         door.close()
 
-    def average(self, values: List[float]) -> List[float]:
+    def average(self, values: list[float]) -> list[float]:
         if self._rank:
             self._say(0, values)
             return [float(value) for value in self._hear(0)]
@@ -95,7 +97,7 @@ class Meeting:
         return json.loads(line)
 
 
-def _dial(address: Tuple[str, int]) -> socket.socket:
+def _dial(address: tuple[str, int]) -> socket.socket:
     deadline = time.monotonic() + MEET_S
     while True:
         try:
@@ -108,7 +110,7 @@ def _dial(address: Tuple[str, int]) -> socket.socket:
             time.sleep(0.02)
 
 
-def learn(weights: List[float], step: int, rank: int) -> Tuple[float, List[float]]:
+def learn(weights: list[float], step: int, rank: int) -> tuple[float, list[float]]:
     """Loss and gradient of this rank's own samples of this step."""
     samples = random.Random(1000 * step + rank)
     loss, gradient = 0.0, [0.0] * len(weights)
@@ -120,7 +122,7 @@ def learn(weights: List[float], step: int, rank: int) -> Tuple[float, List[float
     return loss, gradient
 
 
-def save(folder: str, step: int, weights: List[float]) -> None:
+def save(folder: str, step: int, weights: list[float]) -> None:
     """Written beside and renamed: a checkpoint is complete or not there."""
     path = os.path.join(folder, "step-%05d.json" % step)
     with open(path + ".new", "w") as file:
@@ -132,30 +134,30 @@ def save(folder: str, step: int, weights: List[float]) -> None:
         os.unlink(os.path.join(folder, name))
 
 
-def checkpoints(folder: str) -> List[str]:
+def checkpoints(folder: str) -> list[str]:
     """The newest first."""
     return sorted((name for name in os.listdir(folder) if name.endswith(".json")), reverse=True)
 
 
-def load_newest(folder: str) -> Optional[Dict[str, Any]]:
+def load_newest(folder: str) -> dict[str, Any] | None:
     """The newest checkpoint that can be read; None: there is none."""
     for name in checkpoints(folder):
         try:
             with open(os.path.join(folder, name)) as file:
-                found: Dict[str, Any] = json.load(file)
+                found: dict[str, Any] = json.load(file)
                 return found
         except (OSError, ValueError):
-            print("%s is damaged; an older one is taken" % name, file=sys.stderr)
+            print(f"{name} is damaged; an older one is taken", file=sys.stderr)
     return None
 
 
-def report(values: Dict[str, Any]) -> None:
+def report(values: dict[str, Any]) -> None:
     with open(os.environ["ASCENDRUN_METRICS"], "a") as file:
         file.write(json.dumps({"at_s": time.time(), **values}) + "\n")
 
 
 def train(meeting: Meeting, rank: int, steps: int, step_s: float) -> None:
-    told: List[int] = []
+    told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     folder = os.environ["ASCENDRUN_CHECKPOINT_DIR"]
     begun = meeting.tell_all(load_newest(folder) if rank == 0 else None) or {"step": 0, "weights": [0.0] * len(WISHED)}
@@ -192,7 +194,7 @@ def main() -> None:
     try:
         train(Meeting(rank, world), rank, options.steps, options.step_s)
     except ConnectionError as error:
-        sys.exit("ConnectionError: %s" % error)
+        sys.exit(f"ConnectionError: {error}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
 
 from ascendrun.core.errors import NotFit
 from ascendrun.sim.npu.names import table_of, wanted_names
@@ -25,8 +25,12 @@ HCCL = ("hccl", "hccl_address", "hccl_group", "hccl_links", "hccl_reduce")
 OPERATORS = ("operators", "fused")
 EMPTY = ("acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "atb", "runtime")
 """Libraries that torch_npu is linked with and whose functions libascendcl has here."""
-SETTINGS = {"ASCEND_TOOLKIT_HOME": "{home}", "ASCEND_HOME_PATH": "{home}", "ASCEND_OPP_PATH": "{home}/opp",
-            "TASK_QUEUE_ENABLE": "0"}
+SETTINGS = {
+    "ASCEND_TOOLKIT_HOME": "{home}",
+    "ASCEND_HOME_PATH": "{home}",
+    "ASCEND_OPP_PATH": "{home}/opp",
+    "TASK_QUEUE_ENABLE": "0",
+}
 """What a process needs to find the toolkit, beside LD_LIBRARY_PATH, which is added to."""
 
 
@@ -57,8 +61,10 @@ def build(target: Target) -> Path:
         if home.is_dir():
             return home
         if shutil.which(COMPILER) is None:
-            raise NotFit(f"{COMPILER} is not on PATH; the simulated CANN is compiled once",
-                         hint="Debian: apt install g++; openEuler: dnf install gcc-c++")
+            raise NotFit(
+                f"{COMPILER} is not on PATH; the simulated CANN is compiled once",
+                hint="Debian: apt install g++; openEuler: dnf install gcc-c++",
+            )
         with tempfile.TemporaryDirectory(dir=root, prefix="building-") as folder:
             made = Path(folder) / "toolkit"
             compile_all(target, made, Path(folder))
@@ -74,10 +80,12 @@ def compile_all(target: Target, home: Path, scratch: Path) -> None:
     plain = ["-std=c++17", f"-I{npu_headers}", f"-I{npu_headers}/third_party/hccl/inc"]
     torch_headers = target.torch / "include"
     with_torch = ["-std=c++20", f"-isystem{torch_headers}", f"-isystem{torch_headers}/torch/csrc/api/include"]
-    jobs: List[Tuple[str, Sequence[str]]] = [(name, with_torch) for name in OPERATORS]
+    jobs: list[tuple[str, Sequence[str]]] = [(name, with_torch) for name in OPERATORS]
     jobs += [(name, plain) for name in (*RUNTIME, *HCCL)]
-    commands = [[COMPILER, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(scratch / f"{name}.o")]
-                for name, flags in jobs]
+    commands = [
+        [COMPILER, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(scratch / f"{name}.o")]
+        for name, flags in jobs
+    ]
     commands.append(["gcc", "-O1", "-fPIC", "-w", "-c", str(scratch / "names.c"), "-o", str(scratch / "names.o")])
     with ThreadPoolExecutor(max_workers=max(2, len(os.sched_getaffinity(0)))) as crew:
         list(crew.map(run, commands))
@@ -89,22 +97,35 @@ def compile_all(target: Target, home: Path, scratch: Path) -> None:
     link(home, "ascendrun_operators", objects(scratch, OPERATORS), *torch_libraries)
 
 
-def objects(scratch: Path, names: Sequence[str]) -> List[str]:
+def objects(scratch: Path, names: Sequence[str]) -> list[str]:
     return [str(scratch / f"{name}.o") for name in names]
 
 
 def link(home: Path, name: str, parts: Sequence[str], *libraries: str) -> None:
     file = f"lib{name}.so"
-    run([COMPILER, "-shared", "-o", str(home / "lib64" / file), *parts, f"-Wl,-soname,{file}", f"-L{home}/lib64",
-         "-Wl,-rpath,$ORIGIN", *libraries])
+    run(
+        [
+            COMPILER,
+            "-shared",
+            "-o",
+            str(home / "lib64" / file),
+            *parts,
+            f"-Wl,-soname,{file}",
+            f"-L{home}/lib64",
+            "-Wl,-rpath,$ORIGIN",
+            *libraries,
+        ]
+    )
 
 
 def run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NotFit(f"the simulated CANN does not compile: {command[-1]}: {lines[0] if lines else 'no message'}",
-                     hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md")
+        raise NotFit(
+            f"the simulated CANN does not compile: {command[-1]}: {lines[0] if lines else 'no message'}",
+            hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md",
+        )
 
 
 def write_tree(made: Path, home: Path) -> None:
@@ -116,7 +137,7 @@ def write_tree(made: Path, home: Path) -> None:
     (made / "set_env.sh").write_text(shell_lines(home))
 
 
-def settings_of(home: Path) -> Dict[str, str]:
+def settings_of(home: Path) -> dict[str, str]:
     return {name: value.format(home=home) for name, value in SETTINGS.items()}
 
 
@@ -124,11 +145,17 @@ def shell_lines(home: Path) -> str:
     """What set_env.sh holds."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings_of(home).items()]
     libraries = f"export LD_LIBRARY_PATH={shlex.quote(f'{home}/lib64')}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-    return "\n".join(["# The simulated CANN: source it as the real one's. Control flow and API only, never speed.",
-                      *lines, libraries, ""])
+    return "\n".join(
+        [
+            "# The simulated CANN: source it as the real one's. Control flow and API only, never speed.",
+            *lines,
+            libraries,
+            "",
+        ]
+    )
 
 
-def environment(home: Path, environ: Dict[str, str]) -> Dict[str, str]:
+def environment(home: Path, environ: dict[str, str]) -> dict[str, str]:
     """What set_env.sh does, for a process that we start ourselves."""
     libraries = ":".join(filter(None, (f"{home}/lib64", environ.get("LD_LIBRARY_PATH"))))
     return {**environ, **settings_of(home), "LD_LIBRARY_PATH": libraries}

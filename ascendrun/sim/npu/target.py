@@ -46,8 +46,10 @@ def find_target(python: str) -> Target:
     found = json.loads(text)
     lacks = [name for name in ("torch", "torch_npu") if not found[name]]
     if lacks:
-        raise NotFit(f"{python} (Python {found['version']}) has no {' and no '.join(lacks)}",
-                     hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11")
+        raise NotFit(
+            f"{python} (Python {found['version']}) has no {' and no '.join(lacks)}",
+            hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11",
+        )
     torch_npu, version = found["torch_npu"]
     if not version.startswith(KNOWN_VERSION):
         raise NotFit(f"{python} has torch_npu {version}; the simulated CANN knows {KNOWN_VERSION}", hint=INSTALL_HINT)

@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 import time
-from typing import Callable, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, Conflict, NotFound
 from ascendrun.sim.vcluster import state as states
@@ -60,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_life(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = _add(verbs, "up", _up, "boot a cluster")
     up.add_argument("count", type=int, metavar="HOSTS")
     up.add_argument("--disk", default=DISK, help="size of each host's disk")
@@ -78,7 +79,7 @@ def _add_life(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _add(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, verb: Verb, words: str
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, verb: Verb, words: str
 ) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=words, description=words)
     parser.set_defaults(verb=verb, name=name)
@@ -112,14 +113,14 @@ def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs(texts: Sequence[str], default: Callable[[str], str]) -> Dict[str, str]:
+def _pairs(texts: Sequence[str], default: Callable[[str], str]) -> dict[str, str]:
     split = [text.partition(":") for text in texts]
     return {left: right or default(left) for left, _, right in split}
 
 
 def _exec(arguments: argparse.Namespace) -> int:
     cluster = _chosen(arguments)
-    command: List[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ValueError("exec wants a command: vcluster exec head -- ssh node1 hostname")
     if arguments.host == HEAD:

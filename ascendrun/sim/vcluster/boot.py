@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Callable, Dict, List, NoReturn
+from typing import Callable, NoReturn
 
 from ascendrun.sim.vcluster import disk, network, provision
 from ascendrun.sim.vcluster import namespaces as ns
@@ -28,7 +28,7 @@ _POLL_S = 0.01
 
 def main() -> None:
     plan = load_plan(sys.stdin.read())
-    pids: Dict[str, int] = {}
+    pids: dict[str, int] = {}
     try:
         head_pid = plan.head_pid if plan.head is None else _boot_head(plan.head, pids)
         assert head_pid is not None
@@ -54,7 +54,7 @@ def _spawn(body: Callable[[], None]) -> int:
     os._exit(1)
 
 
-def _boot_head(head: HeadPlan, pids: Dict[str, int]) -> int:
+def _boot_head(head: HeadPlan, pids: dict[str, int]) -> int:
     ready_in, ready_out = os.pipe()
     pid = pids[HEAD] = _spawn(lambda: _head_init(head, ready_out))
     os.close(ready_out)
@@ -85,7 +85,7 @@ def _head_init(head: HeadPlan, ready: int) -> None:
     _become_init("/dev/null", {"PATH": PATH})
 
 
-def _boot_hosts(plan: BootPlan, head_pid: int, pids: Dict[str, int]) -> None:
+def _boot_hosts(plan: BootPlan, head_pid: int, pids: dict[str, int]) -> None:
     if not plan.hosts:
         return
     ready_in, ready_out = os.pipe()
@@ -144,7 +144,7 @@ def _host_init(host: HostPlan, common: Common, ready: int, go: int) -> None:
     _become_init("/var/log/console.log", environ)
 
 
-def _join_groups(files: "tuple[str, ...]") -> None:
+def _join_groups(files: tuple[str, ...]) -> None:
     for path in files:
         Path(path).write_text("0")
 
@@ -158,7 +158,7 @@ def _redirect(output: str) -> None:
     os.closerange(3, 4096)
 
 
-def _become_init(output: str, environ: Dict[str, str]) -> NoReturn:
+def _become_init(output: str, environ: dict[str, str]) -> NoReturn:
     """Two binaries a host: this sleep is PID 1, and with SIGCHLD ignored the kernel reaps its orphans by itself."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.setsid()
@@ -166,8 +166,8 @@ def _become_init(output: str, environ: Dict[str, str]) -> NoReturn:
     os.execvpe("sleep", ["sleep", "infinity"], environ)
 
 
-def _await_sshd(pids: Dict[str, int]) -> None:
-    waiting: List[str] = list(pids)
+def _await_sshd(pids: dict[str, int]) -> None:
+    waiting: list[str] = list(pids)
     deadline = time.monotonic() + SSHD_DEADLINE_S
     while waiting:
         waiting = [name for name in waiting if not network.listens(pids[name])]

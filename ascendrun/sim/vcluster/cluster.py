@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Type
 
 from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.faults import Faults
@@ -30,14 +30,14 @@ class VirtualCluster(Faults):
         *,
         disk: str = DISK,
         sshd_options: Sequence[str] = (),
-        shells: Optional[Mapping[str, str]] = None,
-        rc_noise: Optional[Mapping[str, str]] = None,
-        pythons: Optional[Mapping[str, str]] = None,
-        users: Optional[Mapping[str, str]] = None,
-        shares: Optional[Mapping[str, str]] = None,
+        shells: Mapping[str, str] | None = None,
+        rc_noise: Mapping[str, str] | None = None,
+        pythons: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
+        shares: Mapping[str, str] | None = None,
         is_trusted: bool = True,
         is_kept: bool = False,
-    ) -> "VirtualCluster":
+    ) -> VirtualCluster:
         """Boot `count` hosts; the options are those of `ClusterSpec`.
 
         `is_kept`: it outlives this process, until `down`. Raises NotSupported where the machine cannot carry it.
@@ -68,10 +68,10 @@ class VirtualCluster(Faults):
             raise
         return cluster
 
-    def __enter__(self) -> "VirtualCluster":
+    def __enter__(self) -> VirtualCluster:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.down()
 
     def down(self) -> None:
@@ -84,9 +84,7 @@ class VirtualCluster(Faults):
         self._groups.remove()
         states.forget(self.folder)
 
-    def hostfile(
-        self, *, slots: Optional[int] = None, names: Optional[Sequence[str]] = None, user: Optional[str] = None
-    ) -> str:
+    def hostfile(self, *, slots: int | None = None, names: Sequence[str] | None = None, user: str | None = None) -> str:
         """The text of a hostfile of these hosts (None: all)."""
         extras = "".join((f" slots={slots}" if slots is not None else "", f" user={user}" if user else ""))
         return "".join(f"{name}{extras}\n" for name in (names if names is not None else self.hosts))
@@ -96,7 +94,7 @@ class VirtualCluster(Faults):
         return known_hosts(self._spec)
 
 
-def clusters(base: Path) -> List[VirtualCluster]:
+def clusters(base: Path) -> list[VirtualCluster]:
     """All clusters whose state lies under `base` and can be read, the newest last."""
     found = []
     for folder in states.folders(base):
@@ -107,7 +105,7 @@ def clusters(base: Path) -> List[VirtualCluster]:
     return found
 
 
-def sweep(base: Path, *, everything: bool = False) -> List[str]:
+def sweep(base: Path, *, everything: bool = False) -> list[str]:
     """Take down the clusters whose owner has died (`everything`: all of them); returns their ids."""
     gone = []
     for cluster in clusters(base):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.sim.vcluster import namespaces as ns
 from ascendrun.sim.vcluster.plan import Common, HostPlan

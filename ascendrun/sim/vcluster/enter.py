@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from typing import List, NoReturn
+from typing import NoReturn
 
 KINDS = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
 FORWARDED = tuple(getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "CONT"))
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
 
 
-def main(argv: List[str]) -> NoReturn:
+def main(argv: list[str]) -> NoReturn:
     pid, cwd, groups = int(argv[0]), argv[1], argv[2]
     command = argv[argv.index("--") + 1 :]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +44,7 @@ def main(argv: List[str]) -> NoReturn:
     _end_like(_wait(child, watched))
 
 
-def _execute(command: List[str]) -> NoReturn:
+def _execute(command: list[str]) -> NoReturn:
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -61,7 +61,7 @@ def _let_go_of_output() -> None:
         os.dup2(null, fd)
 
 
-def _wait(child: int, watched: "set[signal.Signals]") -> int:
+def _wait(child: int, watched: set[signal.Signals]) -> int:
     """The wait status of `child`. A terminal's own signals reach the whole group; only those sent to us go on."""
     while True:
         came = signal.sigwaitinfo(watched)

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.vcluster import network, provision
@@ -26,8 +26,8 @@ _DEADLINE_S = 20.0
 class Faults(Machines):
     """Faults by host name."""
 
-    _relays: Dict[str, subprocess.Popen[bytes]]
-    _disks: Dict[str, int]
+    _relays: dict[str, subprocess.Popen[bytes]]
+    _disks: dict[str, int]
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -175,7 +175,7 @@ class Faults(Machines):
         self.path(name, provision.SSHD_CONFIG_PATH).write_text(provision.sshd_config(lines))
         self.sshd_restart(name)
 
-    def _sshd_listeners(self, name: str) -> List[Process]:
+    def _sshd_listeners(self, name: str) -> list[Process]:
         return [process for process in self.processes(name) if is_of_the_system(process) and process.inner_pid != 1]
 
     # -- undoing
@@ -237,10 +237,10 @@ class Faults(Machines):
         for process in self.processes(name):
             os.kill(process.pid, number)
 
-    def _quality(self, name: str) -> Dict[str, float]:
+    def _quality(self, name: str) -> dict[str, float]:
         return self._state.cables.get(name, {})
 
-    def _set_quality(self, name: str, quality: Dict[str, float]) -> None:
+    def _set_quality(self, name: str, quality: dict[str, float]) -> None:
         """Replace the relay in the host's cable by one of this quality; {} takes it out."""
         if quality == self._quality(name) and (not quality or self._state.relays[name].is_alive):
             return
@@ -258,7 +258,7 @@ class Faults(Machines):
             self._state.cables.pop(name, None)
         self._save()
 
-    def _start_relay(self, name: str, index: int, quality: Dict[str, float]) -> None:
+    def _start_relay(self, name: str, index: int, quality: dict[str, float]) -> None:
         numbers = [str(quality.get(key, 0.0)) for key in ("delay_s", "jitter_s", "loss", "rate")]
         enter = ["nsenter", "--target", str(self.init_pid(HEAD)), "--net"]
         argv = [*enter, sys.executable, "-I", "-S", _RELAY, str(index), *numbers]

@@ -9,9 +9,9 @@ Where only version 1 may be written, its freezer and cpuacct stand in; where nei
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
 
 from ascendrun.sim.vcluster.processes import await_true
 
@@ -39,10 +39,10 @@ class Groups:
         found = [base for base in _VERSION_2 if (base / "cgroup.controllers").exists()]
         return found[-1:] or [ROOT / kind for kind in _VERSION_1 if (ROOT / kind).is_dir()]
 
-    def _trees(self) -> List[Path]:
+    def _trees(self) -> list[Path]:
         return [base / self._name for base in self._candidates() if (base / self._name).is_dir()]
 
-    def join_files(self, name: str) -> Tuple[str, ...]:
+    def join_files(self, name: str) -> tuple[str, ...]:
         """The cgroup.procs files that processes of `name` (a host or "head") write "0" to."""
         files = []
         for tree in self._trees():
@@ -55,7 +55,7 @@ class Groups:
         """Stop or go on with every process of the host; False when no group can do that here."""
         return any(_set_frozen(tree / "hosts" / host, frozen=frozen) for tree in self._trees())
 
-    def cpu_seconds(self, which: str) -> Optional[float]:
+    def cpu_seconds(self, which: str) -> float | None:
         """CPU time of "head" or of all "hosts" so far; None where no group counts it."""
         for tree in self._trees():
             if (tree / which / "cpu.stat").exists():

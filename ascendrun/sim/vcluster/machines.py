@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.sim.vcluster import state as states
@@ -64,7 +65,7 @@ class Machines:
         return self._state.cluster_id
 
     @property
-    def hosts(self) -> Tuple[str, ...]:
+    def hosts(self) -> tuple[str, ...]:
         return self._spec.names
 
     def address(self, name: str) -> str:
@@ -83,24 +84,24 @@ class Machines:
 
     # -- commands
 
-    def head_argv(self, argv: Sequence[str], *, cwd: Optional[str] = None) -> List[str]:
+    def head_argv(self, argv: Sequence[str], *, cwd: str | None = None) -> list[str]:
         """The command line that runs `argv` as the head, for whatever starts processes (a pty, a benchmark)."""
         return self._argv(HEAD, argv, cwd or os.getcwd())
 
-    def host_argv(self, name: str, argv: Sequence[str], *, cwd: str = "/") -> List[str]:
+    def host_argv(self, name: str, argv: Sequence[str], *, cwd: str = "/") -> list[str]:
         """The command line that runs `argv` on a host's console, past its sshd."""
         return self._argv(name, argv, cwd)
 
-    def _argv(self, name: str, argv: Sequence[str], cwd: str) -> List[str]:
+    def _argv(self, name: str, argv: Sequence[str], cwd: str) -> list[str]:
         groups = ":".join(self._groups.join_files(name)) or "-"
         return [sys.executable, "-I", "-S", _ENTER, str(self.init_pid(name)), cwd, groups, "--", *argv]
 
-    def head_run(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> Completed[Any]:
+    def head_run(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> Completed[Any]:
         """`subprocess.run` in the head's namespaces; a deadline of 120 s unless `timeout` says otherwise."""
         options.setdefault("timeout", RUN_DEADLINE_S)
         return subprocess.run(self.head_argv(argv, cwd=cwd), **options)
 
-    def head_popen(self, argv: Sequence[str], *, cwd: Optional[str] = None, **options: Any) -> subprocess.Popen[Any]:
+    def head_popen(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> subprocess.Popen[Any]:
         """`subprocess.Popen` in the head's namespaces. Signals to it reach the command, SIGKILL too."""
         return subprocess.Popen(self.head_argv(argv, cwd=cwd), **options)
 
@@ -120,11 +121,11 @@ class Machines:
         """A file of a host as the test may open it. Absolute symlinks on the way lead to the machine's own files."""
         return Path(f"/proc/{self.init_pid(name)}/root{path}")
 
-    def processes(self, name: str) -> List[Process]:
+    def processes(self, name: str) -> list[Process]:
         """Every process on a host (or the "head"), its init among them; [] when it is off."""
         return self.all_processes((name,))[name]
 
-    def all_processes(self, names: Optional[Sequence[str]] = None) -> Dict[str, List[Process]]:
+    def all_processes(self, names: Sequence[str] | None = None) -> dict[str, list[Process]]:
         """Processes by machine, in one look over /proc; `names`: None for the head and all hosts."""
         wanted = (HEAD, *self.hosts) if names is None else names
         live = {name: pid for name in wanted for pid in [self._state.live_init(name)] if pid is not None}
@@ -143,7 +144,7 @@ class Machines:
 
     # -- power
 
-    def _boot(self, names: Sequence[str], *, with_head: bool = False, kept: Optional[Mapping[str, int]] = None) -> None:
+    def _boot(self, names: Sequence[str], *, with_head: bool = False, kept: Mapping[str, int] | None = None) -> None:
         """`kept`: a descriptor of the last mount namespace of each host that goes on with its files."""
         disks = kept or {}
         plan = self._boot_plan(names, with_head=with_head, kept=disks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from typing import Optional, Union
+from typing import Union
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
@@ -55,7 +55,7 @@ def set_hostname(name: str) -> None:
 
 
 def mount(
-    source: Optional[PathText], target: PathText, fstype: Optional[str] = None, flags: int = 0, options: str = ""
+    source: PathText | None, target: PathText, fstype: str | None = None, flags: int = 0, options: str = ""
 ) -> None:
     texts = [None if part is None else os.fsencode(part) for part in (source, target, fstype)]
     data = os.fsencode(options) if options else None

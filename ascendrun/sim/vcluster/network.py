@@ -7,8 +7,8 @@ import os
 import socket
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 HEAD_ADDRESS = "10.77.0.1"
 BRIDGE = "vcbr"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Common:
     known_hosts: str
     authorized_keys: str
     private_key: str
-    users: Tuple[Tuple[str, str], ...]
-    shares: Tuple[Tuple[str, str], ...]
-    covers: Tuple[str, ...]
+    users: tuple[tuple[str, str], ...]
+    shares: tuple[tuple[str, str], ...]
+    covers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class HostPlan:
     address: str
     folder: str
     disk: str
-    groups: Tuple[str, ...]
+    groups: tuple[str, ...]
     host_key: str
     sshd_config: str
-    shell: Optional[str]
-    noise: Optional[str]
-    python: Optional[str]
-    kept_disk: Optional[int]
+    shell: str | None
+    noise: str | None
+    python: str | None
+    kept_disk: int | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class HeadPlan:
     home: str
     etc_hosts: str
     ssh_files: Mapping[str, str]
-    groups: Tuple[str, ...]
+    groups: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class BootPlan:
     """What to boot: a head (None: the one whose init is `head_pid`) and hosts."""
 
     common: Common
-    hosts: Tuple[HostPlan, ...]
-    head: Optional[HeadPlan]
-    head_pid: Optional[int]
+    hosts: tuple[HostPlan, ...]
+    head: HeadPlan | None
+    head_pid: int | None
 
 
 def dump_plan(plan: BootPlan) -> str:

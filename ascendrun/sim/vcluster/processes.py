@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable
 
 _POLL_S = 0.005
 
@@ -22,20 +23,20 @@ class Process:
     ppid: int
     inner_pid: int
     state: str
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     environ: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.inner_pid} inside, parent {self.ppid}, {self.state}): {' '.join(self.argv)}"
 
 
-def start_time(pid: int) -> Optional[int]:
+def start_time(pid: int) -> int | None:
     """Clock ticks from the machine's boot to the start of `pid`: both name a process. None: gone, or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
-def _stat(pid: int) -> Optional[List[str]]:
+def _stat(pid: int) -> list[str] | None:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -52,11 +53,11 @@ def await_true(fact: Callable[[], bool], *, deadline_s: float) -> bool:
     return True
 
 
-def processes_in(inits: Mapping[str, int]) -> Dict[str, List[Process]]:
+def processes_in(inits: Mapping[str, int]) -> dict[str, list[Process]]:
     """Processes by host, in one look over /proc; `inits`: the live init of each host."""
     hosts = {_namespace(pid, "pid"): name for name, pid in inits.items()}
     hosts.pop(None, None)
-    found: Dict[str, List[Process]] = {name: [] for name in inits}
+    found: dict[str, list[Process]] = {name: [] for name in inits}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -67,14 +68,14 @@ def processes_in(inits: Mapping[str, int]) -> Dict[str, List[Process]]:
     return found
 
 
-def _namespace(pid: int, kind: str) -> Optional[str]:
+def _namespace(pid: int, kind: str) -> str | None:
     try:
         return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
         return None
 
 
-def _read(pid: int) -> Optional[Process]:
+def _read(pid: int) -> Process | None:
     fields = _stat(pid)
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -95,7 +96,7 @@ def _read(pid: int) -> Optional[Process]:
     )
 
 
-def _strings(raw: bytes) -> Tuple[str, ...]:
+def _strings(raw: bytes) -> tuple[str, ...]:
     return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0") if part)
 
 

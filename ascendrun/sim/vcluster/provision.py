@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from ascendrun.sim.vcluster import namespaces as ns
 from ascendrun.sim.vcluster.plan import Common, HostPlan
@@ -124,7 +124,7 @@ def _replace(path: str, text: str) -> None:
     Path(path).write_text(text)
 
 
-def _write(path: "os.PathLike[str] | str", text: str, mode: int) -> None:
+def _write(path: os.PathLike[str] | str, text: str, mode: int) -> None:
     Path(path).write_text(text)
     os.chmod(path, mode)
 

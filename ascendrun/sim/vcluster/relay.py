@@ -16,7 +16,6 @@ import select
 import socket
 import sys
 import time
-from typing import List, Tuple
 
 SOL_PACKET, PACKET_IGNORE_OUTGOING, PACKET_VNET_HDR = 263, 23, 15
 _EVERY_PROTOCOL = 3
@@ -42,7 +41,7 @@ class Direction:
         self._target = target
         self._delay_s, self._jitter_s, self._loss, self._rate = delay_s, jitter_s, loss, rate
         self._wire_free_at = 0.0
-        self._waiting: List[Tuple[float, int, bytes]] = []
+        self._waiting: list[tuple[float, int, bytes]] = []
         self._count = 0
         self._chance = random.Random()
 
@@ -69,7 +68,7 @@ class Direction:
         return self._waiting[0][0] if self._waiting else float("inf")
 
 
-def relay(host_end: socket.socket, bridge_end: socket.socket, quality: Tuple[float, float, float, float]) -> None:
+def relay(host_end: socket.socket, bridge_end: socket.socket, quality: tuple[float, float, float, float]) -> None:
     ways = {host_end: Direction(bridge_end, *quality), bridge_end: Direction(host_end, *quality)}
     while True:
         now = time.monotonic()
@@ -94,7 +93,7 @@ def _take_all(end: socket.socket, way: Direction) -> None:
         way.take(frame, time.monotonic())
 
 
-def main(argv: List[str]) -> None:
+def main(argv: list[str]) -> None:
     index = int(argv[0])
     delay_s, jitter_s, loss, rate = (float(text) for text in argv[1:5])
     ends = open_end(f"vc{index}"), open_end(f"vr{index}")

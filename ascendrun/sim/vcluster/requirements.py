@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, List, Optional, Sequence
+from typing import ClassVar
 
 from ascendrun.core.errors import AscendrunError
 
@@ -38,7 +39,7 @@ class Package(Requirement):
 
 def requirements() -> Sequence[Requirement]:
     """All that is missing, () when a cluster can start."""
-    found: List[Requirement] = []
+    found: list[Requirement] = []
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None and not os.access(program, os.X_OK):
             found.append(Package(program, package))
@@ -58,7 +59,7 @@ def _refused_rights() -> Sequence[Requirement]:
     return []
 
 
-def _status_field(name: str) -> Optional[str]:
+def _status_field(name: str) -> str | None:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return line.split()[1]

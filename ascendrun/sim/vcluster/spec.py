@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from ascendrun.sim.vcluster import disk, network, provision
 from ascendrun.sim.vcluster.keys import KeyPair, make_key
@@ -27,9 +28,9 @@ class ClusterSpec:
     all hosts see, read and write ("NFS"). `is_trusted`: whether the head's known_hosts knows the hosts.
     """
 
-    names: Tuple[str, ...]
+    names: tuple[str, ...]
     disk: str
-    sshd_options: Tuple[str, ...]
+    sshd_options: tuple[str, ...]
     shells: Mapping[str, str]
     rc_noise: Mapping[str, str]
     pythons: Mapping[str, str]
@@ -83,7 +84,7 @@ def make_spec(
 
 def load_spec(raw: Mapping[str, Any]) -> ClusterSpec:
     """The spec from its JSON form (`dataclasses.asdict`)."""
-    values: Dict[str, Any] = dict(raw)
+    values: dict[str, Any] = dict(raw)
     values["names"], values["sshd_options"] = tuple(raw["names"]), tuple(raw["sshd_options"])
     values["user_key"] = KeyPair(**raw["user_key"])
     values["host_keys"] = {name: KeyPair(**pair) for name, pair in raw["host_keys"].items()}
@@ -112,14 +113,14 @@ def make_common(spec: ClusterSpec, mountinfo: str) -> Common:
     )
 
 
-def _hidden_folders_we_need() -> Sequence[Tuple[str, str]]:
+def _hidden_folders_we_need() -> Sequence[tuple[str, str]]:
     """The code and its interpreter, where they lie under a folder that each host has for itself."""
     needed = {str(PACKAGE_HOME), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)}
     return [(path, path) for path in sorted(needed) if path.startswith(("/tmp/", "/run/"))]
 
 
 def make_host_plan(
-    spec: ClusterSpec, name: str, *, folder: Path, groups: Tuple[str, ...], kept_disk: Optional[int]
+    spec: ClusterSpec, name: str, *, folder: Path, groups: tuple[str, ...], kept_disk: int | None
 ) -> HostPlan:
     return HostPlan(
         name=name,
@@ -137,7 +138,7 @@ def make_host_plan(
     )
 
 
-def make_head_plan(spec: ClusterSpec, *, folder: Path, groups: Tuple[str, ...]) -> HeadPlan:
+def make_head_plan(spec: ClusterSpec, *, folder: Path, groups: tuple[str, ...]) -> HeadPlan:
     files = {"id_ed25519": spec.user_key.private, "id_ed25519.pub": f"{spec.user_key.public} vcluster\n"}
     if spec.is_trusted:
         files["known_hosts"] = known_hosts(spec)
@@ -146,5 +147,5 @@ def make_head_plan(spec: ClusterSpec, *, folder: Path, groups: Tuple[str, ...]) 
 
 def root_home() -> str:
     """root's home as sshd sees it, whatever $HOME says."""
-    home: Optional[str] = pwd.getpwuid(0).pw_dir
+    home: str | None = pwd.getpwuid(0).pw_dir
     return home or "/root"

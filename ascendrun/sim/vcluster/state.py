@@ -6,9 +6,10 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any
 
 from ascendrun.sim.vcluster.processes import start_time
 
@@ -37,14 +38,14 @@ class State:
     """
 
     cluster_id: str
-    owner: Optional[ProcessName]
-    spec: Dict[str, Any]
-    inits: Dict[str, ProcessName] = field(default_factory=dict)
-    relays: Dict[str, ProcessName] = field(default_factory=dict)
-    cables: Dict[str, Dict[str, float]] = field(default_factory=dict)
-    faults: Dict[str, List[str]] = field(default_factory=dict)
+    owner: ProcessName | None
+    spec: dict[str, Any]
+    inits: dict[str, ProcessName] = field(default_factory=dict)
+    relays: dict[str, ProcessName] = field(default_factory=dict)
+    cables: dict[str, dict[str, float]] = field(default_factory=dict)
+    faults: dict[str, list[str]] = field(default_factory=dict)
 
-    def live_init(self, name: str) -> Optional[int]:
+    def live_init(self, name: str) -> int | None:
         init = self.inits.get(name)
         return init.pid if init is not None and init.is_alive else None
 
@@ -53,7 +54,7 @@ def base_folder(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(FOLDER_VARIABLE) or f"/tmp/ascendrun-vcluster-{os.getuid()}")
 
 
-def make_folder(base: Path) -> Tuple[str, Path]:
+def make_folder(base: Path) -> tuple[str, Path]:
     """A new id and its folder, 0700."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     cluster_id = secrets.token_hex(4)
@@ -77,7 +78,7 @@ def load(folder: Path) -> State:
     return State(**raw)
 
 
-def folders(base: Path) -> List[Path]:
+def folders(base: Path) -> list[Path]:
     """Folders of all clusters, the newest last."""
     if not base.is_dir():
         return []

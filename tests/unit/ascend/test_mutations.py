@@ -223,9 +223,7 @@ def test_no_damage_makes_a_parser_raise_or_tell_a_wrong_number(path):
             raise AssertionError(f"mutation {n}: {error!r}\n{damaged}") from error
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in RECORDINGS if path.stem.startswith("L")], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [path for path in RECORDINGS if path.stem.startswith("L")], ids=lambda path: path.stem)
 def test_damage_to_one_row_leaves_every_other_chip_as_it_was(path):
     rng = random.Random(path.stem)
     lines = read(path).split("\n")

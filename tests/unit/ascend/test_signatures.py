@@ -94,9 +94,11 @@ SPECIMENS = {
 
 def line_of(pattern):
     """A line as the pattern describes it."""
+
     def stand_in(place):
         kind = place[3] or ""
         return "" if place[1] else kind.lstrip("=").split("|")[0] if kind not in SPECIMENS else SPECIMENS[kind]
+
     return re.sub(r"\{(?:(\*)|([a-z_]*)(?::([^{}]+))?)\}", stand_in, pattern)
 
 
@@ -205,8 +207,17 @@ def test_a_code_is_described_in_both_languages_whatever_its_case():
     assert describe("EI4711") is None
 
 
-@pytest.mark.parametrize("text", ["error code is 507018", "Error code=507018, desc=", "ACL failed, error code:507018",
-                                  "ErrCode=507018, desc:", "retCode=507018", "runtime result = 507018[FUNC:x]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error code is 507018",
+        "Error code=507018, desc=",
+        "ACL failed, error code:507018",
+        "ErrCode=507018, desc:",
+        "retCode=507018",
+        "runtime result = 507018[FUNC:x]",
+    ],
+)
 def test_every_way_of_writing_a_return_code_is_known(text):
     assert strongest(scan([(1, text)])).signature.code == "ACL-507018"
 
@@ -243,11 +254,7 @@ def test_what_python_says_is_known(code):
     assert strongest(scan(enumerate(program.stderr.splitlines()))).signature.code == code, program.stderr
 
 
-SHELLS = {
-    "command-missing": "no-such-command",
-    "not-executable": "/etc/passwd",
-    "killed": "bash -c 'kill -9 $$'; true",
-}
+SHELLS = {"command-missing": "no-such-command", "not-executable": "/etc/passwd", "killed": "bash -c 'kill -9 $$'; true"}
 
 
 @pytest.mark.parametrize("code", SHELLS)

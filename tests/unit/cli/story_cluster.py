@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.cluster import EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import Conflict, DeadlineExceeded, NotFound
@@ -22,8 +22,18 @@ Step = Callable[["StoryCluster"], None]
 
 def make_job(**changes: Any) -> JobView:
     job = JobView(
-        id="j-0001", name="demo", state="QUEUED", reason="waits for its turn", attempt=0, hosts=HOSTS, world_size=4,
-        created_at_s=1_763_600_000.0, started_at_s=None, ended_at_s=None, exit_code=None, file="/x/job.yaml",
+        id="j-0001",
+        name="demo",
+        state="QUEUED",
+        reason="waits for its turn",
+        attempt=0,
+        hosts=HOSTS,
+        world_size=4,
+        created_at_s=1_763_600_000.0,
+        started_at_s=None,
+        ended_at_s=None,
+        exit_code=None,
+        file="/x/job.yaml",
         progress=None,
     )
     return replace(job, **changes)
@@ -37,7 +47,7 @@ class StoryCluster:
     story: list[Step] = field(default_factory=list)
     view: JobView = field(default_factory=make_job)
     ranks: tuple[RankView, ...] = ()
-    first_failure: Optional[str] = None
+    first_failure: str | None = None
     unconfirmed: tuple[str, ...] = ()
     answers: Sequence[ExecResult] = ()
     statuses: Sequence[HostStatus] = ()
@@ -46,8 +56,16 @@ class StoryCluster:
 
     # what the command line calls
 
-    def submit(self, job_file: Path, *, overrides: Sequence[str] = (), hostfile: Optional[Path] = None,
-               key: Optional[str] = None, resume: Optional[str] = None, from_stage: Optional[str] = None) -> JobView:
+    def submit(
+        self,
+        job_file: Path,
+        *,
+        overrides: Sequence[str] = (),
+        hostfile: Path | None = None,
+        key: str | None = None,
+        resume: str | None = None,
+        from_stage: str | None = None,
+    ) -> JobView:
         self.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
         return self.view
 
@@ -63,8 +81,14 @@ class StoryCluster:
             self.story.pop(0)(self)
         nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
         return JobDetail(
-            job=self.view, run=f"abcd-{self.view.id}", nodes=nodes, ranks=self.ranks, events=self.events,
-            first_failure=self.first_failure, unconfirmed=self.unconfirmed, spec={"name": "demo"},
+            job=self.view,
+            run=f"abcd-{self.view.id}",
+            nodes=nodes,
+            ranks=self.ranks,
+            events=self.events,
+            first_failure=self.first_failure,
+            unconfirmed=self.unconfirmed,
+            spec={"name": "demo"},
         )
 
     def stop(self, ref: str, *, now: bool = False) -> JobView:
@@ -76,7 +100,7 @@ class StoryCluster:
         self.view = replace(self.view, state="STOPPING", reason="stopped by you")
         return self.view
 
-    def wait(self, ref: str, *, timeout_s: Optional[float] = None) -> JobDetail:
+    def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
         self.calls.append(("wait", ref, timeout_s))
         while self.view.ended_at_s is None:
             if not self.story:
@@ -101,7 +125,7 @@ class StoryCluster:
     def spool(self) -> Path:
         return spool_dir(self.settings.state_dir, self.view.id, max(1, self.view.attempt))
 
-    def write(self, rank: int, data: bytes, *, stream: str = "out", at_s: Optional[float] = None) -> None:
+    def write(self, rank: int, data: bytes, *, stream: str = "out", at_s: float | None = None) -> None:
         folder = self.spool / HOSTS[rank // 2]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{rank}.{stream}.0"
@@ -147,10 +171,12 @@ def state(name: str, **changes: Any) -> Step:
 
 def says(data: bytes, *ranks: int, stream: str = "out") -> Step:
     """The ranks say it at one moment, however long the files take to write: what is of one moment folds."""
-    def say(cluster: "StoryCluster") -> None:
+
+    def say(cluster: StoryCluster) -> None:
         now_s = time.time()
         for rank in ranks or range(4):
             cluster.write(rank, data, stream=stream, at_s=now_s)
+
     return say
 
 
@@ -176,8 +202,16 @@ def once_exists(variable: str) -> Step:
 def rank_fails(rank: int, code: int) -> Step:
     def step(cluster: StoryCluster) -> None:
         cluster.ranks = tuple(
-            RankView(one, HOSTS[one // 2], 100 + one, code if one == rank else None, None if one == rank else 15,
-                     1_763_600_050.0 + one, one != rank, False)
+            RankView(
+                one,
+                HOSTS[one // 2],
+                100 + one,
+                code if one == rank else None,
+                None if one == rank else 15,
+                1_763_600_050.0 + one,
+                one != rank,
+                False,
+            )
             for one in range(4)
         )
         cluster.first_failure = f"rank {rank} on {HOSTS[rank // 2]} ended with exit code {code}"
@@ -187,20 +221,32 @@ def rank_fails(rank: int, code: int) -> Step:
 
 STORIES: dict[str, Callable[[], list[Step]]] = {
     "good": lambda: [
-        state("CHECKING", reason="asking n[1-2]", attempt=1), run(), says(b"hello\n"), says(b"only two\n", 2),
+        state("CHECKING", reason="asking n[1-2]", attempt=1),
+        run(),
+        says(b"hello\n"),
+        says(b"only two\n", 2),
         *end("SUCCEEDED", progress={"step": 10, "loss": 0.25}),
     ],
     "bad": lambda: [
-        run(), says(b"working\n"), says(b"Traceback\nValueError: no data\n", 3, stream="err"), rank_fails(3, 7),
+        run(),
+        says(b"working\n"),
+        says(b"Traceback\nValueError: no data\n", 3, stream="err"),
+        rank_fails(3, 7),
         *end("FAILED", reason="rank 3 on n2 ended with exit code 7"),
     ],
     "again": lambda: [
-        run(), says(b"first\n"), lambda cluster: cluster.complete(), run(attempt=2), says(b"second\n"),
+        run(),
+        says(b"first\n"),
+        lambda cluster: cluster.complete(),
+        run(attempt=2),
+        says(b"second\n"),
         *end("SUCCEEDED"),
     ],
     "live": lambda: [
-        run(progress={"step": 3, "loss": 2.5, "tokens_per_s": 15300.0}), says(b"line one\n"),
-        once_exists("STORY_MAY_END"), *end("SUCCEEDED"),
+        run(progress={"step": 3, "loss": 2.5, "tokens_per_s": 15300.0}),
+        says(b"line one\n"),
+        once_exists("STORY_MAY_END"),
+        *end("SUCCEEDED"),
     ],
 }
 

@@ -20,8 +20,9 @@ class PseudoTerminal:
     """Runs this Python with `argv`. Used in a `with`, it ends the child at the end."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], *, columns: int) -> None:
-        self.child: Any = pexpect.spawn(sys.executable, list(argv), env=dict(environ), dimensions=(24, columns),
-                                        timeout=DEADLINE_S)
+        self.child: Any = pexpect.spawn(
+            sys.executable, list(argv), env=dict(environ), dimensions=(24, columns), timeout=DEADLINE_S
+        )
         self._screen = pyte.Screen(columns, 24)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,16 +13,25 @@ from ascendrun.core.spec import JobSpec
 from ascendrun.head.programs import load_programs
 
 
-@pytest.mark.parametrize("program, args, is_asked", [
-    ("qwen_lora", {}, True), ("qwen_lora", {"mode": "train"}, True), ("qwen_lora", {"mode": "compare"}, False),
-    ("qwen_lora", {"mode": "plan"}, False), ("meshtest", {}, False), ("no such program", {}, False)])
-def test_trainings_of_programs_that_know_their_arithmetic_are_reckoned(program: str, args: object, is_asked: bool
-                                                                       ) -> None:
+@pytest.mark.parametrize(
+    "program, args, is_asked",
+    [
+        ("qwen_lora", {}, True),
+        ("qwen_lora", {"mode": "train"}, True),
+        ("qwen_lora", {"mode": "compare"}, False),
+        ("qwen_lora", {"mode": "plan"}, False),
+        ("meshtest", {}, False),
+        ("no such program", {}, False),
+    ],
+)
+def test_trainings_of_programs_that_know_their_arithmetic_are_reckoned(
+    program: str, args: object, is_asked: bool
+) -> None:
     assert can_reckon(load_programs().get(program), args) is is_asked  # type: ignore[arg-type]
 
 
-def asked(args: object, *, family: str = "npu", chip: Optional[str] = "910B3") -> List[Sequence[str]]:
-    seen: List[Sequence[str]] = []
+def asked(args: object, *, family: str = "npu", chip: str | None = "910B3") -> list[Sequence[str]]:
+    seen: list[Sequence[str]] = []
 
     def run(argv: Sequence[str]) -> Ended:
         seen.append(argv)
@@ -35,8 +44,17 @@ def asked(args: object, *, family: str = "npu", chip: Optional[str] = "910B3") -
 
 def test_the_program_is_asked_with_the_job_s_own_arguments_for_its_ranks_and_its_chip() -> None:
     assert asked({"lr": 1e-4, "levels": ("a", "b")}) == [
-        [sys.executable, "-m", "ascendrun.programs.qwen_lora", "--lr=0.0001", "--levels=a,b", "--mode=plan",
-         "--ranks=16", "--card=910B3"]]
+        [
+            sys.executable,
+            "-m",
+            "ascendrun.programs.qwen_lora",
+            "--lr=0.0001",
+            "--levels=a,b",
+            "--mode=plan",
+            "--ranks=16",
+            "--card=910B3",
+        ]
+    ]
 
 
 def test_a_chip_that_the_job_names_is_not_asked_for_and_a_cpu_has_none() -> None:
@@ -51,7 +69,8 @@ def test_devices_that_nobody_knows_are_told_with_the_way_out() -> None:
 
 def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_is_no_verdict() -> None:
     assert judge(Ended(1, "sums\n", "TooLarge: needs 71 GB of 64 GB\ntry more cards")) == Arithmetic(
-        False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards"))
+        False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards")
+    )
     other = judge(Ended(1, "", "BadData: /data/train.json: no such file"))
     assert other.fits is None
     assert "not reckoned: /data/train.json: no such file" in other.lines[-1]

@@ -18,8 +18,16 @@ def job(desk: Desk) -> Job:
 
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="demo", run="r", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0)
-    job = store.add_job(key="k", make_job=make, spec={"env": {"API_KEY": "q1w2e3r4t5"}}, hosts=[{"name": "n1"}],
-                        trees=[], file=None, now_s=time.time())
+
+    job = store.add_job(
+        key="k",
+        make_job=make,
+        spec={"env": {"API_KEY": "q1w2e3r4t5"}},
+        hosts=[{"name": "n1"}],
+        trees=[],
+        file=None,
+        now_s=time.time(),
+    )
     store.close()
     return job
 
@@ -35,15 +43,22 @@ def test_the_list_comes_first_and_the_same_list_after(desk: Desk, job: Job) -> N
     assert (desk.folder / f"ascend-fd-{job.id}.tar.gz").exists()
     with tarfile.open(path) as tar:
         assert {name.partition("/")[2] for name in tar.getnames()} == {
-            "MANIFEST.json", *(line.split()[0] for line in done.out.splitlines()[1:])}
+            "MANIFEST.json",
+            *(line.split()[0] for line in done.out.splitlines()[1:]),
+        }
 
 
-@pytest.mark.parametrize("argv, code, says", [
-    (("other",), 4, "no job"), (("demo", "--max-size", "huge"), 2, "100M"),
-    (("demo", "--layout", "ascend-fd", "--no-logs"), 2, "--no-logs"),
-    (("demo", "-o", "/nowhere/at/all/x.tar.gz"), 2, "-o FILE.tar.gz"),
-])
-def test_a_wish_that_cannot_be_met_is_refused(desk: Desk, job: Job, argv: "tuple[str, ...]", code: int, says: str
-                                              ) -> None:
+@pytest.mark.parametrize(
+    "argv, code, says",
+    [
+        (("other",), 4, "no job"),
+        (("demo", "--max-size", "huge"), 2, "100M"),
+        (("demo", "--layout", "ascend-fd", "--no-logs"), 2, "--no-logs"),
+        (("demo", "-o", "/nowhere/at/all/x.tar.gz"), 2, "-o FILE.tar.gz"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused(
+    desk: Desk, job: Job, argv: tuple[str, ...], code: int, says: str
+) -> None:
     result = desk.say("bundle", *argv)
     assert result.code == code and says in result.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -18,21 +18,27 @@ FAIL, WARN, NOTE = Severity.FAIL, Severity.WARN, Severity.NOTE
 GONE = Unreached("unreachable", "n9: no route to host", "check the cable")
 
 
-def report_of(*findings: Finding, hosts: int = 3, unreached: Optional[dict[str, Unreached]] = None, **facts: Any
-              ) -> DoctorReport:
-    world = World(facts={f"n{number}": NodeFacts(f"n{number}", **facts) for number in range(1, hosts + 1)},
-                  unreached=unreached or {})
+def report_of(
+    *findings: Finding, hosts: int = 3, unreached: dict[str, Unreached] | None = None, **facts: Any
+) -> DoctorReport:
+    world = World(
+        facts={f"n{number}": NodeFacts(f"n{number}", **facts) for number in range(1, hosts + 1)},
+        unreached=unreached or {},
+    )
     return make_report(world, findings, lang="en", checks=7, wall_s=1.0)
 
 
-@pytest.mark.parametrize("findings, fail_on, code", [
-    ([], "fail", 0),
-    ([Finding("disk-low", WARN, ("n1",))], "fail", 0),
-    ([Finding("disk-low", WARN, ("n1",))], "warn", 3),
-    ([Finding("os-differs", NOTE, ("n1",))], "warn", 0),
-    ([Finding("os-differs", NOTE, ("n1",))], "note", 3),
-    ([Finding("disk-full", FAIL, ("n1",))], "note", 3),
-])
+@pytest.mark.parametrize(
+    "findings, fail_on, code",
+    [
+        ([], "fail", 0),
+        ([Finding("disk-low", WARN, ("n1",))], "fail", 0),
+        ([Finding("disk-low", WARN, ("n1",))], "warn", 3),
+        ([Finding("os-differs", NOTE, ("n1",))], "warn", 0),
+        ([Finding("os-differs", NOTE, ("n1",))], "note", 3),
+        ([Finding("disk-full", FAIL, ("n1",))], "note", 3),
+    ],
+)
 def test_the_exit_code_tells_the_worst_that_was_asked_for(findings: list[Finding], fail_on: str, code: int) -> None:
     assert exit_code(report_of(*findings), fail_on=fail_on) == code
 
@@ -46,8 +52,9 @@ def test_who_is_not_reached_is_6_unless_somebody_is_unfit_and_5_when_nobody_is()
 
 
 def test_a_finding_shows_nodes_code_evidence_and_way_out(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = Finding("kernel-differs", WARN, ("n1", "n2"), {"value": "4.19", "majority": "5.10"},
-                      ("n3: 5.10", "n[1-2]: 4.19"))
+    finding = Finding(
+        "kernel-differs", WARN, ("n1", "n2"), {"value": "4.19", "majority": "5.10"}, ("n3: 5.10", "n[1-2]: 4.19")
+    )
     print_report(report_of(finding), lang="en", color=False, wide=False)
     out = capsys.readouterr().out
     assert "n[1-2]  kernel 4.19, where most have 5.10  [kernel-differs]" in out and "| n3: 5.10" in out
@@ -73,11 +80,25 @@ def test_what_a_node_says_cannot_steer_the_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_the_script_is_shell_and_names_of_nodes_stay_words(capsys: pytest.CaptureFixture[str]) -> None:
-    print_script(report_of(Finding("kill-user-processes", WARN, ("n1", "n2"), {"user": "me; rm -rf /"}),
-                           Finding("disk-full", FAIL, ("n3",), {"path": "/a\nb", "free": "0"})), "my hosts.txt")
+    print_script(
+        report_of(
+            Finding("kill-user-processes", WARN, ("n1", "n2"), {"user": "me; rm -rf /"}),
+            Finding("disk-full", FAIL, ("n3",), {"path": "/a\nb", "free": "0"}),
+        ),
+        "my hosts.txt",
+    )
     script = capsys.readouterr().out
     assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True).returncode == 0
-    said = subprocess.run(["sh"], input=script.replace("ascendrun exec", "printf '%s\\n'"), text=True,
-                          capture_output=True)
-    assert said.stdout.splitlines() == ["-H", "my hosts.txt", "--on", "n[1-2]", "--", "sh", "-c",
-                                        "loginctl enable-linger 'me; rm -rf /'"]
+    said = subprocess.run(
+        ["sh"], input=script.replace("ascendrun exec", "printf '%s\\n'"), text=True, capture_output=True
+    )
+    assert said.stdout.splitlines() == [
+        "-H",
+        "my hosts.txt",
+        "--on",
+        "n[1-2]",
+        "--",
+        "sh",
+        "-c",
+        "loginctl enable-linger 'me; rm -rf /'",
+    ]

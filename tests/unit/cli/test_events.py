@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator, List
 
 import pytest
 from story_cluster import Desk, end, run
@@ -32,12 +32,21 @@ class Writer:
 
         def make(job_id: str, head_id: str) -> Job:
             return Job(id=job_id, name=name, run="r", hosts=hosts, grace_s=1, start_s=1, created_at_s=1.0)
-        return self.store.add_job(key=name, make_job=make, spec={}, hosts=[{"name": host} for host in hosts], trees=[],
-                                  file=None, now_s=time.time())
+
+        return self.store.add_job(
+            key=name,
+            make_job=make,
+            spec={},
+            hosts=[{"name": host} for host in hosts],
+            trees=[],
+            file=None,
+            now_s=time.time(),
+        )
 
     def tell(self, job: Job, *lines: str) -> None:
-        self.store.save(job, [(kind, text) for kind, _, text in (line.partition(" ") for line in lines)],
-                        now_s=time.time())
+        self.store.save(
+            job, [(kind, text) for kind, _, text in (line.partition(" ") for line in lines)], now_s=time.time()
+        )
 
 
 @pytest.fixture
@@ -47,7 +56,7 @@ def writer(desk: Desk) -> Iterator[Writer]:
     writer.store.close()
 
 
-def texts(out: str) -> List[str]:
+def texts(out: str) -> list[str]:
     return [json.loads(line)["text"] for line in out.splitlines()]
 
 
@@ -93,10 +102,11 @@ def test_one_job_some_kinds_and_a_time_are_chosen(desk: Desk, writer: Writer) ->
     assert desk.say("events", "--since", "2999-01-01T00:00").out == ""
 
 
-@pytest.mark.parametrize("argv, says", [
-    (("--kind", "stat"), "did you mean"), (("--since", "soon"), "--since"), (("-f", "-o", "json"), "jsonl"),
-])
-def test_a_wrong_wish_is_refused(desk: Desk, argv: "tuple[str, ...]", says: str) -> None:
+@pytest.mark.parametrize(
+    "argv, says",
+    [(("--kind", "stat"), "did you mean"), (("--since", "soon"), "--since"), (("-f", "-o", "json"), "jsonl")],
+)
+def test_a_wrong_wish_is_refused(desk: Desk, argv: tuple[str, ...], says: str) -> None:
     result = desk.say("events", *argv)
     assert result.code == 2 and says in result.err
 
@@ -110,10 +120,17 @@ def test_following_a_job_ends_with_it_as_it_ended(desk: Desk, writer: Writer) ->
 
 def test_following_all_goes_on_over_controllers_until_interrupted(desk: Desk) -> None:
     state_dir = desk.folder / "state"
-    process = subprocess.Popen([sys.executable, "-m", "ascendrun", "events", "-f", "-o", "jsonl"],
-                               env={**os.environ, "ASCENDRUN_STATE_DIR": str(state_dir),
-                                    "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ascendrun", "events", "-f", "-o", "jsonl"],
+        env={
+            **os.environ,
+            "ASCENDRUN_STATE_DIR": str(state_dir),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None and process.stderr is not None
     with process:
         try:
@@ -152,6 +169,7 @@ def test_a_test_shows_what_the_service_answers_and_no_credential(desk: Desk) -> 
 
         def log_message(self, *_: object) -> None:
             pass
+
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -161,7 +179,8 @@ def test_a_test_shows_what_the_service_answers_and_no_credential(desk: Desk) -> 
             base = f"http://127.0.0.1:{server.server_address[1]}"
             (folder / "config.yaml").write_text(
                 f"notify:\n- {{kind: slack, url: '{base}/topsecret'}}\n"
-                f"- {{name: ding, kind: dingtalk, url: '{base}/ding?access_token=topsecret'}}\n")
+                f"- {{name: ding, kind: dingtalk, url: '{base}/ding?access_token=topsecret'}}\n"
+            )
             fine, bad, both = (desk.say("notify", "--test", name) for name in ("slack", "ding", ""))
             unknown, shown, config = desk.say("notify", "--test", "dang"), desk.say("notify"), desk.say("config")
         finally:

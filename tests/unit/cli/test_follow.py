@@ -26,7 +26,7 @@ def test_a_failed_job_ends_with_its_first_failure_the_ranks_last_words_and_the_n
     desk.cluster.story = STORIES["bad"]()
     result = desk.say("submit", "job.yaml")
     assert result.code == 1
-    story = result.err[result.err.index("first failure"):].splitlines()
+    story = result.err[result.err.index("first failure") :].splitlines()
     assert story == [
         "first failure: rank 3 on n2 ended with exit code 7",
         "the last lines of rank 3 on n2 (stderr):",

@@ -38,8 +38,10 @@ def story(desk: Desk) -> Desk:
         (["--stream", "err", "--no-prefix"], ["warning"]),
         (["--since", "1970-01-01T00:01:52Z"], ["[2] step of 2", "[3] step of 3"]),
         (["--until", "1970-01-01T00:01:51Z"], ["[0-3] start", "[0] step of 0", "[1] step of 1"]),
-        (["--since", "1970-01-01T00:01:51Z", "--until", "1970-01-01T00:01:52Z"],
-         ["[1] step of 1", "[1] warning", "[2] step of 2"]),
+        (
+            ["--since", "1970-01-01T00:01:51Z", "--until", "1970-01-01T00:01:52Z"],
+            ["[1] step of 1", "[1] warning", "[2] step of 2"],
+        ),
         (["--grep", "of 0", "--grep", "of 2"], ["[0] step of 0", "[2] step of 2"]),
         (["--grep", "WARN"], []),
         (["--grep", "WARN", "-i"], ["[1] warning"]),
@@ -146,11 +148,15 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
 
 
 def test_without_a_pattern_the_first_line_of_each_rank_that_looks_like_an_error_is_shown(story: Desk) -> None:
-    for rank, lines in enumerate((b"0 errors so far\nerrors: 0\nValueError: x\n", b"fine\n", b"EI0006 timeout\n",
-                                  b"Killed\n")):
+    for rank, lines in enumerate(
+        (b"0 errors so far\nerrors: 0\nValueError: x\n", b"fine\n", b"EI0006 timeout\n", b"Killed\n")
+    ):
         story.cluster.write(rank, lines, at_s=120.0 - rank)
     assert story.say("logs", "demo", "--first").out.splitlines() == [
-        "[3] Killed", "[2] EI0006 timeout", "[0] ValueError: x"]
+        "[3] Killed",
+        "[2] EI0006 timeout",
+        "[0] ValueError: x",
+    ]
 
 
 def test_lines_of_hosts_whose_clocks_differ_are_in_the_order_of_the_heads_clock(story: Desk) -> None:
@@ -170,13 +176,16 @@ def test_ranks_that_measured_about_the_same_are_one_line_and_the_odd_one_has_its
 
 
 def test_what_is_lost_is_told(story: Desk) -> None:
-    events = [{"event": "log_cut", "at_ns": 5, "rank": 1, "stream": "out", "generation": 0, "had": 1018},
-              {"event": "log_dropped", "at_ns": 6, "rank": 3, "stream": "err", "bytes": 2000, "reason": "ENOSPC"},
-              {"event": "log_cut", "at_ns": 5, "rank": 0, "stream": "out", "generation": 0, "had": 4}, {"event": "log_"}
-              ]
+    events = [
+        {"event": "log_cut", "at_ns": 5, "rank": 1, "stream": "out", "generation": 0, "had": 1018},
+        {"event": "log_dropped", "at_ns": 6, "rank": 3, "stream": "err", "bytes": 2000, "reason": "ENOSPC"},
+        {"event": "log_cut", "at_ns": 5, "rank": 0, "stream": "out", "generation": 0, "had": 4},
+        {"event": "log_"},
+    ]
     for host in ("n1", "n2"):
-        (story.cluster.spool / host / "events.0").write_text("".join(json.dumps(one) + "\n" for one in events
-                                                                     if (one.get("rank", 0) < 2) == (host == "n1")))
+        (story.cluster.spool / host / "events.0").write_text(
+            "".join(json.dumps(one) + "\n" for one in events if (one.get("rank", 0) < 2) == (host == "n1"))
+        )
     err = story.say("logs", "demo").err
     assert "rank 1 on n1: 1.0 kB of its stdout are lost (somebody cut" in err
     assert "rank 3 on n2: 2.0 kB of its stderr are lost (not written: ENOSPC" in err
@@ -188,15 +197,28 @@ def test_the_files_of_an_attempt_are_listed_with_what_was_gathered_and_what_was_
     (folder / "plog").mkdir(parents=True)
     settings = b"[HCCL_ENV] HCCL_EXEC_TIMEOUT set by environment to [600]s\n"
     (folder / "plog" / "plog-1_2.log").write_bytes(settings + b"x" * 242)
-    (folder / "index.json").write_text(json.dumps({"at_ns": 1, "problems": [{"name": "hccn", "text": "no hccn_tool"}],
-        "files": [{"name": "plog", "file": "plog-1_2.log", "source": "/root/x", "bytes": 300, "of_bytes": 5000}]}))
+    (folder / "index.json").write_text(
+        json.dumps(
+            {
+                "at_ns": 1,
+                "problems": [{"name": "hccn", "text": "no hccn_tool"}],
+                "files": [
+                    {"name": "plog", "file": "plog-1_2.log", "source": "/root/x", "bytes": 300, "of_bytes": 5000}
+                ],
+            }
+        )
+    )
     out = story.say("logs", "demo", "--files", "--node", "n2").out
     assert out.splitlines()[-1].split() == ["HCCL_EXEC_TIMEOUT", "600s", "environment", "n2"]
     assert "plog-1_2.log" in out and "of 5.0 kB; the rest was left out" in out and "(no hccn_tool)" in out
     assert "rank-2.out.0" in out and "rank-1" not in out and ".times" not in out
     rows = json.loads(story.say("logs", "demo", "--files", "-o", "json").out)["files"]
     assert {(row["host"], row["kind"], row["rank"]) for row in rows} >= {
-        ("n1", "output", 0), ("n1", "errors", 1), ("n2", "plog", None), ("n2", "hccn", None)}
+        ("n1", "output", 0),
+        ("n1", "errors", 1),
+        ("n2", "plog", None),
+        ("n2", "hccn", None),
+    }
 
 
 def test_while_bytes_are_missing_here_a_pattern_asks_the_nodes_and_says_who_does_not_answer(story: Desk) -> None:
@@ -208,11 +230,18 @@ def test_while_bytes_are_missing_here_a_pattern_asks_the_nodes_and_says_who_does
     assert story.say("logs", "demo", "--grep", "step of [13]").err == ""
 
 
-@pytest.mark.parametrize(("data", "shown"), [
-    (b"\x00nul\n", "\\x00nul"), (b"\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "red "),
-    ("设备过热\n".encode("gbk"), "设备过热"), (b"torn \xe8\xae\n", "torn \\xe8\\xae"),
-    (b" 10%\r 50%\r100%\n", "100%"), (b"no end", "no end"), (b"dos\r\n", "dos"),
-])
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"\x00nul\n", "\\x00nul"),
+        (b"\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "red "),
+        ("设备过热\n".encode("gbk"), "设备过热"),
+        (b"torn \xe8\xae\n", "torn \\xe8\\xae"),
+        (b" 10%\r 50%\r100%\n", "100%"),
+        (b"no end", "no end"),
+        (b"dos\r\n", "dos"),
+    ],
+)
 def test_whatever_a_rank_writes_is_kept_as_it_is_and_shown_sanely(desk: Desk, data: bytes, shown: str) -> None:
     desk.cluster.write(0, data)
     assert desk.say("logs", "demo").out == f"[0] {shown}\n"

@@ -73,8 +73,9 @@ def samples(world: TopWorld, say: Say) -> Samples:
 
 
 def test_it_is_scraped_over_http_from_this_machine(world: TopWorld) -> None:
-    server = subprocess.Popen([sys.executable, "-m", "ascendrun", "metrics", "--listen", "127.0.0.1:0"],
-                              stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "ascendrun", "metrics", "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    )
     try:
         assert server.stderr is not None
         match = re.match(r"(http://127\.0\.0\.1:\d+/metrics)", server.stderr.readline())
@@ -119,8 +120,13 @@ def test_npus_have_npu_exporter_s_names_labels_and_units(samples: Samples) -> No
 
 def test_what_is_not_known_is_absent(samples: Samples) -> None:
     where = {"host": "npu04", "id": "0"}
-    for name in ("npu_chip_info_utilization", "npu_chip_info_power", "npu_chip_info_health_status",
-                 "ascendrun_device_utilization_percent", "ascendrun_device_healthy"):
+    for name in (
+        "npu_chip_info_utilization",
+        "npu_chip_info_power",
+        "npu_chip_info_health_status",
+        "ascendrun_device_utilization_percent",
+        "ascendrun_device_healthy",
+    ):
         assert value(samples, name, **where) is None
         assert value(samples, name, host="npu04", id="1") is not None
     assert value(samples, "npu_chip_info_temperature", **where) == 52
@@ -152,8 +158,9 @@ def test_figures_of_long_ago_are_not_served_as_those_of_now(say: Say, world: Top
     assert value(found, "ascendrun_host_has_figures", host="old1") == 0
 
 
-def test_a_state_folder_that_cannot_be_read_is_a_failed_scrape_not_a_dead_exporter(say: Say, tmp_path: Path,
-                                                                                   world: TopWorld) -> None:
+def test_a_state_folder_that_cannot_be_read_is_a_failed_scrape_not_a_dead_exporter(
+    say: Say, tmp_path: Path, world: TopWorld
+) -> None:
     (world.state_dir / "samples.db").write_bytes(b"this is no database" * 100)
     run = say("metrics", "--once")
     found = read(run.out)
@@ -184,10 +191,16 @@ def test_a_port_that_is_taken_is_a_conflict_with_the_way_out(say: Say, world: To
     assert run.code == 7 and "cannot listen" in run.err and "--listen" in run.err
 
 
-@pytest.mark.parametrize("text, meant", [
-    ("127.0.0.1:9478", ("127.0.0.1", 9478)), (":9000", ("127.0.0.1", 9000)), ("9000", ("127.0.0.1", 9000)),
-    ("[::1]:9", ("::1", 9)), ("0.0.0.0:1", ("0.0.0.0", 1)),
-])
+@pytest.mark.parametrize(
+    "text, meant",
+    [
+        ("127.0.0.1:9478", ("127.0.0.1", 9478)),
+        (":9000", ("127.0.0.1", 9000)),
+        ("9000", ("127.0.0.1", 9000)),
+        ("[::1]:9", ("::1", 9)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+    ],
+)
 def test_where_to_listen(text: str, meant: tuple[str, int]) -> None:
     assert parse_listen(text) == meant
 
@@ -199,8 +212,9 @@ def test_what_is_no_place_to_listen_is_refused(say: Say, text: str, world: TopWo
 
 
 def test_only_loopback_is_loopback() -> None:
-    assert [name for name in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "head") if is_loopback(name)
-            ] == ["127.0.0.1", "::1", "localhost"]
+    assert [
+        name for name in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "head") if is_loopback(name)
+    ] == ["127.0.0.1", "::1", "localhost"]
 
 
 # ---------------------------------------------------------------- the dashboard
@@ -220,8 +234,9 @@ def expressions(value: Any) -> Iterator[str]:
 
 
 def test_the_dashboard_asks_only_for_what_the_exporter_has(say: Say, world: TopWorld) -> None:
-    world.add_samples(["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"link_tx_bytes_s": 1e9,
-                                                                                "link_rx_bytes_s": 1e9}})
+    world.add_samples(
+        ["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"link_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e9}}
+    )
     board = json.loads(dashboard_file().read_text())
     served = read(say("metrics", "--once").out)
     names = {name for text in expressions(board) for name in re.findall(r"\b(?:ascendrun|npu|machine)_\w+", text)}

@@ -31,13 +31,27 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.Ca
     store = Store.open(tmp_path / "state")
 
     def make(job_id: str, head_id: str) -> Job:
-        return Job(id=job_id, name=NAME, run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=1000.0,
-                   state=State.SUCCEEDED, ended_at_s=1020.0, world_size=2)
+        return Job(
+            id=job_id,
+            name=NAME,
+            run="r",
+            hosts=("a", "b"),
+            grace_s=1,
+            start_s=1,
+            created_at_s=1000.0,
+            state=State.SUCCEEDED,
+            ended_at_s=1020.0,
+            world_size=2,
+        )
 
-    job = store.add_job(key="k", make_job=make, spec={"devices": {"family": "cpu"}}, hosts=[], trees=[], file=None,
-                        now_s=1000.0)
-    store.save(job, [("state", "CHECKING: x"), ("state", "STAGING: x"), ("state", "STARTING: x"),
-                     ("state", "RUNNING: x")], now_s=1005.0)
+    job = store.add_job(
+        key="k", make_job=make, spec={"devices": {"family": "cpu"}}, hosts=[], trees=[], file=None, now_s=1000.0
+    )
+    store.save(
+        job,
+        [("state", "CHECKING: x"), ("state", "STAGING: x"), ("state", "STARTING: x"), ("state", "RUNNING: x")],
+        now_s=1005.0,
+    )
     store.save(job, [("state", "SUCCEEDED: x")], now_s=1020.0)
     store.close()
     monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(tmp_path / "state"))
@@ -128,4 +142,5 @@ def test_the_library_that_pages_carry_is_the_one_that_was_published() -> None:
     folder = Path(sys.modules["ascendrun"].__path__[0]) / "web" / "vendor" / "uplot"
     version = json.loads((folder / "VERSION.json").read_text())
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in version["sha256"]} == dict(
-        version["sha256"])
+        version["sha256"]
+    )

@@ -27,8 +27,12 @@ def world(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in terminal}
     path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
     return {
-        **kept, "ASCENDRUN_STATE_DIR": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "STORY_MAY_END": str(tmp_path / "end"), "JOB": str(tmp_path / "job.yaml"), "TERM": "xterm-256color",
+        **kept,
+        "ASCENDRUN_STATE_DIR": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "STORY_MAY_END": str(tmp_path / "end"),
+        "JOB": str(tmp_path / "job.yaml"),
+        "TERM": "xterm-256color",
         "PYTHONPATH": path,
     }
 
@@ -50,9 +54,7 @@ def live(world: dict[str, str]) -> Iterator[Terminal]:
     terminal.child.close(force=True)
 
 
-def test_a_terminal_shows_lines_above_one_progress_line_that_goes_away(
-    live: Terminal, world: dict[str, str]
-) -> None:
+def test_a_terminal_shows_lines_above_one_progress_line_that_goes_away(live: Terminal, world: dict[str, str]) -> None:
     lines = live.wait_for(lambda lines: "[0-3] line one" in lines and "step 3" in lines[-1])
     assert lines[-1].startswith("j-0001 RUNNING · ")
     assert lines[-1].endswith("step 3 · loss 2.5 · 15.3k tokens/s")
@@ -111,8 +113,12 @@ def test_a_pipe_gets_neither_colour_nor_progress(world: dict[str, str]) -> None:
 
 
 def test_a_pipe_with_forced_colour_is_coloured(world: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, str(STORY), "good", "submit", world["JOB"]],
-                          env={**world, "FORCE_COLOR": "1"}, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(STORY), "good", "submit", world["JOB"]],
+        env={**world, "FORCE_COLOR": "1"},
+        capture_output=True,
+        check=True,
+    )
     assert b"\x1b[36m[0-3]\x1b[0m hello" in done.stdout
 
 
@@ -120,8 +126,9 @@ def test_a_reader_that_leaves_ends_the_command_quietly(world: dict[str, str]) ->
     log = Path(world["ASCENDRUN_STATE_DIR"]) / "jobs" / "j-0001" / "attempt-1" / "n1" / "rank-0.out.0"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"x\n" * 500_000)
-    child = subprocess.Popen([sys.executable, str(STORY), "live", "logs", "demo"], env=world,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, str(STORY), "live", "logs", "demo"], env=world, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert child.stdout is not None and child.stderr is not None
     child.stdout.read(1000)
     child.stdout.close()
@@ -153,7 +160,12 @@ def test_reading_logs_needs_neither_paramiko_nor_pydantic(world: dict[str, str])
         "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[1:1] = []; import story_cluster; "
         "code = story_cluster.main(); print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(STORY.parent), "good", "logs", "demo"], env=world,
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(STORY.parent), "good", "logs", "demo"],
+        env=world,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert loaded.isdisjoint({"paramiko", "pydantic", "rich", "torch"})

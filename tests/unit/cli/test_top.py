@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -61,10 +60,16 @@ def world(tmp_path: Path, say: Say) -> TopWorld:
     return make_usual_world(tmp_path / "state", busy=4, idle=5)
 
 
-def look(state_dir: Path, *, hosts: tuple[Host, ...] = (), newest: Optional[Newest] = None,
-         refused: Optional[dict[str, str]] = None) -> TopView:
-    source = TopSource(Cluster(Settings(state_dir=state_dir)), hosts,
-                       ask=lambda asked, timeout_s: (newest or Newest(), refused or {}))
+def look(
+    state_dir: Path,
+    *,
+    hosts: tuple[Host, ...] = (),
+    newest: Newest | None = None,
+    refused: dict[str, str] | None = None,
+) -> TopView:
+    source = TopSource(
+        Cluster(Settings(state_dir=state_dir)), hosts, ask=lambda asked, timeout_s: (newest or Newest(), refused or {})
+    )
     return source.look(now_s=time.time(), answer_s=30.0)
 
 
@@ -84,7 +89,7 @@ def test_what_is_not_known_is_a_dash_and_what_is_wrong_is_said(say: Say, world: 
     lines = say("top", "--once").out.splitlines()
     header = next(line for line in lines if line.startswith("HOST"))
     unknown = next(line for line in lines if line.split()[:2] == ["npu04", "0"])
-    cells = {name: unknown[:header.index(name) + len(name)].split()[-1] for name in ("UTIL", "POWER")}
+    cells = {name: unknown[: header.index(name) + len(name)].split()[-1] for name in ("UTIL", "POWER")}
     assert cells == {"UTIL": "-", "POWER": "-"}
     assert any("DOWN" in line and line.startswith("npu03") for line in lines)
     assert any("Alarm" in line and line.startswith("npu02") for line in lines)
@@ -213,10 +218,10 @@ def test_no_line_is_wider_than_the_terminal(world: TopWorld, lang: str, width: i
 def test_columns_stand_under_their_titles_whatever_the_letters_are_wide(world: TopWorld, lang: str) -> None:
     lines = top_lines(look(world.state_dir), lang=lang, width=200)
     begin = next(index for index, line in enumerate(lines) if line.startswith(("HOST", "主机")))
-    edge = width_of(lines[begin][:lines[begin].index("RANK") + 4])
-    for line in lines[begin + 1:begin + 33]:
+    edge = width_of(lines[begin][: lines[begin].index("RANK") + 4])
+    for line in lines[begin + 1 : begin + 33]:
         cells = "".join(character + "\0" * (width_of(character) - 1) for character in line)
-        assert cells[edge - 1].isdigit() and cells[edge:edge + 2] == "  "
+        assert cells[edge - 1].isdigit() and cells[edge : edge + 2] == "  "
 
 
 def test_with_80_columns_the_main_things_are_there(world: TopWorld) -> None:
@@ -261,8 +266,12 @@ def test_who_looks_once_waits_for_no_host_of_which_figures_are_kept_and_has_it_a
     hosts = tuple(Host(name) for name in ("kept1", "kept2", "fresh1"))
     world.add_samples(["kept1", "kept2"], age_s=20.0)
     world.add_samples(["fresh1"], age_s=0.0)
-    source = TopSource(Cluster(Settings(state_dir=world.state_dir)), hosts, ask=ask,
-                       wish=lambda asked: wished.extend(host.name for host in asked))
+    source = TopSource(
+        Cluster(Settings(state_dir=world.state_dir)),
+        hosts,
+        ask=ask,
+        wish=lambda asked: wished.extend(host.name for host in asked),
+    )
     assert not source.must_ask(now_s=time.time())
     view = source.look(now_s=time.time(), answer_s=30.0)
     assert wished == ["kept1", "kept2"]

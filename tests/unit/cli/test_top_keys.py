@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -261,7 +261,7 @@ class HeldSource:
     def __init__(self, source: TopSource) -> None:
         self.cluster, self._source = source.cluster, source
         self.looks, self.may_go_on = 0, threading.Event()
-        self.error: Optional[Exception] = None
+        self.error: Exception | None = None
 
     def look(self, *, now_s: float) -> Any:
         self.looks += 1
@@ -290,9 +290,13 @@ def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -
         source.may_go_on.set()
 
 
-@pytest.mark.parametrize("error, says", [
-    (AscendrunError("samples.db: the disk is gone"), "samples.db: the disk is gone"),
-    (KeyError("hbm"), "KeyError: 'hbm'")])
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (AscendrunError("samples.db: the disk is gone"), "samples.db: the disk is gone"),
+        (KeyError("hbm"), "KeyError: 'hbm'"),
+    ],
+)
 def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld, error: Exception, says: str) -> None:
     source = HeldSource(TopSource(Cluster(Settings(state_dir=world.state_dir))))
     source.may_go_on.set()

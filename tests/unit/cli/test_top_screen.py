@@ -26,9 +26,14 @@ def world(tmp_path: Path) -> Iterator[TopWorld]:
         yield made
 
 
-@pytest.mark.parametrize(("lang", "size"), [
-    ("en", (80, 24)), ("zh", (200, 50)), *(
-        pytest.param(*both, marks=pytest.mark.thorough) for both in (("zh", (80, 24)), ("en", (200, 50))))])
+@pytest.mark.parametrize(
+    ("lang", "size"),
+    [
+        ("en", (80, 24)),
+        ("zh", (200, 50)),
+        *(pytest.param(*both, marks=pytest.mark.thorough) for both in (("zh", (80, 24)), ("en", (200, 50)))),
+    ],
+)
 def test_the_main_things_are_in_sight(world: TopWorld, lang: str, size: tuple[int, int]) -> None:
     async def steps(stage: Stage) -> None:
         seen = stage.screen_text()
@@ -53,6 +58,7 @@ def test_a_tiny_terminal_shows_what_fits_and_does_not_fall(world: TopWorld) -> N
 def test_nothing_anywhere_is_said(tmp_path: Path) -> None:
     empty = make_world(tmp_path / "none")
     with controller_lock(empty.state_dir):
+
         async def steps(stage: Stage) -> None:
             assert "nothing to show" in stage.screen_text()
             await stage.press("j", "k", "enter", "l", "e", "g", "G")  # keys without a row do no harm

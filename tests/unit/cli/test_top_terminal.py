@@ -17,7 +17,7 @@ from top_world import TopWorld, controller_lock, make_usual_world
 
 pytestmark = pytest.mark.slow
 WITH = "import sys; from ascendrun.cli import main; sys.exit(main(sys.argv[1:]))"
-WITHOUT = "import sys; sys.modules['textual'] = None; " + WITH[len("import sys; "):]
+WITHOUT = "import sys; sys.modules['textual'] = None; " + WITH[len("import sys; ") :]
 
 
 @pytest.fixture
@@ -31,9 +31,18 @@ class Terminal(PseudoTerminal):
     def __init__(self, world: TopWorld, code: str, *argv: str, **environ: str) -> None:
         left_out = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "LC_ALL", "LANGUAGE")
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
-        super().__init__(["-c", code, *argv], {
-            **kept, "ASCENDRUN_STATE_DIR": str(world.state_dir), "TERM": "xterm-256color", "LANG": "C.UTF-8",
-            "XDG_CONFIG_HOME": str(world.state_dir / "config"), **environ}, columns=80)
+        super().__init__(
+            ["-c", code, *argv],
+            {
+                **kept,
+                "ASCENDRUN_STATE_DIR": str(world.state_dir),
+                "TERM": "xterm-256color",
+                "LANG": "C.UTF-8",
+                "XDG_CONFIG_HOME": str(world.state_dir / "config"),
+                **environ,
+            },
+            columns=80,
+        )
 
     def wait_for(self, *words: str) -> str:
         self.wait_until(lambda: all(word in self.text for word in words))

@@ -6,8 +6,8 @@ import ast
 import shlex
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 

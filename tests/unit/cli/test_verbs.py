@@ -266,7 +266,7 @@ def test_the_verbs_have_two_examples_each(desk: Desk) -> None:
 
     for verb in VERBS:
         text = desk.say(verb.name, "--help").out
-        examples = text[text.index("Examples:"):].splitlines()
+        examples = text[text.index("Examples:") :].splitlines()
         assert sum("ascendrun" in line for line in examples) >= 2, verb.name
 
 

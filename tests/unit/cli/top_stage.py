@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Optional
+from typing import Any
 
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -52,12 +52,20 @@ class Stage:
 
     def screen_text(self) -> str:
         """What a person sees, line by line."""
-        return "\n".join("".join(segment.text for segment in strip) for strip in
-                         self.app.screen._compositor.render_strips())
+        return "\n".join(
+            "".join(segment.text for segment in strip) for strip in self.app.screen._compositor.render_strips()
+        )
 
 
-def play(world: TopWorld, steps: Play, *, lang: str = "en", size: tuple[int, int] = (120, 40),
-         source: Optional[Any] = None, every_s: float = 3600.0) -> TopApp:
+def play(
+    world: TopWorld,
+    steps: Play,
+    *,
+    lang: str = "en",
+    size: tuple[int, int] = (120, 40),
+    source: Any | None = None,
+    every_s: float = 3600.0,
+) -> TopApp:
     """`every_s`: by default it looks once, so that what is seen is what the first look saw."""
     made = source or TopSource(Cluster(Settings(state_dir=world.state_dir)))
     app = TopApp(made, Choice(), Order(), lang=lang, every_s=every_s)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ascendrun.core.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
@@ -31,27 +31,60 @@ class TopWorld:
     state_dir: Path
     now_s: float
 
-    def add_job(self, name: str, hosts: Sequence[str], *, per_node: int = PER_NODE, state: State = State.RUNNING,
-                family: str = "npu", steps: int = 40, slow: Mapping[int, float] = {}, step_s: float = 1.5) -> str:
+    def add_job(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        *,
+        per_node: int = PER_NODE,
+        state: State = State.RUNNING,
+        family: str = "npu",
+        steps: int = 40,
+        slow: Mapping[int, float] = {},
+        step_s: float = 1.5,
+    ) -> str:
         """A job on whole hosts; every rank has metrics, `slow` ranks take so many times as long a step."""
         nodes = tuple(
-            NodeProgress(host, i, Phase.STARTED, tuple(range(i * per_node, (i + 1) * per_node)), "boot", 0.0,
-                         {rank: 1000 + rank for rank in range(i * per_node, (i + 1) * per_node)})
+            NodeProgress(
+                host,
+                i,
+                Phase.STARTED,
+                tuple(range(i * per_node, (i + 1) * per_node)),
+                "boot",
+                0.0,
+                {rank: 1000 + rank for rank in range(i * per_node, (i + 1) * per_node)},
+            )
             for i, host in enumerate(hosts)
         )
 
         def make(job_id: str, head_id: str) -> Job:
-            return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=tuple(hosts), grace_s=1, start_s=1,
-                       created_at_s=self.now_s - 900, state=state, reason="", started_at_s=self.now_s - 800,
-                       ended_at_s=self.now_s - 5 if state in TERMINAL else None, nodes=nodes,
-                       world_size=len(hosts) * per_node)
+            return Job(
+                id=job_id,
+                name=name,
+                run=f"{head_id}-{job_id}",
+                hosts=tuple(hosts),
+                grace_s=1,
+                start_s=1,
+                created_at_s=self.now_s - 900,
+                state=state,
+                reason="",
+                started_at_s=self.now_s - 800,
+                ended_at_s=self.now_s - 5 if state in TERMINAL else None,
+                nodes=nodes,
+                world_size=len(hosts) * per_node,
+            )
 
         store = Store.open(self.state_dir)
         try:
             job = store.add_job(
-                key=name, make_job=make, spec={"name": name, "devices": {"family": family, "per_node": per_node}},
-                hosts=[{"name": host, "slots": per_node} for host in hosts], trees=[], file=None,
-                now_s=self.now_s - 900)
+                key=name,
+                make_job=make,
+                spec={"name": name, "devices": {"family": family, "per_node": per_node}},
+                hosts=[{"name": host, "slots": per_node} for host in hosts],
+                trees=[],
+                file=None,
+                now_s=self.now_s - 900,
+            )
         finally:
             store.close()
         for node in nodes if steps else ():
@@ -64,44 +97,105 @@ class TopWorld:
         folder.mkdir(parents=True, exist_ok=True)
         lines: list[dict[str, Any]] = [{"event": "start", "total_steps": 5000, "world_size": 32}]
         for step in range(1, steps + 1):
-            lines.append({
-                "step": 1000 + step, "at_s": self.now_s - (steps - step) * step_s, "loss": 2.5 - step / 100,
-                "step_s": step_s, "comm_s": step_s * (1 - 0.7 * min(1.4, own)), "tokens_per_s": 15300.0, "mfu": 0.41})
+            lines.append(
+                {
+                    "step": 1000 + step,
+                    "at_s": self.now_s - (steps - step) * step_s,
+                    "loss": 2.5 - step / 100,
+                    "step_s": step_s,
+                    "comm_s": step_s * (1 - 0.7 * min(1.4, own)),
+                    "tokens_per_s": 15300.0,
+                    "mfu": 0.41,
+                }
+            )
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"rank-{rank}.metrics.0").write_text(text)
 
     def add_samples(
-        self, hosts: Sequence[str], *, job: Optional[str] = None, age_s: float = 3.0, first_rank: int = 0,
-        changes: Mapping[tuple[str, int], Mapping[str, Any]] = {}, per_node: int = PER_NODE, family: str = "npu",
+        self,
+        hosts: Sequence[str],
+        *,
+        job: str | None = None,
+        age_s: float = 3.0,
+        first_rank: int = 0,
+        changes: Mapping[tuple[str, int], Mapping[str, Any]] = {},
+        per_node: int = PER_NODE,
+        family: str = "npu",
     ) -> None:
         """What a sampler says of hosts with 8 devices, busy where there is a job."""
         found: list[Any] = []
         for i, host in enumerate(hosts):
             at_s = self.now_s - age_s
-            found.append(HostSample(at_s, host, cpu=31.0, load1=12.5, memory_used_bytes=210 * GIB,
-                                    memory_total_bytes=1512 * GIB, disk_free_bytes=800 * GIB, net_rx_bytes_s=1.5e6,
-                                    net_tx_bytes_s=2.5e6))
+            found.append(
+                HostSample(
+                    at_s,
+                    host,
+                    cpu=31.0,
+                    load1=12.5,
+                    memory_used_bytes=210 * GIB,
+                    memory_total_bytes=1512 * GIB,
+                    disk_free_bytes=800 * GIB,
+                    net_rx_bytes_s=1.5e6,
+                    net_tx_bytes_s=2.5e6,
+                )
+            )
             for device in range(per_node):
                 rank = first_rank + i * per_node + device
                 pid = 1000 + rank
                 if family != "cpu":
                     sample = DeviceSample(
-                        at_s, host, device, family, name="910B3", utilisation=88.0 + device if job else 0.0,
+                        at_s,
+                        host,
+                        device,
+                        family,
+                        name="910B3",
+                        utilisation=88.0 + device if job else 0.0,
                         memory_used_bytes=int((55 + device / 4) * GIB) if job else 3 * GIB + device * 2**20,
-                        memory_total_bytes=64 * GIB, power_w=310.0 + device if job else 92.0 + device,
-                        temperature_c=52.0 + device if job else 37.0 + device % 3, frequency_mhz=1800.0, health="OK",
-                        link_up=True, link_downs=0, pids=(pid,) if job else (), source="npu-smi")
+                        memory_total_bytes=64 * GIB,
+                        power_w=310.0 + device if job else 92.0 + device,
+                        temperature_c=52.0 + device if job else 37.0 + device % 3,
+                        frequency_mhz=1800.0,
+                        health="OK",
+                        link_up=True,
+                        link_downs=0,
+                        pids=(pid,) if job else (),
+                        source="npu-smi",
+                    )
                     found.append(replace(sample, **changes.get((host, device), {})))
                 if job:
-                    found.append(RankSample(at_s, host, job, 1, rank, pid=pid, cpu=104.0, rss_bytes=9 * GIB,
-                                            device=None if family == "cpu" else device, threads=80, state="R"))
+                    found.append(
+                        RankSample(
+                            at_s,
+                            host,
+                            job,
+                            1,
+                            rank,
+                            pid=pid,
+                            cpu=104.0,
+                            rss_bytes=9 * GIB,
+                            device=None if family == "cpu" else device,
+                            threads=80,
+                            state="R",
+                        )
+                    )
         store = SampleStore.open(self.state_dir)
         try:
-            store.add(found, details=[
-                DeviceDetail(one.at_s, one.host, one.device, one.family, "0000:C1:00.0", {
-                    "hbm_single_bit": 3, "link_ups": 2, **dict.fromkeys(PORT_COUNTERS, 7), "hbm_percent": 85},
-                    tuple((pid, 3105) for pid in one.pids or ()))
-                for one in found if isinstance(one, DeviceSample) and one.family == "npu"])
+            store.add(
+                found,
+                details=[
+                    DeviceDetail(
+                        one.at_s,
+                        one.host,
+                        one.device,
+                        one.family,
+                        "0000:C1:00.0",
+                        {"hbm_single_bit": 3, "link_ups": 2, **dict.fromkeys(PORT_COUNTERS, 7), "hbm_percent": 85},
+                        tuple((pid, 3105) for pid in one.pids or ()),
+                    )
+                    for one in found
+                    if isinstance(one, DeviceSample) and one.family == "npu"
+                ],
+            )
         finally:
             store.close()
 
@@ -110,10 +204,21 @@ class TopWorld:
         store = SampleStore.open(self.state_dir)
         try:
             store.add(
-                DeviceSample(self.now_s - 10 - 30 * i, host, device, "npu", name="910B3",
-                             utilisation=0.0 if 40 < i < 60 else 80.0 + i % 15, power_w=90.0 if 40 < i < 60 else 310.0,
-                             memory_used_bytes=(3 if 40 < i < 60 else 55) * GIB, memory_total_bytes=64 * GIB,
-                             temperature_c=50.0 + i % 7, frequency_mhz=1800.0, health="OK", source="npu-smi")
+                DeviceSample(
+                    self.now_s - 10 - 30 * i,
+                    host,
+                    device,
+                    "npu",
+                    name="910B3",
+                    utilisation=0.0 if 40 < i < 60 else 80.0 + i % 15,
+                    power_w=90.0 if 40 < i < 60 else 310.0,
+                    memory_used_bytes=(3 if 40 < i < 60 else 55) * GIB,
+                    memory_total_bytes=64 * GIB,
+                    temperature_c=50.0 + i % 7,
+                    frequency_mhz=1800.0,
+                    health="OK",
+                    source="npu-smi",
+                )
                 for i in range(2 * minutes)
             )
         finally:
@@ -131,23 +236,27 @@ def controller_lock(state_dir: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def make_world(state_dir: Path, *, now_s: Optional[float] = None) -> TopWorld:
+def make_world(state_dir: Path, *, now_s: float | None = None) -> TopWorld:
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     return TopWorld(state_dir, time.time() if now_s is None else now_s)
 
 
-def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: Optional[float] = None) -> TopWorld:
+def make_usual_world(state_dir: Path, *, busy: int = 4, idle: int = 5, now_s: float | None = None) -> TopWorld:
     """A job on npu01.., with a hot slow rank, a port down, an alarm and a stranger; idle hosts; one without figures."""
     world = make_world(state_dir, now_s=now_s)
     hosts = [f"npu{number:02d}" for number in range(1, busy + 1)]
     job = world.add_job("qwen32b-lora", hosts, slow={PER_NODE + 3: 1.18})
-    world.add_samples(hosts, job=job, changes={
-        (hosts[1], 3): {"temperature_c": 91.0, "frequency_mhz": 1100.0, "utilisation": 99.0},
-        (hosts[1], 6): {"health": "Alarm"},
-        (hosts[2], 2): {"link_up": False, "link_downs": 4},
-        (hosts[3], 0): {"power_w": None, "utilisation": None, "health": None},
-        (hosts[3], 5): {"pids": (1000 + 3 * PER_NODE + 5, 77123)},
-    })
+    world.add_samples(
+        hosts,
+        job=job,
+        changes={
+            (hosts[1], 3): {"temperature_c": 91.0, "frequency_mhz": 1100.0, "utilisation": 99.0},
+            (hosts[1], 6): {"health": "Alarm"},
+            (hosts[2], 2): {"link_up": False, "link_downs": 4},
+            (hosts[3], 0): {"power_w": None, "utilisation": None, "health": None},
+            (hosts[3], 5): {"pids": (1000 + 3 * PER_NODE + 5, 77123)},
+        },
+    )
     world.add_samples([f"npu{number:02d}" for number in range(busy + 1, busy + idle + 1)])
     world.add_history(hosts[1], 3)
     world.add_job("waits", ["npu90"], state=State.QUEUED, steps=0)

@@ -14,17 +14,23 @@ from ascendrun.core.wording import is_hidden
 
 HERE = Path(__file__).parent
 PROGRAMS = {
-    "trajectory": parse_program_options("trajectory", json.dumps({
-        "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate", "min": 0, "max": 1},
-        "epochs": {"type": "int", "default": 10, "help": "passes", "min": 1},
-        "pooling": {"type": "str", "default": "mean", "help": "what is read", "choices": ["mean", "last"]},
-        "fp16": {"type": "bool", "default": False, "help": "half precision"},
-        "columns": {"type": "list", "default": [], "help": "names"},
-        "data": {"type": "path", "default": "", "help": "tracks"},
-    })),
-    "needy": parse_program_options("needy", json.dumps({
-        "base_model": {"type": "path", "default": None, "help": "the model to tune", "required": True},
-    })),
+    "trajectory": parse_program_options(
+        "trajectory",
+        json.dumps(
+            {
+                "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate", "min": 0, "max": 1},
+                "epochs": {"type": "int", "default": 10, "help": "passes", "min": 1},
+                "pooling": {"type": "str", "default": "mean", "help": "what is read", "choices": ["mean", "last"]},
+                "fp16": {"type": "bool", "default": False, "help": "half precision"},
+                "columns": {"type": "list", "default": [], "help": "names"},
+                "data": {"type": "path", "default": "", "help": "tracks"},
+            }
+        ),
+    ),
+    "needy": parse_program_options(
+        "needy",
+        json.dumps({"base_model": {"type": "path", "default": None, "help": "the model to tune", "required": True}}),
+    ),
 }
 JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))
 HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
@@ -32,8 +38,9 @@ HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 
 def problems_of_job(data, file="job.yaml", overrides=()):
     with pytest.raises(InvalidInput) as caught:
-        parse_job(data, file, overrides=overrides, programs=PROGRAMS,
-                  check_names=lambda: ("clock", "space", "hccl-ping"))
+        parse_job(
+            data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: ("clock", "space", "hccl-ping")
+        )
     return caught.value.problems
 
 
@@ -97,10 +104,18 @@ def test_a_job_file_that_is_a_bomb_is_refused_without_building_it(bomb):
     assert peak_bytes < 150_000_000
 
 
-@pytest.mark.parametrize("line", [
-    "npu[1-100000000]", "npu[1-999999999]", "r[1-4000]n[1-4000]p[1-4000]", "npu[" + "1," * 100_000 + "1]",
-    "a" * 500_000, "x " + "slots=8 " * 100_000, "[" * 100_000,
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "npu[1-100000000]",
+        "npu[1-999999999]",
+        "r[1-4000]n[1-4000]p[1-4000]",
+        "npu[" + "1," * 100_000 + "1]",
+        "a" * 500_000,
+        "x " + "slots=8 " * 100_000,
+        "[" * 100_000,
+    ],
+)
 def test_a_hostfile_that_is_a_bomb_is_refused_without_building_it(line):
     tracemalloc.start()
     try:

@@ -125,8 +125,10 @@ def cost_s(work: Callable[[], object], *, tries: int = 3) -> float:
 def test_merging_and_folding_64_ranks_costs_little_more_than_sorting_and_counting_their_lines(text: str) -> None:
     """The simplest thing that any reader of 64 logs must do is the measure: no machine is too slow for this test."""
     shuffle = random.Random(1)
-    streams = [[line(rank, text.format(step=step, rank=rank), step * 0.5 + shuffle.random() * 0.2)
-                for step in range(200)] for rank in range(64)]
+    streams = [
+        [line(rank, text.format(step=step, rank=rank), step * 0.5 + shuffle.random() * 0.2) for step in range(200)]
+        for rank in range(64)
+    ]
 
     def simple() -> int:
         every = sorted((one for stream in streams for one in stream), key=lambda one: one.at_s or 0.0)
@@ -142,7 +144,6 @@ def test_a_rank_that_pours_out_one_line_does_not_slow_the_folding_down() -> None
         return cost_s(lambda: list(fold(lines, window_s=1.0)))
 
     assert pour(8_000) < 16 * pour(2_000)
-
 
 
 def test_a_number_that_differs_is_shown_as_mean_and_spread() -> None:
@@ -165,41 +166,62 @@ def test_a_rank_that_stands_out_has_its_own_line_behind_the_others() -> None:
 
 def test_a_nan_among_numbers_stands_alone_and_all_nan_are_one() -> None:
     assert shown(["loss 2.30", "loss nan", "loss 2.31", "loss 2.32", "loss 2.31"]) == [
-        ((0, 2, 3, 4), "loss 2.31±0.01"), ((1,), "loss nan")]
+        ((0, 2, 3, 4), "loss 2.31±0.01"),
+        ((1,), "loss nan"),
+    ]
     assert shown(["loss nan"] * 4) == [((0, 1, 2, 3), "loss nan")]
     assert shown(["loss nan", "loss nan", "loss 2.5", "loss nan"]) == [((0, 1, 3), "loss nan"), ((2,), "loss 2.5")]
     assert shown(["loss nan", "loss 2.25", "loss 2.75", "loss nan"]) == [
-        ((0, 3), "loss nan"), ((1, 2), "loss 2.50±0.25")]
+        ((0, 3), "loss nan"),
+        ((1, 2), "loss 2.50±0.25"),
+    ]
 
 
 def test_of_two_ranks_nobody_knows_which_is_the_odd_one() -> None:
     assert shown(["loss 1.0", "loss 9.0"]) == [((0, 1), "loss 5.0±4.0")]
 
 
-@pytest.mark.parametrize("texts", [
-    ["torch 2.13.0", "torch 2.14.0"], ["port 29500", "port 29501"], ["10.0.0.3:80", "10.0.0.4:80"],
-    ["rank 3 of 8", "rank 4 of 8"], ["model-0.1.bin", "model-0.2.bin"], ["v1.5", "v1.6"], ["index 7", "index 8"],
-    ["line 10", "line 11"], ["file_1.25.log", "file_1.26.log"], ["2.5.1", "2.5.2"], ["exit code 1", "exit code 2"],
-    ["loss nano", "loss info"], ["epoch 1.5", "epoch 1.6"], ["GPU 1", "GPU 2"], ["version 1.2", "version 1.3"],
-])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["torch 2.13.0", "torch 2.14.0"],
+        ["port 29500", "port 29501"],
+        ["10.0.0.3:80", "10.0.0.4:80"],
+        ["rank 3 of 8", "rank 4 of 8"],
+        ["model-0.1.bin", "model-0.2.bin"],
+        ["v1.5", "v1.6"],
+        ["index 7", "index 8"],
+        ["line 10", "line 11"],
+        ["file_1.25.log", "file_1.26.log"],
+        ["2.5.1", "2.5.2"],
+        ["exit code 1", "exit code 2"],
+        ["loss nano", "loss info"],
+        ["epoch 1.5", "epoch 1.6"],
+        ["GPU 1", "GPU 2"],
+        ["version 1.2", "version 1.3"],
+    ],
+)
 def test_what_names_a_thing_is_never_averaged(texts: list[str]) -> None:
     assert [text for _ranks, text in shown(texts)] == texts
 
 
-@pytest.mark.parametrize(("texts", "text"), [
-    (["took 35 ms", "took 37 ms"], "took 36±1 ms"),
-    (["tokens/s 15230", "tokens/s 15250"], "tokens/s 15240±10"),
-    (["mem 30.2GB", "mem 30.4GB"], "mem 30.3±0.1GB"),
-    (["mfu 41.2%", "mfu 41.4%"], "mfu 41.3±0.1%"),
-    (["lr 1.00e-05", "lr 3.00e-05"], "lr 2.00e-05±1e-05"),
-    (["x -1.5", "x 1.5"], "x 0.0±1.5"),
-    (["10:30:01,123 ready", "10:30:01,187 ready"], "10:30:01,123 ready"),
-    (["2026-11-20 10:30:01 INFO ready", "2026-11-20 10:30:02 INFO ready"], "2026-11-20 10:30:01 INFO ready"),
-    (["at 0x7f3a10ff", "at 0x7f3b20ff"], "at 0x…"),
-    (["[rank0]: Traceback", "[rank1]: Traceback"], "[rank*]: Traceback"),
-    (["rank 0 is up", "rank 1 is up"], "rank * is up"),
-    (["2.3100", "2.3101"], "2.3100±5e-05"),
-])
+@pytest.mark.parametrize(
+    ("texts", "text"),
+    [
+        (["took 35 ms", "took 37 ms"], "took 36±1 ms"),
+        (["tokens/s 15230", "tokens/s 15250"], "tokens/s 15240±10"),
+        (["mem 30.2GB", "mem 30.4GB"], "mem 30.3±0.1GB"),
+        (["mfu 41.2%", "mfu 41.4%"], "mfu 41.3±0.1%"),
+        (["lr 1.00e-05", "lr 3.00e-05"], "lr 2.00e-05±1e-05"),
+        (["x -1.5", "x 1.5"], "x 0.0±1.5"),
+        (["10:30:01,123 ready", "10:30:01,187 ready"], "10:30:01,123 ready"),
+        (["2026-11-20 10:30:01 INFO ready", "2026-11-20 10:30:02 INFO ready"], "2026-11-20 10:30:01 INFO ready"),
+        (["at 0x7f3a10ff", "at 0x7f3b20ff"], "at 0x…"),
+        (["[rank0]: Traceback", "[rank1]: Traceback"], "[rank*]: Traceback"),
+        (["rank 0 is up", "rank 1 is up"], "rank * is up"),
+        (["2.3100", "2.3101"], "2.3100±5e-05"),
+    ],
+)
 def test_what_was_measured_is_shown_as_one(texts: list[str], text: str) -> None:
     assert shown(texts) == [((0, 1), text)]
 
@@ -210,7 +232,9 @@ def test_numbers_of_different_widths_are_the_same_sentence() -> None:
 
 def test_a_rank_that_speaks_of_another_is_not_folded_with_it() -> None:
     assert shown(["rank 1 is gone", "rank 1 is gone", "rank 1 is gone"]) == [
-        ((0, 2), "rank 1 is gone"), ((1,), "rank 1 is gone")]  # rank 1 speaks of itself, the others of another
+        ((0, 2), "rank 1 is gone"),
+        ((1,), "rank 1 is gone"),
+    ]  # rank 1 speaks of itself, the others of another
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=4, max_size=20))
@@ -237,8 +261,13 @@ def test_many_lines_have_the_same_templates_as_each_alone(texts: list[str], rank
     assert Templates().find_all(texts, ranks) == [Templates().find(*said) for said in zip(texts, ranks)]
 
 
-@given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-1000, max_value=1000),
-                min_size=1, max_size=9))
+@given(
+    st.lists(
+        st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-1000, max_value=1000),
+        min_size=1,
+        max_size=9,
+    )
+)
 def test_the_spread_covers_every_value(values: list[object]) -> None:
     mean, _, half = describe_spread([float(str(value)) for value in values], [str(values[0])]).partition("±")
     span = 2 * float(half or 0)
@@ -247,7 +276,7 @@ def test_the_spread_covers_every_value(values: list[object]) -> None:
 
 def turned(text: str, at: int) -> str:
     """With another digit there."""
-    return text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1:]
+    return text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
 
 
 @given(TEXTS)

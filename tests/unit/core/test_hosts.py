@@ -15,8 +15,7 @@ def names(hosts):
 
 def test_a_full_line_becomes_a_host():
     line = "npu01 slots=8 addr=10.0.0.3 user=train port=2222 devices=0,1,10 groups=a,b  # rack 1"
-    assert parse_hostfile(line, "h") == (
-        Host("npu01", 8, "10.0.0.3", "train", 2222, (0, 1, 10), ("a", "b"), 1),)
+    assert parse_hostfile(line, "h") == (Host("npu01", 8, "10.0.0.3", "train", 2222, (0, 1, 10), ("a", "b"), 1),)
 
 
 def test_a_deepspeed_file_is_read_as_it_is():
@@ -28,7 +27,12 @@ def test_an_open_mpi_file_is_read_as_it_is():
     text = "aa slots=4 max_slots=6\nbb         max_slots=4\ncc slots = 2 max-slots=2\nme@dd\n10.0.0.7 slots=1\n"
     hosts = parse_hostfile(text, "h")
     assert [(host.name, host.slots, host.user) for host in hosts] == [
-        ("aa", 4, None), ("bb", 4, None), ("cc", 2, None), ("dd", None, "me"), ("10.0.0.7", 1, None)]
+        ("aa", 4, None),
+        ("bb", 4, None),
+        ("cc", 2, None),
+        ("dd", None, "me"),
+        ("10.0.0.7", 1, None),
+    ]
 
 
 def test_a_range_gives_its_hosts_in_the_order_written():
@@ -39,7 +43,8 @@ def test_a_range_gives_its_hosts_in_the_order_written():
 
 def test_windows_line_ends_and_a_byte_order_mark_do_not_matter():
     assert parse_hostfile(b"\xef\xbb\xbfnpu01 slots=8\r\n\r\nnpu02\r\n", "h") == parse_hostfile(
-        "npu01 slots=8\n\nnpu02", "h")
+        "npu01 slots=8\n\nnpu02", "h"
+    )
 
 
 def test_several_hosts_may_be_this_machine():
@@ -94,6 +99,7 @@ def test_names_are_folded():
 @given(st.lists(st.from_regex(r"[a-z]{1,3}(-[0-9]{2}|[0-9]{1,3})?", fullmatch=True), min_size=1, max_size=30))
 def test_folding_loses_no_name(given_names):
     from ClusterShell.NodeSet import NodeSet
+
     assert set(NodeSet(fold_names(given_names))) == set(given_names)
 
 
@@ -106,9 +112,38 @@ def test_any_text_is_names_or_no_names(text):
 
 
 @settings(max_examples=300)
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.lists(st.sampled_from([
-    "npu", "[", "]", "01-04", ",", " ", "slots=", "8", "addr=", "local", "\n", "#", "max_slots", " = ", "@",
-    "devices=0,1", "\u202e", "\0", "\r"]), max_size=30).map("".join)))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(max_size=200),
+        st.lists(
+            st.sampled_from(
+                [
+                    "npu",
+                    "[",
+                    "]",
+                    "01-04",
+                    ",",
+                    " ",
+                    "slots=",
+                    "8",
+                    "addr=",
+                    "local",
+                    "\n",
+                    "#",
+                    "max_slots",
+                    " = ",
+                    "@",
+                    "devices=0,1",
+                    "\u202e",
+                    "\0",
+                    "\r",
+                ]
+            ),
+            max_size=30,
+        ).map("".join),
+    )
+)
 def test_no_hostfile_crashes_the_parser(data):
     try:
         hosts = parse_hostfile(data, "h")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, List, Sequence, Tuple
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ class Story:
 
     def __init__(self, job: Job) -> None:
         self.job, self.now_s = job, 0.0
-        self.actions: List[w.Action] = []
-        self.notes: List[str] = []
-        self.states: List[State] = [job.state]
+        self.actions: list[w.Action] = []
+        self.notes: list[str] = []
+        self.states: list[State] = [job.state]
 
-    def tell(self, *events: Event) -> "Story":
+    def tell(self, *events: Event) -> Story:
         for event in events:
             self.now_s += 1.0
             self.take(advance(self.job, event, now_s=self.now_s))
@@ -42,12 +43,18 @@ class Story:
         self.states += [move.target for move in step.moves]
 
 
-def to_starting() -> Tuple[Event, ...]:
-    return (w.NodesFree(), w.NodeReported("node1", "b1", 0.0), w.NodeReported("node2", "b2", 0.0),
-            w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4), w.NodeStaged("node1"), w.NodeStaged("node2"))
+def to_starting() -> tuple[Event, ...]:
+    return (
+        w.NodesFree(),
+        w.NodeReported("node1", "b1", 0.0),
+        w.NodeReported("node2", "b2", 0.0),
+        w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
+        w.NodeStaged("node1"),
+        w.NodeStaged("node2"),
+    )
 
 
-def to_running() -> Tuple[Event, ...]:
+def to_running() -> tuple[Event, ...]:
     started = tuple(w.RankStarted("node1" if rank < 2 else "node2", rank, 100 + rank) for rank in range(4))
     return (*to_starting(), w.NodeReady("node1", 29400), w.NodeReady("node2", None), *started)
 
@@ -63,8 +70,9 @@ def test_nobody_is_told_go_while_one_node_is_not_ready() -> None:
 
 
 def test_one_refusal_and_nobody_starts() -> None:
-    story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400),
-                                   w.Refused("node2", "port 29500 is taken"))
+    story = Story(make_job()).tell(
+        *to_starting(), w.NodeReady("node1", 29400), w.Refused("node2", "port 29500 is taken")
+    )
     assert story.job.state is State.FAILED
     assert story.actions == [w.AbortNodes("head-j-0001.1")]
     assert "node2" in story.job.reason and "port 29500 is taken" in story.job.reason
@@ -97,8 +105,12 @@ def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -
 
 def test_ranks_that_die_because_they_were_stopped_are_never_the_first_failure() -> None:
     story = Story(make_job()).tell(*to_running(), w.StopRequested(now=False))
-    story.tell(*(w.RankExited(host, rank, Exit(None, 15, 1, stopped=True))
-                 for rank, host in enumerate(("node1", "node1", "node2", "node2"))))
+    story.tell(
+        *(
+            w.RankExited(host, rank, Exit(None, 15, 1, stopped=True))
+            for rank, host in enumerate(("node1", "node1", "node2", "node2"))
+        )
+    )
     story.tell(w.NodeEnded("node1"), w.NodeEnded("node2"))
     assert story.job.state is State.STOPPED
     assert story.job.first_failure is None
@@ -142,8 +154,9 @@ def test_a_stop_without_grace_waits_no_grace_for_a_silent_node() -> None:
 
 
 def test_a_head_that_could_not_look_lets_its_waits_begin_anew() -> None:
-    starting = Story(make_job(start_s=60)).tell(*to_starting(), w.NodeReady("node1", 29400),
-                                                w.NodeReady("node2", None)).job
+    starting = (
+        Story(make_job(start_s=60)).tell(*to_starting(), w.NodeReady("node1", 29400), w.NodeReady("node2", None)).job
+    )
     stopping = Story(make_job()).tell(*to_running(), w.StopRequested(now=True)).job
     for job in (starting, stopping):
         story = Story(job)
@@ -233,12 +246,25 @@ def any_event(rng: random.Random) -> Event:
     host, rank = rng.choice(HOSTS), rng.randrange(4)
     host = "node1" if rank < 2 else "node2"
     choices: Sequence[Event] = (
-        w.NodesFree(), w.HeldBy("held"), w.NodeReported(host, "b", 0.0),
+        w.NodesFree(),
+        w.HeldBy("held"),
+        w.NodeReported(host, "b", 0.0),
         w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
-        w.NodeStaged(host), w.NodeReady(host, 29400), w.Refused(host, "no"), w.RankStarted(host, rank, 1),
-        ended(rank), ended(rank, 3), w.NodeEnded(host), w.NodeRebooted(host), w.SupervisorLost(host),
-        w.StopRequested(rng.random() < 0.5), w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
-        w.StartFailed(host, rank, "no such file"), w.LimitReached(host, "max_s"), w.RankLingers(host, rank, "idle"))
+        w.NodeStaged(host),
+        w.NodeReady(host, 29400),
+        w.Refused(host, "no"),
+        w.RankStarted(host, rank, 1),
+        ended(rank),
+        ended(rank, 3),
+        w.NodeEnded(host),
+        w.NodeRebooted(host),
+        w.SupervisorLost(host),
+        w.StopRequested(rng.random() < 0.5),
+        w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
+        w.StartFailed(host, rank, "no such file"),
+        w.LimitReached(host, "max_s"),
+        w.RankLingers(host, rank, "idle"),
+    )
     return rng.choice(choices)
 
 

@@ -99,7 +99,7 @@ def test_a_line_of_gbk_is_read_as_chinese_and_binary_is_not() -> None:
     text = "设备 3 的温度过高,请检查风扇"
     assert split(text.encode("gbk") + b"\n" + text.encode() + b"\n") == [text, text]
     assert "\\x" in split(bytes(range(128, 256)) + b"\n")[0]
-    assert split("half ".encode() + "设".encode("gbk")[:1] + b"\n") == ["half \\xc9"]
+    assert split(b"half " + "设".encode("gbk")[:1] + b"\n") == ["half \\xc9"]
 
 
 def test_a_bar_of_megabytes_without_a_newline_takes_no_memory() -> None:
@@ -130,5 +130,10 @@ def test_folded_ranks_read_back(ranks: set[int]) -> None:
 
 def test_sizes_are_written_for_people() -> None:
     assert [describe_bytes(count) for count in (0, 999, 1000, 9_934_465, 120_000_000, 5_000_000_000_000)] == [
-        "0 bytes", "999 bytes", "1.0 kB", "9.9 MB", "120 MB", "5.0 TB",
+        "0 bytes",
+        "999 bytes",
+        "1.0 kB",
+        "9.9 MB",
+        "120 MB",
+        "5.0 TB",
     ]

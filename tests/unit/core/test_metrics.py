@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,24 +13,51 @@ from ascendrun.core.metrics import EVENTS, LINE_LIMIT_BYTES, MetricsLine, parse_
 
 
 def test_the_line_of_a_step_says_all_that_it_says() -> None:
-    line = parse_line(b'{"at_s": 1700000000.5, "step": 12, "epoch": 0.5, "loss": 2.25, "lr": 1e-4, "grad_norm": 1.5,'
-                      b' "tokens_per_s": 15300, "mfu": 0.41, "step_s": 1.25, "data_s": 0.125, "comm_s": 0.25,'
-                      b' "eval_macro_f1": 0.75, "unheard_of": [1]}')
-    assert line == MetricsLine(at_s=1700000000.5, step=12, epoch=0.5, loss=2.25, lr=1e-4, grad_norm=1.5,
-                               tokens_per_s=15300.0, mfu=0.41, step_s=1.25, data_s=0.125, comm_s=0.25,
-                               evals={"eval_macro_f1": 0.75})
+    line = parse_line(
+        b'{"at_s": 1700000000.5, "step": 12, "epoch": 0.5, "loss": 2.25, "lr": 1e-4, "grad_norm": 1.5,'
+        b' "tokens_per_s": 15300, "mfu": 0.41, "step_s": 1.25, "data_s": 0.125, "comm_s": 0.25,'
+        b' "eval_macro_f1": 0.75, "unheard_of": [1]}'
+    )
+    assert line == MetricsLine(
+        at_s=1700000000.5,
+        step=12,
+        epoch=0.5,
+        loss=2.25,
+        lr=1e-4,
+        grad_norm=1.5,
+        tokens_per_s=15300.0,
+        mfu=0.41,
+        step_s=1.25,
+        data_s=0.125,
+        comm_s=0.25,
+        evals={"eval_macro_f1": 0.75},
+    )
 
 
-@pytest.mark.parametrize("raw", [
-    b'{"step": 12, "lo', b"", b"12", b"[1, 2]", b"null", b"\x00\xff\xfe", b"[" * 100_000,
-    b'{"a": ' * 50_000, b'{"step": 1, "pad": "' + b"x" * LINE_LIMIT_BYTES + b'"}',
-], ids=["torn", "empty", "number", "list", "null", "binary", "brackets", "nested", "too long"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"step": 12, "lo',
+        b"",
+        b"12",
+        b"[1, 2]",
+        b"null",
+        b"\x00\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' * 50_000,
+        b'{"step": 1, "pad": "' + b"x" * LINE_LIMIT_BYTES + b'"}',
+    ],
+    ids=["torn", "empty", "number", "list", "null", "binary", "brackets", "nested", "too long"],
+)
 def test_what_is_no_object_is_no_line(raw: bytes) -> None:
     assert parse_line(raw) is None
 
 
-@pytest.mark.parametrize("value", ["true", '"7"', "[7]", '{"x": 7}', "null", "NaN", "1e999", "-1", "1" + "0" * 400],
-                         ids=["bool", "text", "list", "object", "null", "nan", "infinite", "negative", "huge"])
+@pytest.mark.parametrize(
+    "value",
+    ["true", '"7"', "[7]", '{"x": 7}', "null", "NaN", "1e999", "-1", "1" + "0" * 400],
+    ids=["bool", "text", "list", "object", "null", "nan", "infinite", "negative", "huge"],
+)
 def test_a_value_of_the_wrong_kind_counts_as_not_said_and_spoils_nothing_else(value: str) -> None:
     line = parse_line(b'{"step_s": ' + value.encode() + b', "step": ' + value.encode() + b', "lr": 0.5}')
     assert line is not None
@@ -51,8 +78,10 @@ def test_a_half_step_is_no_step() -> None:
 
 
 def test_the_lines_of_events_carry_their_facts() -> None:
-    start = parse_line(b'{"event": "start", "total_steps": 100, "world_size": 16, "parameters": 7e9,'
-                       b' "flops_per_step": 1e15, "peak_flops": 3.2e14, "tokens_per_step": 65536}')
+    start = parse_line(
+        b'{"event": "start", "total_steps": 100, "world_size": 16, "parameters": 7e9,'
+        b' "flops_per_step": 1e15, "peak_flops": 3.2e14, "tokens_per_step": 65536}'
+    )
     saved = parse_line(b'{"event": "checkpoint", "step": 50, "seconds": 4.5, "bytes": 1024, "path": "/ckpt/50"}')
     again = parse_line(b'{"event": "resume", "step": 50, "checkpoint": "/ckpt/50"}')
     assert start is not None and saved is not None and again is not None
@@ -85,10 +114,13 @@ def test_no_bytes_whatever_raise(raw: bytes) -> None:
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers())
 
 
-@given(st.dictionaries(
-    st.sampled_from(["step", "loss", "at_s", "event", "path", "checkpoint", "steps", "eval_x", "step_s", "done"]),
-    ANYTHING))
-def test_every_number_that_comes_out_is_one(values: Dict[str, Any]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(["step", "loss", "at_s", "event", "path", "checkpoint", "steps", "eval_x", "step_s", "done"]),
+        ANYTHING,
+    )
+)
+def test_every_number_that_comes_out_is_one(values: dict[str, Any]) -> None:
     import json
 
     line = parse_line(json.dumps(values).encode())

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 from dataclasses import replace
-from typing import Any, Dict, Optional
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,22 +14,42 @@ import pytest
 from ascendrun.core.noticeformats import append_path, cut_bytes, judge_answer, make_request, sign_dingtalk, sign_feishu
 from ascendrun.core.notices import Notice, Target
 
-NOTICE = Notice(id="ab12/j-0007/1/FAILED", kind="failed", at_s=1599360473.0, text="rank 3 on npu2 ended with 1",
-                head="login1", job="j-0007", name="qwen32b", state="FAILED", attempt=1, hosts=("npu1", "npu2"),
-                ranks=16, created_at_s=1599360000.0, started_at_s=1599360100.0, ended_at_s=1599360473.0)
+NOTICE = Notice(
+    id="ab12/j-0007/1/FAILED",
+    kind="failed",
+    at_s=1599360473.0,
+    text="rank 3 on npu2 ended with 1",
+    head="login1",
+    job="j-0007",
+    name="qwen32b",
+    state="FAILED",
+    attempt=1,
+    hosts=("npu1", "npu2"),
+    ranks=16,
+    created_at_s=1599360000.0,
+    started_at_s=1599360100.0,
+    ended_at_s=1599360473.0,
+)
 EVIL = '<at user_id="all"></at> <@all> <!channel> [free](http://evil) `x` **y** & done'
 
 
-def ask(kind: str, *, style: str = "rich", secret: Optional[str] = None, lang: str = "en", notice: Notice = NOTICE,
-        url: str = "https://x.example/hook?key=k") -> Any:
+def ask(
+    kind: str,
+    *,
+    style: str = "rich",
+    secret: str | None = None,
+    lang: str = "en",
+    notice: Notice = NOTICE,
+    url: str = "https://x.example/hook?key=k",
+) -> Any:
     target = Target(name="t", kind=kind, style=style, lang=lang)
     return make_request(notice, target, url=url, secret=secret, now_s=1599360473.7)
 
 
-def body(kind: str, **options: Any) -> Dict[str, Any]:
+def body(kind: str, **options: Any) -> dict[str, Any]:
     request = ask(kind, **options)
     assert request.headers["Content-Type"].startswith("application/json")
-    values: Dict[str, Any] = json.loads(request.body)
+    values: dict[str, Any] = json.loads(request.body)
     return values
 
 
@@ -90,12 +110,33 @@ def test_slack_gets_blocks_and_a_text_for_notifications() -> None:
 def test_the_generic_format_has_its_documented_fields_and_a_signature_over_time_and_body() -> None:
     request = ask("generic", secret="k")
     values = json.loads(request.body)
-    assert set(values) == {"schema_version", "id", "kind", "at", "head", "lang", "title", "text", "reason", "is_bad",
-                           "job"}
+    assert set(values) == {
+        "schema_version",
+        "id",
+        "kind",
+        "at",
+        "head",
+        "lang",
+        "title",
+        "text",
+        "reason",
+        "is_bad",
+        "job",
+    }
     assert (values["schema_version"], values["id"], values["kind"]) == (1, NOTICE.id, "failed")
     assert values["at"] == "2020-09-06T02:47:53.000Z" and values["job"]["hosts"] == ["npu1", "npu2"]
-    assert set(values["job"]) == {"id", "name", "state", "attempt", "hosts", "nodes", "ranks", "created_at",
-                                  "started_at", "ended_at"}
+    assert set(values["job"]) == {
+        "id",
+        "name",
+        "state",
+        "attempt",
+        "hosts",
+        "nodes",
+        "ranks",
+        "created_at",
+        "started_at",
+        "ended_at",
+    }
     assert request.headers["Idempotency-Key"] == NOTICE.id
     signed = request.headers["X-Ascendrun-Timestamp"].encode() + b"\n" + request.body
     digest = hmac.new(b"k", signed, hashlib.sha256).hexdigest()
@@ -139,25 +180,34 @@ def test_a_cut_never_splits_a_character() -> None:
     assert cut_bytes("错误错误", 8) == "错…" and cut_bytes("错误", 6) == "错误"
 
 
-@pytest.mark.parametrize("kind, status, answer, outcome", [
-    ("dingtalk", 200, b'{"errcode":0,"errmsg":"ok"}', "delivered"),
-    ("dingtalk", 200, b'{"errcode":310000,"errmsg":"sign not match"}', "refused"),
-    ("dingtalk", 200, b'{"status":1111,"wait":5,"errcode":130101,"errmsg":"send too fast"}', "retry"),
-    ("feishu", 200, b'{"StatusCode":0,"StatusMessage":"success","code":0,"data":{},"msg":"success"}', "delivered"),
-    ("feishu", 200, b'{"StatusCode":0,"StatusMessage":"success"}', "delivered"),
-    ("feishu", 200, b'{"code":19021,"msg":"sign match fail","data":{}}', "refused"),
-    ("feishu", 400, b'{"code":9499,"msg":"Bad Request","data":{}}', "refused"),
-    ("lark", 200, b'{"code":11232,"msg":"frequency limited"}', "retry"),
-    ("wecom", 200, b'{"errcode":0,"errmsg":"ok"}', "delivered"),
-    ("wecom", 200, b'{"errcode":93000,"errmsg":"invalid webhook url"}', "refused"),
-    ("wecom", 200, b'{"errcode":45009,"errmsg":"api freq out of limit"}', "retry"),
-    ("wecom", 200, b"<html>sign in to the network</html>", "retry"),
-    ("wecom", 200, b'{"errcode":true}', "retry"),
-    ("slack", 200, b"ok", "delivered"), ("slack", 400, b"invalid_payload", "refused"),
-    ("slack", 404, b"no_service", "refused"), ("slack", 429, b"", "retry"),
-    ("generic", 204, b"", "delivered"), ("generic", 500, b"oops", "retry"), ("generic", 302, b"", "refused"),
-    ("generic", 408, b"", "retry"), ("deadman", 200, b"OK", "delivered"), ("hook", 200, b"", "delivered"),
-])
+@pytest.mark.parametrize(
+    "kind, status, answer, outcome",
+    [
+        ("dingtalk", 200, b'{"errcode":0,"errmsg":"ok"}', "delivered"),
+        ("dingtalk", 200, b'{"errcode":310000,"errmsg":"sign not match"}', "refused"),
+        ("dingtalk", 200, b'{"status":1111,"wait":5,"errcode":130101,"errmsg":"send too fast"}', "retry"),
+        ("feishu", 200, b'{"StatusCode":0,"StatusMessage":"success","code":0,"data":{},"msg":"success"}', "delivered"),
+        ("feishu", 200, b'{"StatusCode":0,"StatusMessage":"success"}', "delivered"),
+        ("feishu", 200, b'{"code":19021,"msg":"sign match fail","data":{}}', "refused"),
+        ("feishu", 400, b'{"code":9499,"msg":"Bad Request","data":{}}', "refused"),
+        ("lark", 200, b'{"code":11232,"msg":"frequency limited"}', "retry"),
+        ("wecom", 200, b'{"errcode":0,"errmsg":"ok"}', "delivered"),
+        ("wecom", 200, b'{"errcode":93000,"errmsg":"invalid webhook url"}', "refused"),
+        ("wecom", 200, b'{"errcode":45009,"errmsg":"api freq out of limit"}', "retry"),
+        ("wecom", 200, b"<html>sign in to the network</html>", "retry"),
+        ("wecom", 200, b'{"errcode":true}', "retry"),
+        ("slack", 200, b"ok", "delivered"),
+        ("slack", 400, b"invalid_payload", "refused"),
+        ("slack", 404, b"no_service", "refused"),
+        ("slack", 429, b"", "retry"),
+        ("generic", 204, b"", "delivered"),
+        ("generic", 500, b"oops", "retry"),
+        ("generic", 302, b"", "refused"),
+        ("generic", 408, b"", "retry"),
+        ("deadman", 200, b"OK", "delivered"),
+        ("hook", 200, b"", "delivered"),
+    ],
+)
 def test_an_answer_means(kind: str, status: int, answer: bytes, outcome: str) -> None:
     verdict = judge_answer(kind, status, {}, answer)
     assert verdict.outcome == outcome and str(status) in verdict.says

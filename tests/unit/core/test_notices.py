@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, List, Tuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,8 +28,16 @@ from ascendrun.core.notices import (
 
 
 def make_job(**changes: Any) -> Job:
-    job = Job(id="j-0007", name="qwen32b", run="h-j-0007", hosts=("npu1", "npu2"), grace_s=1, start_s=1,
-              created_at_s=10.0, world_size=16)
+    job = Job(
+        id="j-0007",
+        name="qwen32b",
+        run="h-j-0007",
+        hosts=("npu1", "npu2"),
+        grace_s=1,
+        start_s=1,
+        created_at_s=10.0,
+        world_size=16,
+    )
     return replace(job, **changes)
 
 
@@ -39,15 +47,31 @@ def make(kind: str = "state", text: str = "FAILED: rank 3 ended with exit code 1
     return notice
 
 
-@pytest.mark.parametrize("state, kind", [("RUNNING", "started"), ("SUCCEEDED", "succeeded"), ("STOPPED", "stopped"),
-                                         ("FAILED", "failed"), ("BACKOFF", "retrying")])
+@pytest.mark.parametrize(
+    "state, kind",
+    [
+        ("RUNNING", "started"),
+        ("SUCCEEDED", "succeeded"),
+        ("STOPPED", "stopped"),
+        ("FAILED", "failed"),
+        ("BACKOFF", "retrying"),
+    ],
+)
 def test_a_state_that_people_wait_for_makes_a_notice(state: str, kind: str) -> None:
     notice = make("state", f"{state}: because")
     assert (notice.kind, notice.state, notice.text) == (kind, state, "because")
 
 
-@pytest.mark.parametrize("kind, text", [("state", "CHECKING: its nodes are free"), ("note", "FAILED: no"),
-                                        ("submitted", "x"), ("asked", "stop"), ("notice", "hook: not delivered")])
+@pytest.mark.parametrize(
+    "kind, text",
+    [
+        ("state", "CHECKING: its nodes are free"),
+        ("note", "FAILED: no"),
+        ("submitted", "x"),
+        ("asked", "stop"),
+        ("notice", "hook: not delivered"),
+    ],
+)
 def test_other_lines_make_none(kind: str, text: str) -> None:
     assert notice_of(make_job(), kind, text, seq=1, head_id="h", head="x", at_s=1.0) is None
 
@@ -59,26 +83,41 @@ def test_the_same_end_has_one_id_however_often_it_is_decided_and_another_attempt
 
 
 def test_each_time_that_hosts_fall_silent_is_a_matter_of_its_own() -> None:
-    first, second = make("unreachable", "npu1: no answer"), notice_of(
-        make_job(), "unreachable", "npu1: no answer", seq=10, head_id="ab12", head="login1", at_s=100.0)
+    first, second = (
+        make("unreachable", "npu1: no answer"),
+        notice_of(make_job(), "unreachable", "npu1: no answer", seq=10, head_id="ab12", head="login1", at_s=100.0),
+    )
     assert second is not None and first.id != second.id
 
 
-@pytest.mark.parametrize("on, kinds", [
-    (("ended",), {"succeeded", "stopped", "failed"}), (("failed",), {"failed"}), (("started",), {"started"}),
-    (("unreachable", "straggler"), {"unreachable", "answers", "straggler"}),
-    (("ended", "failed"), {"succeeded", "stopped", "failed"}),
-])
-def test_a_target_gets_what_it_asked_for(on: Tuple[str, ...], kinds: "set[str]") -> None:
+@pytest.mark.parametrize(
+    "on, kinds",
+    [
+        (("ended",), {"succeeded", "stopped", "failed"}),
+        (("failed",), {"failed"}),
+        (("started",), {"started"}),
+        (("unreachable", "straggler"), {"unreachable", "answers", "straggler"}),
+        (("ended", "failed"), {"succeeded", "stopped", "failed"}),
+    ],
+)
+def test_a_target_gets_what_it_asked_for(on: tuple[str, ...], kinds: set[str]) -> None:
     target = Target(name="t", kind="slack", on=on)
     everything = [replace(make(), kind=kind) for kind in _TITLES["en"] if kind != "test"]
     assert {notice.kind for notice in everything if target.wants(notice)} == kinds
     assert target.wants(make_test_notice(head="h", at_s=1.0))
 
 
-@pytest.mark.parametrize("globs, is_wanted", [(("qwen*",), True), (("j-0007",), True), (("llama*", "j-1*"), False),
-                                              (("*", "!qwen*"), False), (("!llama*",), True)])
-def test_jobs_are_chosen_by_name_or_id(globs: Tuple[str, ...], is_wanted: bool) -> None:
+@pytest.mark.parametrize(
+    "globs, is_wanted",
+    [
+        (("qwen*",), True),
+        (("j-0007",), True),
+        (("llama*", "j-1*"), False),
+        (("*", "!qwen*"), False),
+        (("!llama*",), True),
+    ],
+)
+def test_jobs_are_chosen_by_name_or_id(globs: tuple[str, ...], is_wanted: bool) -> None:
     assert Target(name="t", kind="slack", on=("failed",), jobs=globs).wants(make()) is is_wanted
 
 
@@ -124,8 +163,9 @@ def test_a_service_that_says_how_long_is_heard_within_reason(tries: int, asked_s
 
 
 @given(st.sampled_from(sorted(LIMITS)), st.lists(st.floats(0, 5.0), min_size=1, max_size=150))
-def test_no_window_ever_holds_more_sendings_than_the_service_allows(kind: str, pauses_s: List[float]) -> None:
-    now_s, sent_s = 1000.0, []  # type: Tuple[float, List[float]]
+def test_no_window_ever_holds_more_sendings_than_the_service_allows(kind: str, pauses_s: list[float]) -> None:
+    now_s = 1000.0
+    sent_s: list[float] = []
     for pause_s in pauses_s:
         now_s += pause_s
         now_s = max(now_s, free_at_s(sent_s, LIMITS[kind], now_s=now_s))
@@ -140,8 +180,14 @@ def test_a_clock_that_was_set_back_does_not_silence_a_target_for_ever() -> None:
 
 
 def test_targets_without_a_name_are_called_by_their_kind() -> None:
-    targets = with_name([Target(name="", kind="slack"), Target(name="slack-2", kind="slack"),
-                         Target(name="", kind="slack"), Target(name="", kind="wecom")])
+    targets = with_name(
+        [
+            Target(name="", kind="slack"),
+            Target(name="slack-2", kind="slack"),
+            Target(name="", kind="slack"),
+            Target(name="", kind="wecom"),
+        ]
+    )
     assert [target.name for target in targets] == ["slack", "slack-2", "slack-3", "wecom"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 import pytest
 
 from ascendrun.core.errors import InvalidInput
@@ -16,7 +14,7 @@ PROGRAMS = {name: parse_program_options(name, OPTIONS) for name in ("trainer", "
 COMMON = "name: pipe\nprogram: trainer\nargs: {lr: 1e-4, epochs: 3}\nenv: {A: 1, B: 2}\ndevices: {per_node: 4}\n"
 
 
-def stages(text: str, *overrides: str) -> Tuple[StageJob, ...]:
+def stages(text: str, *overrides: str) -> tuple[StageJob, ...]:
     return parse_stages(text, "pipe.yaml", overrides=overrides, programs=PROGRAMS)
 
 
@@ -41,8 +39,9 @@ def test_a_stage_with_a_command_or_another_program_gets_no_words_of_the_common_p
 
 
 def test_devices_by_number_and_by_id_replace_each_other() -> None:
-    one, = stages(COMMON.replace("{per_node: 4}", "{family: npu, per_node: 4}")
-                  + "stages: [{name: a, devices: {ids: [0, 1]}}]\n")
+    (one,) = stages(
+        COMMON.replace("{per_node: 4}", "{family: npu, per_node: 4}") + "stages: [{name: a, devices: {ids: [0, 1]}}]\n"
+    )
     assert (one.spec.devices.family, one.spec.devices.per_node, one.spec.devices.ids) == ("npu", None, (0, 1))
 
 
@@ -58,19 +57,23 @@ def test_an_override_of_the_common_part_reaches_every_stage_and_one_of_a_stage_t
 
 def test_stages_that_may_run_side_by_side_must_stage_the_same_files() -> None:
     """They share one working folder on a host: each start would take the other's files away."""
-    text = (COMMON + "stage: {dir: a}\nstages:\n- {name: one}\n- {name: two, stage: {dir: b}}\n"
-            "- {name: three, needs: one, stage: {dir: c}}\n- {name: four, needs: one, stage: {dir: c}}\n")
+    text = (
+        COMMON + "stage: {dir: a}\nstages:\n- {name: one}\n- {name: two, stage: {dir: b}}\n"
+        "- {name: three, needs: one, stage: {dir: c}}\n- {name: four, needs: one, stage: {dir: c}}\n"
+    )
     with pytest.raises(InvalidInput) as refused:
         stages(text)
     assert [(problem.line, problem.message.split(" may")[0]) for problem in refused.value.problems] == [
-        (10, "two and three"), (11, "two and four")]
+        (10, "two and three"),
+        (11, "two and four"),
+    ]
     assert refused.value.problems[0].hint == "needs: two in three, or the same stage.dir and stage.exclude in both"
     assert len(stages(text.replace("needs: one, stage: {dir: c}", "needs: one, stage: {dir: b}"))) == 4
     assert len(stages(text.replace("needs: one", "needs: two").replace("four, needs: two", "four, needs: three"))) == 4
 
 
 def test_a_file_without_stages_is_one_job() -> None:
-    one, = stages(COMMON)
+    (one,) = stages(COMMON)
     assert (one.stage, one.needs, one.spec.name) == (None, None, "pipe")
     assert parse_job(COMMON + "stages: [{name: a}]\n", "pipe.yaml", programs=PROGRAMS).name == "pipe.a"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Optional, Sequence
 
 import pytest
 
@@ -13,28 +13,45 @@ from ascendrun.core.pipelines import judge_pipeline
 from ascendrun.core.schedule import judge_need
 
 
-def job(stage: str, state: State = State.QUEUED, *, cause: Optional[Cause] = None, number: int = 1) -> Job:
-    return Job(id=f"j-0001-{number}", name=f"pipe.{stage}", run=f"h-j-0001-{number}", hosts=("a",), grace_s=1.0,
-               start_s=1.0, created_at_s=0.0, state=state, stage=stage, pipeline="j-0001", cause=cause, reason="why")
+def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, number: int = 1) -> Job:
+    return Job(
+        id=f"j-0001-{number}",
+        name=f"pipe.{stage}",
+        run=f"h-j-0001-{number}",
+        hosts=("a",),
+        grace_s=1.0,
+        start_s=1.0,
+        created_at_s=0.0,
+        state=state,
+        stage=stage,
+        pipeline="j-0001",
+        cause=cause,
+        reason="why",
+    )
 
 
-def jobs(*states: State, causes: Sequence[Optional[Cause]] = ()) -> Sequence[Job]:
-    return [job(name, state, cause=cause, number=index) for index, (name, state, cause)
-            in enumerate(zip("abcd", states, [*causes, None, None, None, None]), start=1)]
+def jobs(*states: State, causes: Sequence[Cause | None] = ()) -> Sequence[Job]:
+    return [
+        job(name, state, cause=cause, number=index)
+        for index, (name, state, cause) in enumerate(zip("abcd", states, [*causes, None, None, None, None]), start=1)
+    ]
 
 
 DONE, WAITS, RUNS, FAILED, STOPPED = State.SUCCEEDED, State.QUEUED, State.RUNNING, State.FAILED, State.STOPPED
 
 
-@pytest.mark.parametrize("states, telling, state", [
-    ((WAITS, WAITS, WAITS), 0, WAITS),
-    ((DONE, RUNS, WAITS), 1, RUNS),
-    ((DONE, WAITS, WAITS), 1, WAITS),
-    ((DONE, FAILED, STOPPED), 1, FAILED),
-    ((DONE, FAILED, WAITS), 1, State.STOPPING),
-    ((DONE, DONE, DONE), 2, DONE),
-    ((FAILED, RUNS, STOPPED), 1, RUNS),
-])
+@pytest.mark.parametrize(
+    "states, telling, state",
+    [
+        ((WAITS, WAITS, WAITS), 0, WAITS),
+        ((DONE, RUNS, WAITS), 1, RUNS),
+        ((DONE, WAITS, WAITS), 1, WAITS),
+        ((DONE, FAILED, STOPPED), 1, FAILED),
+        ((DONE, FAILED, WAITS), 1, State.STOPPING),
+        ((DONE, DONE, DONE), 2, DONE),
+        ((FAILED, RUNS, STOPPED), 1, RUNS),
+    ],
+)
 def test_the_stage_that_tells_most_speaks_for_the_pipeline(states: Sequence[State], telling: int, state: State) -> None:
     standing = judge_pipeline(jobs(*states, causes=[None, None, Cause.NEED]))
     assert (standing.telling, standing.state) == (telling, state)
@@ -42,12 +59,18 @@ def test_the_stage_that_tells_most_speaks_for_the_pipeline(states: Sequence[Stat
 
 
 def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
-    again = [*jobs(DONE, FAILED, STOPPED, causes=[None, None, Cause.NEED]), job("b", DONE, number=4),
-             job("c", RUNS, number=5)]
+    again = [
+        *jobs(DONE, FAILED, STOPPED, causes=[None, None, Cause.NEED]),
+        job("b", DONE, number=4),
+        job("c", RUNS, number=5),
+    ]
     standing = judge_pipeline(again)
     assert (standing.telling, standing.state) == (4, RUNS)
     assert [(one.stage, one.job_id) for one in standing.stages] == [
-        ("a", "j-0001-1"), ("b", "j-0001-4"), ("c", "j-0001-5")]
+        ("a", "j-0001-1"),
+        ("b", "j-0001-4"),
+        ("c", "j-0001-5"),
+    ]
 
 
 def test_a_stage_starts_after_success_waits_for_life_and_is_called_off_after_anything_else() -> None:

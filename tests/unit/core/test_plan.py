@@ -28,22 +28,48 @@ def job(**fields):
 
 
 def report(name, *, routes=None, cpus=64, python="/usr/bin/python3"):
-    return NodeReport(host=name, root="/r", hostname=name, boot_id="b", machine_id=None, user="u", python=python,
-                      python_version="3.9", kernel="k", arch="x", cpus=cpus, memory_bytes=None, free_bytes=None,
-                      clock_offset_s=None, routes=routes or {})
+    return NodeReport(
+        host=name,
+        root="/r",
+        hostname=name,
+        boot_id="b",
+        machine_id=None,
+        user="u",
+        python=python,
+        python_version="3.9",
+        kernel="k",
+        arch="x",
+        cpus=cpus,
+        memory_bytes=None,
+        free_bytes=None,
+        clock_offset_s=None,
+        routes=routes or {},
+    )
 
 
 def meshed(hosts, source="10.0.0.{}", interface="eth0"):
-    return {host.name: report(host.name, routes={
-        other.name: Route(interface, source.format(index)) for other in hosts if other is not host})
-        for index, host in enumerate(hosts, start=1)}
+    return {
+        host.name: report(
+            host.name,
+            routes={other.name: Route(interface, source.format(index)) for other in hosts if other is not host},
+        )
+        for index, host in enumerate(hosts, start=1)
+    }
 
 
 def plan(spec, hostfile, reports=None, trees=()):
     hosts = parse_hostfile(hostfile, "h")
     reports = meshed(hosts) if reports is None else reports
-    return make_plan(spec, hosts, reports, job="j1", attempt=1, tag="h-j1.1",
-                     folders={host.name: FOLDERS for host in hosts}, trees=trees)
+    return make_plan(
+        spec,
+        hosts,
+        reports,
+        job="j1",
+        attempt=1,
+        tag="h-j1.1",
+        folders={host.name: FOLDERS for host in hosts},
+        trees=trees,
+    )
 
 
 def refusal(*args, **kwargs):
@@ -80,9 +106,11 @@ def test_a_job_without_hosts_does_not_fit_and_never_runs_here():
 def test_every_reason_is_told_together():
     told = refusal(job(devices={"family": "npu", "per_node": 8}), "a slots=4\nb devices=0,1\nc\nd\n", reports={})
     assert told.split("\n  ") == [
-        "j does not fit its hosts, 3 reasons:", "no report from a,b,c,d: `ascendrun nodes` shows why",
+        "j does not fit its hosts, 3 reasons:",
+        "no report from a,b,c,d: `ascendrun nodes` shows why",
         "a: 8 ranks wanted, but the hostfile gives it slots=4",
-        "b: 8 devices wanted, but the hostfile offers devices=0,1"]
+        "b: 8 devices wanted, but the hostfile offers devices=0,1",
+    ]
 
 
 def test_device_ids_that_a_host_does_not_offer_do_not_fit():
@@ -114,8 +142,10 @@ def test_a_node_0_that_reaches_nobody_does_not_fit():
 def test_the_meeting_address_is_the_one_node_0_shows_to_most_others():
     hosts = parse_hostfile("a\nb\nc\nd\n", "h")
     reports = meshed(hosts)
-    reports["a"] = report("a", routes={"b": Route("mgmt", "192.168.0.1"), "c": Route("bond0", "10.1.0.1"),
-                                       "d": Route("bond0", "10.1.0.1")})
+    reports["a"] = report(
+        "a",
+        routes={"b": Route("mgmt", "192.168.0.1"), "c": Route("bond0", "10.1.0.1"), "d": Route("bond0", "10.1.0.1")},
+    )
     reports["b"] = report("b", routes={"a": Route("enp7", "192.168.0.2")})
     planned = plan(job(devices={"family": "npu"}), "a\nb\nc\nd\n", reports)
     assert planned.master_address == "10.1.0.1"
@@ -132,16 +162,22 @@ def test_hosts_that_are_all_this_machine_meet_on_the_loopback():
 
 
 def test_local_hosts_beside_a_remote_one_use_the_interface_towards_it():
-    reports = {"here1": report("here1", routes={"away": Route("eth1", "10.0.0.9")}), "here2": report("here2"),
-               "away": report("away", routes={"here1": Route("eth5", "10.0.0.7")})}
+    reports = {
+        "here1": report("here1", routes={"away": Route("eth1", "10.0.0.9")}),
+        "here2": report("here2"),
+        "away": report("away", routes={"here1": Route("eth5", "10.0.0.7")}),
+    }
     planned = plan(job(), "here1 addr=local\nhere2 addr=local\naway\n", reports)
     assert planned.master_address == "10.0.0.9"
     assert [rank.env["GLOO_SOCKET_IFNAME"] for rank in ranks_of(planned)] == ["eth1", "eth1", "eth5"]
 
 
 def test_local_hosts_share_the_cpus_of_this_machine():
-    planned = plan(job(devices={"per_node": 2}), "a addr=local\nb addr=local\n", {"a": report("a", cpus=9),
-                                                                               "b": report("b", cpus=9)})
+    planned = plan(
+        job(devices={"per_node": 2}),
+        "a addr=local\nb addr=local\n",
+        {"a": report("a", cpus=9), "b": report("b", cpus=9)},
+    )
     assert {rank.env["OMP_NUM_THREADS"] for rank in ranks_of(planned)} == {"2"}
     crowded = plan(job(devices={"per_node": 4}), "a addr=local\n", {"a": report("a", cpus=2)})
     assert {rank.env["OMP_NUM_THREADS"] for rank in ranks_of(crowded)} == {"1"}
@@ -154,18 +190,26 @@ def test_two_local_hosts_must_not_share_a_device():
     assert [rank.env["ASCEND_RT_VISIBLE_DEVICES"] for rank in ranks_of(planned)] == ["0,1", "0,1", "2,3", "2,3"]
 
 
-@pytest.mark.parametrize("devices, line, count", [
-    ({}, "a", 1), ({}, "a slots=3", 3), ({"per_node": 2}, "a slots=3", 2), ({"family": "npu"}, "a devices=4,6", 2),
-    ({"family": "npu", "ids": (1, 2)}, "a slots=8", 2), ({"family": "npu"}, "a slots=2 devices=4,6,7", 2),
-])
+@pytest.mark.parametrize(
+    "devices, line, count",
+    [
+        ({}, "a", 1),
+        ({}, "a slots=3", 3),
+        ({"per_node": 2}, "a slots=3", 2),
+        ({"family": "npu"}, "a devices=4,6", 2),
+        ({"family": "npu", "ids": (1, 2)}, "a slots=8", 2),
+        ({"family": "npu"}, "a slots=2 devices=4,6,7", 2),
+    ],
+)
 def test_ranks_on_a_node_follow_from_the_job_then_the_hostfile(devices, line, count):
     assert plan(job(devices=devices), line).world_size == count
 
 
 def test_ranks_count_over_nodes_of_different_size():
     planned = plan(job(), "a slots=1\nb slots=3\n")
-    assert [(rank.rank, rank.local_rank, rank.env["LOCAL_WORLD_SIZE"], rank.env["NODE_RANK"])
-            for rank in ranks_of(planned)] == [(0, 0, "1", "0"), (1, 0, "3", "1"), (2, 1, "3", "1"), (3, 2, "3", "1")]
+    assert [
+        (rank.rank, rank.local_rank, rank.env["LOCAL_WORLD_SIZE"], rank.env["NODE_RANK"]) for rank in ranks_of(planned)
+    ] == [(0, 0, "1", "0"), (1, 0, "3", "1"), (2, 1, "3", "1"), (3, 2, "3", "1")]
 
 
 def test_only_the_first_hosts_of_the_file_are_taken():
@@ -174,14 +218,29 @@ def test_only_the_first_hosts_of_the_file_are_taken():
 
 def test_a_rank_gets_every_variable_that_torchrun_sets():
     env = ranks_of(plan(job(devices={"per_node": 2}), "a\nb\n"))[3].env
-    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "3", "ROLE_NAME": "default",
-                        "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "4",
-                        "MASTER_ADDR": "10.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
-                        "TORCHELASTIC_RUN_ID": "h-j1.1", "TORCHELASTIC_USE_AGENT_STORE": "False",
-                        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NODE_RANK": "1",
-                        "TORCHELASTIC_ERROR_FILE": "/r/attempt-1/rank-3.error.0",
-                        "ASCENDRUN_METRICS": "/r/attempt-1/rank-3.metrics.0", "ASCENDRUN_TAG": "h-j1.1",
-                        "ASCENDRUN_CHECKPOINT_DIR": "/r/ckpt", "PYTHONUNBUFFERED": "1"}.items():
+    for name, value in {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "h-j1.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "NODE_RANK": "1",
+        "TORCHELASTIC_ERROR_FILE": "/r/attempt-1/rank-3.error.0",
+        "ASCENDRUN_METRICS": "/r/attempt-1/rank-3.metrics.0",
+        "ASCENDRUN_TAG": "h-j1.1",
+        "ASCENDRUN_CHECKPOINT_DIR": "/r/ckpt",
+        "PYTHONUNBUFFERED": "1",
+    }.items():
         assert env[name] == value, name
     assert "MASTER_PORT" not in env, "the agent adds it when the port is known"
 
@@ -192,8 +251,14 @@ def test_what_we_set_ourselves_is_what_users_may_not_set():
 
 
 def test_the_users_own_values_win_over_our_defaults_and_are_never_altered():
-    given_env = {"HCCL_SOCKET_IFNAME": "enp", "HCCL_CONNECT_TIMEOUT": "120", "OMP_NUM_THREADS": "7",
-                 "GLOO_SOCKET_IFNAME": "x", "PYTHONUNBUFFERED": "", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    given_env = {
+        "HCCL_SOCKET_IFNAME": "enp",
+        "HCCL_CONNECT_TIMEOUT": "120",
+        "OMP_NUM_THREADS": "7",
+        "GLOO_SOCKET_IFNAME": "x",
+        "PYTHONUNBUFFERED": "",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    }
     env = ranks_of(plan(job(env=given_env, devices={"family": "npu"}), "a\nb\n"))[0].env
     assert {name: env[name] for name in given_env} == given_env
 
@@ -238,25 +303,37 @@ def test_python_becomes_the_jobs_own_interpreter():
 def test_a_program_runs_under_the_agents_python_here_and_python3_elsewhere():
     trees = [Tree("programs", "d" * 64, 1, 1)]
     spec = JobSpec.model_validate({"name": "j", "program": "trajectory", "env": {"PYTHONPATH": "/mine"}})
-    reports = {"here": report("here", routes={"there": Route("e", "10.0.0.1")}, python="/v/python"),
-               "there": report("there", routes={"here": Route("e", "10.0.0.2")}, python="/agent/python")}
+    reports = {
+        "here": report("here", routes={"there": Route("e", "10.0.0.1")}, python="/v/python"),
+        "there": report("there", routes={"here": Route("e", "10.0.0.2")}, python="/agent/python"),
+    }
     first, second = ranks_of(plan(spec, "here addr=local\nthere\n", reports, trees))
     assert first.argv == ("/v/python", "-m", "ascendrun.programs.trajectory")
     assert second.argv[0] == "python3"
     assert first.env["PYTHONPATH"] == "/r/trees/" + "d" * 64 + ":/mine"
 
 
-@pytest.mark.parametrize("command, tail", [
-    (("python", "-u", "t.py", "-x"), ("t.py", "-x")),
-    (("/opt/python3.10", "-m", "pkg.t", "-x"), ("--module", "pkg.t", "-x")),
-    (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py")),
-    (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b")),
-    (("python",), ("--no-python", "python")),
-])
+@pytest.mark.parametrize(
+    "command, tail",
+    [
+        (("python", "-u", "t.py", "-x"), ("t.py", "-x")),
+        (("/opt/python3.10", "-m", "pkg.t", "-x"), ("--module", "pkg.t", "-x")),
+        (("python", "-X", "dev", "t.py"), ("--no-python", "python", "-X", "dev", "t.py")),
+        (("./run.sh", "a b"), ("--no-python", "./run.sh", "a b")),
+        (("python",), ("--no-python", "python")),
+    ],
+)
 def test_torchrun_gets_the_command_in_the_form_it_wants(command, tail):
     argv = ranks_of(plan(job(launcher="torchrun", command=command), "a slots=2\nb slots=2\n"))[1].argv
-    assert argv[1:8] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1",
-                         "--master-addr=10.0.0.1", f"--master-port={PORT_TOKEN}")
+    assert argv[1:8] == (
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        f"--master-port={PORT_TOKEN}",
+    )
     assert argv[8:] == tail
     assert argv[0] == (command[0] if "python" in command[0] else "python3")
 
@@ -273,17 +350,33 @@ def test_deepspeed_gets_the_whole_world_and_needs_nodes_of_one_size():
 def test_the_launcher_python_runs_one_process_a_node_that_sees_all_devices():
     planned = plan(job(launcher="python", devices={"family": "cuda", "per_node": 4}), "a\nb\n")
     assert planned.world_size == 2
-    assert [(rank.rank, rank.local_rank, rank.env["LOCAL_WORLD_SIZE"], rank.env["CUDA_VISIBLE_DEVICES"])
-            for rank in ranks_of(planned)] == [(0, 0, "1", "0,1,2,3"), (1, 0, "1", "0,1,2,3")]
+    assert [
+        (rank.rank, rank.local_rank, rank.env["LOCAL_WORLD_SIZE"], rank.env["CUDA_VISIBLE_DEVICES"])
+        for rank in ranks_of(planned)
+    ] == [(0, 0, "1", "0,1,2,3"), (1, 0, "1", "0,1,2,3")]
 
 
 def test_the_request_to_an_agent_holds_what_was_planned():
     trees = [Tree("code", "c" * 64, 1, 1), Tree("programs", "d" * 64, 1, 1)]
-    planned = plan(job(setup="source x", timeouts={"start_s": 5.0, "max_s": 9.0},
-                       checkpoint={"signal": "USR1", "grace_s": 3.0}), "a\nb\n", trees=trees)
+    planned = plan(
+        job(setup="source x", timeouts={"start_s": 5.0, "max_s": 9.0}, checkpoint={"signal": "USR1", "grace_s": 3.0}),
+        "a\nb\n",
+        trees=trees,
+    )
     first, second = (prepare_request(node, planned) for node in planned.nodes)
-    assert set(first) == {"tag", "node_rank", "ranks", "cwd", "setup", "trees", "link_tree", "ports", "stop", "start_s",
-                          "max_s"}
+    assert set(first) == {
+        "tag",
+        "node_rank",
+        "ranks",
+        "cwd",
+        "setup",
+        "trees",
+        "link_tree",
+        "ports",
+        "stop",
+        "start_s",
+        "max_s",
+    }
     assert first["ports"] == list(planned.master_ports) and second["ports"] == []
     assert (first["link_tree"], first["trees"]) == ("c" * 64, ["c" * 64, "d" * 64])
     assert (first["stop"], first["start_s"], first["max_s"]) == ({"signal": "USR1", "grace_s": 3.0}, 5.0, 9.0)
@@ -318,12 +411,21 @@ def test_the_printed_commands_mean_the_same_to_a_shell(command):
 
 def test_options_are_rendered_as_the_programs_read_them():
     args = {"lr": 2e-5, "n": 3, "flag": False, "names": ("a", 1, True), "text": "a b", "none": None}
-    assert make_arguments(args) == (
-        "--lr=2e-05", "--n=3", "--flag=false", "--names=a,1,true", "--text=a b")
+    assert make_arguments(args) == ("--lr=2e-05", "--n=3", "--flag=false", "--names=a,1,true", "--text=a b")
 
 
 def test_a_thousand_nodes_are_planned_in_one_pass():
-    planned = plan(job(), "npu[0001-1000] slots=8", {f"npu{n:04d}": report(f"npu{n:04d}", routes={
-        "npu0001": Route("eth0", f"10.0.{n // 250}.{n % 250}")} if n > 1 else {"npu0002": Route("eth0", "10.9.9.9")})
-        for n in range(1, 1001)})
+    planned = plan(
+        job(),
+        "npu[0001-1000] slots=8",
+        {
+            f"npu{n:04d}": report(
+                f"npu{n:04d}",
+                routes={"npu0001": Route("eth0", f"10.0.{n // 250}.{n % 250}")}
+                if n > 1
+                else {"npu0002": Route("eth0", "10.9.9.9")},
+            )
+            for n in range(1, 1001)
+        },
+    )
     assert planned.world_size == 8000 and ranks_of(planned)[-1].env["RANK"] == "7999"

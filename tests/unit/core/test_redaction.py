@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from ascendrun.core.redaction import Redactor, hide_values, redact_text, redact_tree, secrets_in_tree
 
-KEY = "\n".join(["-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAA",
-                 "QyNTUxOQAAACB0b3BzZWNyZXR0b3BzZWNyZXR0b3BzZWNyZXQ", "-----END OPENSSH PRIVATE KEY-----"])
+KEY = "\n".join(
+    [
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAA",
+        "QyNTUxOQAAACB0b3BzZWNyZXR0b3BzZWNyZXR0b3BzZWNyZXQ",
+        "-----END OPENSSH PRIVATE KEY-----",
+    ]
+)
 
 SECRETS = [
     ("export WANDB_API_KEY=abcdef0123456789", "abcdef0123456789"),
@@ -101,21 +107,37 @@ def test_an_ordinary_word_behind_a_name_does_not_blot_out_the_texts() -> None:
     assert redactor.redact(b"the answer was incorrect") == b"the answer was incorrect"
 
 
-values = st.text(min_size=4, max_size=40).filter(lambda text: text.strip() == text and len(text.encode(
-    "utf-8", "surrogateescape" if text.isprintable() else "replace")) >= 4).filter(
-    lambda text: not any("\ud800" <= character <= "\udfff" for character in text)).filter(
-    lambda text: not set(text) <= set("[]redacted 0123456789:knowndigit-"))
+values = (
+    st.text(min_size=4, max_size=40)
+    .filter(
+        lambda text: (
+            text.strip() == text
+            and len(text.encode("utf-8", "surrogateescape" if text.isprintable() else "replace")) >= 4
+        )
+    )
+    .filter(lambda text: not any("\ud800" <= character <= "\udfff" for character in text))
+    .filter(lambda text: not set(text) <= set("[]redacted 0123456789:knowndigit-"))
+)
 
 
-@given(values, st.binary(max_size=60), st.binary(max_size=60),
-       st.sampled_from(["plain", "json", "url", "base64", "assignment", "repr"]))
+@given(
+    values,
+    st.binary(max_size=60),
+    st.binary(max_size=60),
+    st.sampled_from(["plain", "json", "url", "base64", "assignment", "repr"]),
+)
 def test_a_known_value_is_hidden_in_any_bytes_and_any_usual_dress(
     value: str, before: bytes, after: bytes, dress: str
 ) -> None:
     raw = value.encode()
-    worn = {"plain": raw, "json": json.dumps(value).encode(), "url": quote(raw, safe="").encode(),
-            "base64": base64.b64encode(raw).rstrip(b"="), "assignment": b"X=" + raw,
-            "repr": repr(value).encode()}[dress]
+    worn = {
+        "plain": raw,
+        "json": json.dumps(value).encode(),
+        "url": quote(raw, safe="").encode(),
+        "base64": base64.b64encode(raw).rstrip(b"="),
+        "assignment": b"X=" + raw,
+        "repr": repr(value).encode(),
+    }[dress]
     if dress == "base64" and len(raw) < 8:
         return
     clean = Redactor({value: "known"}).redact(before + worn + after)
@@ -124,7 +146,7 @@ def test_a_known_value_is_hidden_in_any_bytes_and_any_usual_dress(
 
 
 @given(st.lists(st.text("ab", min_size=4, max_size=12), min_size=1, max_size=40))
-def test_of_many_values_that_share_their_beginnings_all_are_hidden(many: "list[str]") -> None:
+def test_of_many_values_that_share_their_beginnings_all_are_hidden(many: list[str]) -> None:
     redactor = Redactor(dict.fromkeys(many, "known"))
     clean = redactor.redact_text(" ".join(f"<{value}>" for value in many))
     marks = [int(number) for number in re.findall(r"<\[redacted (\d+): known\]>", clean)]
@@ -157,4 +179,5 @@ def test_a_tree_loses_the_values_of_names_that_say_secret() -> None:
 
 def test_messages_lose_what_they_were_told_to_lose() -> None:
     assert hide_values("cannot reach https://x/abcd1234?k=1", ["https://x/abcd1234?k=1", None]).startswith(
-        "cannot reach [redacted")
+        "cannot reach [redacted"
+    )

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ascendrun.core.job import HeldBy, Job, NeedFailed, NodesFree, State
 from ascendrun.core.schedule import Claim, judge_all, judge_queue
 
 
 def job(number: int, state: State, **changes: Any) -> Job:
-    made = Job(id=f"j-{number:04d}", name=f"job{number}", run=f"h-j-{number:04d}", hosts=("a", "b"), grace_s=1,
-               start_s=1, created_at_s=0.0, state=state)
+    made = Job(
+        id=f"j-{number:04d}",
+        name=f"job{number}",
+        run=f"h-j-{number:04d}",
+        hosts=("a", "b"),
+        grace_s=1,
+        start_s=1,
+        created_at_s=0.0,
+        state=state,
+    )
     return replace(made, **changes)
 
 
-def whole(*hosts: str) -> Tuple[Claim, ...]:
+def whole(*hosts: str) -> tuple[Claim, ...]:
     return tuple(Claim(host, 8) for host in hosts)
 
 
-def part(host: str, count: int, capacity: int = 4) -> Tuple[Claim, ...]:
+def part(host: str, count: int, capacity: int = 4) -> tuple[Claim, ...]:
     return (Claim(host, count, capacity=capacity),)
 
 
-def ids(host: str, *devices: int, capacity: Optional[int] = None) -> Tuple[Claim, ...]:
+def ids(host: str, *devices: int, capacity: int | None = None) -> tuple[Claim, ...]:
     return (Claim(host, len(devices), capacity=capacity, ids=devices),)
 
 
@@ -33,8 +41,13 @@ def test_a_job_waits_for_the_node_that_another_holds_and_says_whose() -> None:
 
 
 def test_a_younger_job_does_not_pass_an_older_one_that_waits() -> None:
-    verdict = judge_queue([(job(1, State.RUNNING), whole("a")), (job(2, State.QUEUED), whole("a", "b")),
-                           (job(3, State.QUEUED), whole("b"))])
+    verdict = judge_queue(
+        [
+            (job(1, State.RUNNING), whole("a")),
+            (job(2, State.QUEUED), whole("a", "b")),
+            (job(3, State.QUEUED), whole("b")),
+        ]
+    )
     assert verdict["j-0003"] == HeldBy("waits behind j-0002 (job2), which wants b too")
 
 
@@ -62,16 +75,22 @@ def test_a_job_that_wants_the_whole_node_waits_for_named_devices_too() -> None:
 
 def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
     over = job(1, State.STOPPED, unconfirmed=("b",))
-    verdict = judge_queue([(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")),
-                           (job(3, State.QUEUED), whole("a"))])
+    verdict = judge_queue(
+        [(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")), (job(3, State.QUEUED), whole("a"))]
+    )
     assert verdict["j-0002"] == HeldBy("waits for b: not confirmed that j-0001 is gone there")
     assert verdict["j-0003"] == NodesFree()
 
 
 def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gone_stops_nobody() -> None:
-    jobs = [(job(1, State.RUNNING, stage="a"), whole("a")), (job(2, State.QUEUED, needs="j-0001"), whole("b")),
-            (job(3, State.QUEUED, needs="j-0009"), whole("b")), (job(4, State.QUEUED), whole("b")),
-            (job(5, State.QUEUED, needs="j-0008"), whole("c")), (job(6, State.QUEUED, needs="j-0008"), whole("c"))]
+    jobs = [
+        (job(1, State.RUNNING, stage="a"), whole("a")),
+        (job(2, State.QUEUED, needs="j-0001"), whole("b")),
+        (job(3, State.QUEUED, needs="j-0009"), whole("b")),
+        (job(4, State.QUEUED), whole("b")),
+        (job(5, State.QUEUED, needs="j-0008"), whole("c")),
+        (job(6, State.QUEUED, needs="j-0008"), whole("c")),
+    ]
     known = {**{one.id: one for one, _ in jobs}, "j-0008": job(8, State.SUCCEEDED)}
     verdicts = judge_all(jobs, known.get)
     assert verdicts["j-0002"] == HeldBy("waits for stage a (j-0001)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ascendrun.core.silence import GATHER_S, SilenceWatch, silent_hosts
 
 
-def words(**liveness: str) -> "dict[str, str]":
+def words(**liveness: str) -> dict[str, str]:
     return liveness
 
 

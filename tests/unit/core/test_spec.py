@@ -12,14 +12,19 @@ from ascendrun.core.jobmodel import JobBody
 from ascendrun.core.options import parse_program_options
 from ascendrun.core.spec import JobSpec, job_json_schema, parse_job, require_hostfile, resolve_paths
 
-TRAJECTORY = parse_program_options("trajectory", json.dumps({
-    "lr": {"type": "float", "default": 1e-3, "help": "rate", "min": 0, "max": 1},
-    "epochs": {"type": "int", "default": 10, "help": "passes"},
-    "note": {"type": "str", "default": "", "help": "free text"},
-    "data": {"type": "path", "default": "", "help": "tracks"},
-    "fp16": {"type": "bool", "default": False, "help": "half"},
-    "columns": {"type": "list", "default": [], "help": "names"},
-}))
+TRAJECTORY = parse_program_options(
+    "trajectory",
+    json.dumps(
+        {
+            "lr": {"type": "float", "default": 1e-3, "help": "rate", "min": 0, "max": 1},
+            "epochs": {"type": "int", "default": 10, "help": "passes"},
+            "note": {"type": "str", "default": "", "help": "free text"},
+            "data": {"type": "path", "default": "", "help": "tracks"},
+            "fp16": {"type": "bool", "default": False, "help": "half"},
+            "columns": {"type": "list", "default": [], "help": "names"},
+        }
+    ),
+)
 PROGRAMS = {"trajectory": TRAJECTORY}
 SMALL = "name: small\ncommand: [python, train.py]\n"
 PROGRAM = "name: small\nprogram: trajectory\n"
@@ -62,8 +67,14 @@ def test_every_field_of_this_release_is_read():
     spec = parse(FULL)
     assert spec.command == ("/bin/sh", "-c", 'echo "$(id)" && true')
     assert spec.devices.ids == (0, 1, 2, 3) and spec.nodes == 2 and spec.timeouts.start_s == 1000.0
-    assert dict(spec.env) == {"HCCL_CONNECT_TIMEOUT": "1200", "RATE": "1.10", "DEBUG": "true", "WHEN": "2026-01-02",
-                              "EMPTY": "", "MASTER_PORT": "12345"}
+    assert dict(spec.env) == {
+        "HCCL_CONNECT_TIMEOUT": "1200",
+        "RATE": "1.10",
+        "DEBUG": "true",
+        "WHEN": "2026-01-02",
+        "EMPTY": "",
+        "MASTER_PORT": "12345",
+    }
     assert spec.setup == "source /usr/local/Ascend/ascend-toolkit/set_env.sh\nulimit -n 65535\n"
     assert (spec.checkpoint.dir, spec.checkpoint.grace_s, spec.checkpoint.signal) == ("/ckpt/full", 300.0, "USR1")
 
@@ -109,8 +120,16 @@ def test_escaped_bidi_marks_and_shell_text_are_data_in_values():
 
 
 def test_overrides_are_laid_over_the_file_and_the_last_wins():
-    spec = parse(PROGRAM + "args: {lr: 1}\n", "args.lr=0.1", "args.lr=1e-4", "nodes=3", "devices.per_node=2",
-                 "timeouts={start_s: 5}", 'name="other"', "args.columns=[a, b]")
+    spec = parse(
+        PROGRAM + "args: {lr: 1}\n",
+        "args.lr=0.1",
+        "args.lr=1e-4",
+        "nodes=3",
+        "devices.per_node=2",
+        "timeouts={start_s: 5}",
+        'name="other"',
+        "args.columns=[a, b]",
+    )
     assert spec.args == {"lr": 1e-4, "columns": ("a", "b")} and spec.nodes == 3
     assert (spec.devices.per_node, spec.timeouts.start_s, spec.name) == (2, 5.0, "other")
 
@@ -125,19 +144,30 @@ def test_an_empty_override_is_an_empty_text_and_null_takes_back():
     assert parse(SMALL + "nodes: 3\n", "nodes=null").nodes is None
 
 
-@pytest.mark.parametrize("override, told", [
-    ("args.lrr=1", "--set args.lrr=1: trajectory has no option 'lrr' (did you mean lr?)"),
-    ("nodes=two", "--set nodes=two: nodes wants a whole number, not 'two' (nodes: 2)"),
-    ("nodes=012", "--set nodes=012: '012' without quotes is an octal number for YAML 1.1 and a decimal one for "
-                  'YAML 1.2 (write it without the leading 0, or "012" for the text)'),
-    ("nodes", "--set nodes: is no KEY=VALUE (--set args.lr=1e-4)"),
-    ("a..b=1", "--set a..b=1: is no KEY=VALUE (--set args.lr=1e-4)"),
-    ("name.x=1", "--set name.x=1: name is a single value, so it has no x (set name as a whole)"),
-    ("args.columns=[a", "--set args.columns=[a: is not YAML: did not find expected ',' or ']' "
-                        "(the bracket of line 1 is not closed, or a comma is missing)"),
-    ("spares=1", "--set spares=1: spares: not supported yet "
-                 "(delete it; name a healthy host in the hostfile when one fails)"),
-])
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("args.lrr=1", "--set args.lrr=1: trajectory has no option 'lrr' (did you mean lr?)"),
+        ("nodes=two", "--set nodes=two: nodes wants a whole number, not 'two' (nodes: 2)"),
+        (
+            "nodes=012",
+            "--set nodes=012: '012' without quotes is an octal number for YAML 1.1 and a decimal one for "
+            'YAML 1.2 (write it without the leading 0, or "012" for the text)',
+        ),
+        ("nodes", "--set nodes: is no KEY=VALUE (--set args.lr=1e-4)"),
+        ("a..b=1", "--set a..b=1: is no KEY=VALUE (--set args.lr=1e-4)"),
+        ("name.x=1", "--set name.x=1: name is a single value, so it has no x (set name as a whole)"),
+        (
+            "args.columns=[a",
+            "--set args.columns=[a: is not YAML: did not find expected ',' or ']' "
+            "(the bracket of line 1 is not closed, or a comma is missing)",
+        ),
+        (
+            "spares=1",
+            "--set spares=1: spares: not supported yet (delete it; name a healthy host in the hostfile when one fails)",
+        ),
+    ],
+)
 def test_a_bad_override_is_told_by_its_own_text(override, told):
     assert problems(PROGRAM, override) == [told]
 
@@ -148,11 +178,16 @@ def test_problems_of_the_file_and_of_overrides_come_together():
 
 
 def test_paths_are_relative_to_the_job_file_and_those_of_the_nodes_stay():
-    spec = parse("name: a\nprogram: trajectory\nhostfile: ../h\nstage: {dir: .}\nenv_from: [{file: s.env}]\n"
-                 "args: {data: d/../x.csv, note: n}\ncheckpoint: {dir: /ckpt}\npython: python3.9\n")
+    spec = parse(
+        "name: a\nprogram: trajectory\nhostfile: ../h\nstage: {dir: .}\nenv_from: [{file: s.env}]\n"
+        "args: {data: d/../x.csv, note: n}\ncheckpoint: {dir: /ckpt}\npython: python3.9\n"
+    )
     found = resolve_paths(spec, "/home/me/jobs", PROGRAMS)
-    assert (found.hostfile, found.stage.dir, found.env_from[0].file) == ("/home/me/h", "/home/me/jobs",
-                                                                        "/home/me/jobs/s.env")
+    assert (found.hostfile, found.stage.dir, found.env_from[0].file) == (
+        "/home/me/h",
+        "/home/me/jobs",
+        "/home/me/jobs/s.env",
+    )
     assert found.args == {"data": "/home/me/jobs/x.csv", "note": "n"}
     assert (found.checkpoint.dir, found.python) == ("/ckpt", "python3.9")
     assert resolve_paths(found, "/elsewhere", PROGRAMS) == found
@@ -180,11 +215,17 @@ def test_every_field_of_a_job_is_a_stages_too():
 
 def test_a_broken_option_table_is_told_in_full():
     with pytest.raises(InvalidInput) as caught:
-        parse_program_options("bad", """{"A-b": {}, "x": {"type": "complex"},
-                                         "y": {"type": "int", "help": "", "mni": 1}}""")
+        parse_program_options(
+            "bad",
+            """{"A-b": {}, "x": {"type": "complex"},
+                                         "y": {"type": "int", "help": "", "mni": 1}}""",
+        )
     assert [problem.message for problem in caught.value.problems] == [
-        "A-b: is no option name (a-z, 0-9, _)", "x: type is none of int, float, str, bool, path, list",
-        "x: help is missing", "y: unknown key 'mni'"]
+        "A-b: is no option name (a-z, 0-9, _)",
+        "x: type is none of int, float, str, bool, path, list",
+        "x: help is missing",
+        "y: unknown key 'mni'",
+    ]
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
@@ -198,17 +239,56 @@ def test_any_word_and_any_variable_comes_back_to_the_bit(command, env):
     assert spec.command == ("run", *command) and dict(spec.env) == env
 
 
-pieces = st.sampled_from([
-    "name: a\n", "command: ", "[x]", "[", "]", "{", "}", "a", ": ", "\n", "- ", "  ", "&a ", "*a", "!!str ", "'", '"',
-    "env:\n", "  A: 1\n", "on", "012", "---\n", "? ", "<<: ", "\t", "\0", "\u202e", "#", "|\n", "nodes: ",
-    "devices: {", "stages: ", "null", "program: trajectory\n", "args: {lr: ", "~",
-])
+pieces = st.sampled_from(
+    [
+        "name: a\n",
+        "command: ",
+        "[x]",
+        "[",
+        "]",
+        "{",
+        "}",
+        "a",
+        ": ",
+        "\n",
+        "- ",
+        "  ",
+        "&a ",
+        "*a",
+        "!!str ",
+        "'",
+        '"',
+        "env:\n",
+        "  A: 1\n",
+        "on",
+        "012",
+        "---\n",
+        "? ",
+        "<<: ",
+        "\t",
+        "\0",
+        "\u202e",
+        "#",
+        "|\n",
+        "nodes: ",
+        "devices: {",
+        "stages: ",
+        "null",
+        "program: trajectory\n",
+        "args: {lr: ",
+        "~",
+    ]
+)
 
 
 @settings(max_examples=400)
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.lists(pieces, max_size=25).map("".join)),
-       st.lists(st.one_of(st.text(max_size=20), st.sampled_from(["args.lr=[", "env=1", "stages=[{}]", "name={a: b}"])),
-                max_size=2))
+@given(
+    st.one_of(st.binary(max_size=200), st.text(max_size=200), st.lists(pieces, max_size=25).map("".join)),
+    st.lists(
+        st.one_of(st.text(max_size=20), st.sampled_from(["args.lr=[", "env=1", "stages=[{}]", "name={a: b}"])),
+        max_size=2,
+    ),
+)
 def test_no_job_file_crashes_the_parser(data, overrides):
     try:
         spec = parse_job(data, "job.yaml", overrides=overrides, programs=PROGRAMS)

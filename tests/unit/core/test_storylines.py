@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ from ascendrun.core.storylines import StoryLine, fold_lines, fold_text
 HOSTS = {"j-0001": tuple(f"npu{number:02d}" for number in range(1, 65)), "j-0002": ("a", "b")}
 
 
-def lines(*texts: str, kind: str = "note", job: str = "j-0001", step_s: float = 0.01) -> List[StoryLine]:
+def lines(*texts: str, kind: str = "note", job: str = "j-0001", step_s: float = 0.01) -> list[StoryLine]:
     return [StoryLine(number, number * step_s, job, kind, text) for number, text in enumerate(texts, start=1)]
 
 
@@ -48,6 +46,6 @@ def test_a_host_whose_name_begins_another_word_is_not_found_in_it() -> None:
 
 
 @given(st.lists(st.sampled_from(HOSTS["j-0001"]), min_size=1, max_size=30))
-def test_folding_loses_no_host(hosts: List[str]) -> None:
+def test_folding_loses_no_host(hosts: list[str]) -> None:
     folded = fold_lines(lines(*(f"{host}: x" for host in hosts)), HOSTS)
     assert {name for line in folded for name in expand_names(line.text.split(":")[0])} == set(hosts)

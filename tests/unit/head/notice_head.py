@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,17 +29,26 @@ class Head:
         self.store = Store.open(folder / "state")
         self.notifier = Notifier(self.store, self.read, files=[self.file], ask_s=ask_s)
         self.store.outbox = self.notifier.outbox
-        self.jobs: List[Job] = []
+        self.jobs: list[Job] = []
 
     def read(self) -> Any:
         return load_settings({}, files=[self.file]).notices
 
     def submit(self, name: str = "qwen") -> Job:
         def make(job_id: str, head_id: str) -> Job:
-            return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=("a", "b"), grace_s=1, start_s=1,
-                       created_at_s=1.0)
-        job = self.store.add_job(key=f"k{len(self.jobs)}", make_job=make, spec={}, hosts=[], trees=[], file=None,
-                                 now_s=time.time())
+            return Job(
+                id=job_id,
+                name=name,
+                run=f"{head_id}-{job_id}",
+                hosts=("a", "b"),
+                grace_s=1,
+                start_s=1,
+                created_at_s=1.0,
+            )
+
+        job = self.store.add_job(
+            key=f"k{len(self.jobs)}", make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=time.time()
+        )
         self.jobs.append(job)
         return job
 
@@ -50,7 +59,7 @@ class Head:
     def beat(self) -> None:
         self.notifier.beat([(job.name, job.id) for job in self.jobs])
 
-    def rows(self) -> Dict[str, Any]:
+    def rows(self) -> dict[str, Any]:
         return {row["target"]: row for row in self.store.notices()}
 
     def await_state(self, target: str, state: str) -> Any:
@@ -62,7 +71,7 @@ class Head:
         with self.store.writing() as db:
             db.execute("UPDATE notices SET due_at_s = 0")
 
-    def story(self, job: Job) -> List[str]:
+    def story(self, job: Job) -> list[str]:
         return [f"{event.kind}: {event.text}" for event in self.store.events(job.id)]
 
     def close(self) -> None:
@@ -70,5 +79,5 @@ class Head:
         self.store.close()
 
 
-def target(service: Service, kind: str = "generic", **more: Any) -> Dict[str, Any]:
+def target(service: Service, kind: str = "generic", **more: Any) -> dict[str, Any]:
     return {"kind": kind, "url": service.url(), **more}

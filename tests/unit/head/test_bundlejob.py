@@ -8,7 +8,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 import pytest
 
@@ -23,8 +23,11 @@ from ascendrun.head.samplestore import SampleStore
 from ascendrun.head.store import Store
 
 PLANTED = {
-    "env-from": "Pl4nted-env-from-value", "spec": "Pl4nted-spec-value", "webhook": "https://x.example/hook/Pl4nted-url",
-    "own": "Pl4nted-own-variable", "form": "hf_Pl4ntedPl4ntedPl4nted",
+    "env-from": "Pl4nted-env-from-value",
+    "spec": "Pl4nted-spec-value",
+    "webhook": "https://x.example/hook/Pl4nted-url",
+    "own": "Pl4nted-own-variable",
+    "form": "hf_Pl4ntedPl4ntedPl4nted",
 }
 PORTS = "@@ link 0\nlink status: DOWN\n\n@@= 0\n@@ link 1\nlink status: UP\n\n@@= 0\n"
 CARDS = "@@ health 0\n\tHealth Status : Alarm\n\n@@= 0\n@@ ecc 0\n\tNPU ID : 0\n\n@@= 0\n"
@@ -37,11 +40,22 @@ class World:
         self.folder = folder
         self.state_dir = folder / "state"
         (folder / "secrets.env").write_text(f"# keys\nTOKEN={PLANTED['env-from']}\n")
-        self.spec = {"name": "qwen", "env": {"WANDB_API_KEY": PLANTED["spec"], "LR": "1e-5"},
-                     "env_from": [{"file": str(folder / "secrets.env")}], "command": ["x", "--token", PLANTED["spec"]]}
+        self.spec = {
+            "name": "qwen",
+            "env": {"WANDB_API_KEY": PLANTED["spec"], "LR": "1e-5"},
+            "env_from": [{"file": str(folder / "secrets.env")}],
+            "command": ["x", "--token", PLANTED["spec"]],
+        }
         store = Store.open(self.state_dir)
-        self.job = store.add_job(key="k", make_job=self._job, spec=self.spec, hosts=[{"name": "a"}, {"name": "b"}],
-                                 trees=[], file=None, now_s=1000.0)
+        self.job = store.add_job(
+            key="k",
+            make_job=self._job,
+            spec=self.spec,
+            hosts=[{"name": "a"}, {"name": "b"}],
+            trees=[],
+            file=None,
+            now_s=1000.0,
+        )
         store.save(self.job, [("note", f"said {PLANTED['env-from']}"), ("state", "FAILED: rank 1 on b")], now_s=2000.0)
         store.close()
         for host, rank in (("a", 0), ("b", 1)):
@@ -50,11 +64,24 @@ class World:
 
     @staticmethod
     def _job(job_id: str, head_id: str) -> Job:
-        nodes = tuple(NodeProgress(host, k, Phase.ENDED, (k,), exits={k: Exit(k, None, 1, False)})
-                      for k, host in enumerate("ab"))
-        return Job(id=job_id, name="qwen", run=f"{head_id}-{job_id}", hosts=("a", "b"), grace_s=1, start_s=1,
-                   created_at_s=1000.0, started_at_s=1100.0, ended_at_s=2000.0, state=State.FAILED, nodes=nodes,
-                   world_size=2, first_failure="rank 1 on b")
+        nodes = tuple(
+            NodeProgress(host, k, Phase.ENDED, (k,), exits={k: Exit(k, None, 1, False)}) for k, host in enumerate("ab")
+        )
+        return Job(
+            id=job_id,
+            name="qwen",
+            run=f"{head_id}-{job_id}",
+            hosts=("a", "b"),
+            grace_s=1,
+            start_s=1,
+            created_at_s=1000.0,
+            started_at_s=1100.0,
+            ended_at_s=2000.0,
+            state=State.FAILED,
+            nodes=nodes,
+            world_size=2,
+            first_failure="rank 1 on b",
+        )
 
     def _spool(self, host: str, rank: int) -> None:
         folder = self.state_dir / "jobs" / self.job.id / "attempt-1" / host
@@ -70,25 +97,42 @@ class World:
         (folder / f"rank-{rank}.metrics.0").write_text('{"step": 1}\n')
         (folder / "events.0").write_text("{}\n")
         gathered = folder / "gathered"
-        files = {"plog/debug/plog/plog-11_2026.log": f"[ERROR] HCCL {PLANTED['form']}\n", "hccn/ports.txt": PORTS,
-                 "npu-smi/cards.txt": CARDS, "dmesg/excerpt.txt": "oom\n"}
+        files = {
+            "plog/debug/plog/plog-11_2026.log": f"[ERROR] HCCL {PLANTED['form']}\n",
+            "hccn/ports.txt": PORTS,
+            "npu-smi/cards.txt": CARDS,
+            "dmesg/excerpt.txt": "oom\n",
+        }
         for name, content in files.items():
             (gathered / name).parent.mkdir(parents=True, exist_ok=True)
             (gathered / name).write_text(content)
-        index = {"at_ns": 1, "start_ns": 1, "boot_ns": 1,
-                 "problems": [{"name": "device-log", "text": "no such folder"}],
-                 "files": [{"name": name.partition("/")[0], "file": name.partition("/")[2], "source": "x",
-                            "bytes": len(content)} for name, content in files.items()]}
+        index = {
+            "at_ns": 1,
+            "start_ns": 1,
+            "boot_ns": 1,
+            "problems": [{"name": "device-log", "text": "no such folder"}],
+            "files": [
+                {"name": name.partition("/")[0], "file": name.partition("/")[2], "source": "x", "bytes": len(content)}
+                for name, content in files.items()
+            ],
+        }
         (gathered / "index.json").write_text(json.dumps(index))
 
-    def bundle(self, *, layout: str = "ascendrun", with_logs: bool = True, is_dry: bool = False,
-               path: Optional[Path] = None, max_bytes: int = 100 << 20) -> Bundle:
+    def bundle(
+        self,
+        *,
+        layout: str = "ascendrun",
+        with_logs: bool = True,
+        is_dry: bool = False,
+        path: Path | None = None,
+        max_bytes: int = 100 << 20,
+    ) -> Bundle:
         notices = NoticeSettings((Target(name="t", kind="generic", url=PLANTED["webhook"]),))
         environ = {"MY_TOKEN": PLANTED["own"], "HOME": "/root", "SHELL_KEY": "short"}
         wish = Wish(path or self.folder / "out.tar.gz", layout, with_logs, max_bytes, is_dry)
         return bundle_job(self.state_dir, "qwen", wish, notices=notices, environ=environ)
 
-    def files(self, path: Optional[Path] = None) -> Dict[str, bytes]:
+    def files(self, path: Path | None = None) -> dict[str, bytes]:
         found = {}
         with tarfile.open(path or self.folder / "out.tar.gz") as tar:
             for member in tar.getmembers():
@@ -106,10 +150,23 @@ def world(tmp_path: Path) -> World:
 def test_everything_that_helps_is_in_it(world: World) -> None:
     world.bundle()
     files = world.files()
-    assert {"job.json", "spec.json", "hosts.json", "events.jsonl", "versions.json", "explain.json", "report.json",
-            "MANIFEST.json", "head/controller.log", "attempt-1/a/rank-0.out", "attempt-1/b/rank-1.err",
-            "attempt-1/b/rank-1.metrics", "attempt-1/b/events", "attempt-1/a/gathered/index.json",
-            "attempt-1/a/gathered/plog/debug/plog/plog-11_2026.log"} <= set(files)
+    assert {
+        "job.json",
+        "spec.json",
+        "hosts.json",
+        "events.jsonl",
+        "versions.json",
+        "explain.json",
+        "report.json",
+        "MANIFEST.json",
+        "head/controller.log",
+        "attempt-1/a/rank-0.out",
+        "attempt-1/b/rank-1.err",
+        "attempt-1/b/rank-1.metrics",
+        "attempt-1/b/events",
+        "attempt-1/a/gathered/index.json",
+        "attempt-1/a/gathered/plog/debug/plog/plog-11_2026.log",
+    } <= set(files)
     assert json.loads(files["spec.json"])["env"]["LR"] == "1e-5"
     assert json.loads(files["job.json"])["first_failure"] == "rank 1 on b"
     assert not any(name.endswith(".times") for name in files)
@@ -173,17 +230,37 @@ def test_a_job_that_is_not_there(world: World, tmp_path: Path) -> None:
 
 def test_the_folders_are_those_that_the_tool_documents(world: World) -> None:
     store = SampleStore.open(world.state_dir)
-    store.add([DeviceSample(at_s=1500.0, host="a", device=3, family="npu", utilisation=91.0, memory_used_bytes=1,
-                            memory_total_bytes=2, power_w=301.5, temperature_c=61.0, frequency_mhz=1500.0)])
+    store.add(
+        [
+            DeviceSample(
+                at_s=1500.0,
+                host="a",
+                device=3,
+                family="npu",
+                utilisation=91.0,
+                memory_used_bytes=1,
+                memory_total_bytes=2,
+                power_w=301.5,
+                temperature_c=61.0,
+                frequency_mhz=1500.0,
+            )
+        ]
+    )
     store.close()
     bundle = world.bundle(layout="ascend-fd")
     files = world.files()
     names = set(files) - {"MANIFEST.json"}
     for node, rank in (("a", 0), ("b", 1)):
-        assert {f"{node}/rank-{rank}.txt", f"{node}/process_log/debug/plog/plog-11_2026.log", f"{node}/dmesg",
-                f"{node}/environment_check/npu_info_after.txt"} <= names
+        assert {
+            f"{node}/rank-{rank}.txt",
+            f"{node}/process_log/debug/plog/plog-11_2026.log",
+            f"{node}/dmesg",
+            f"{node}/environment_check/npu_info_after.txt",
+        } <= names
     assert files["a/environment_check/npu_smi_3_details.csv"].decode().splitlines() == [
-        "time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power", "1500,3,50,91,,1500,61,301.5"]
+        "time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power",
+        "1500,3,50,91,,1500,61,301.5",
+    ]
     check = files["a/environment_check/npu_info_after.txt"].decode()
     assert "/usr/local/Ascend/driver/tools/hccn_tool -i 0 -link -g\nlink status: DOWN\n\n" in check
     assert "/usr/local/bin/npu-smi info -i 0 -c 0 -t health\nHealth Status : Alarm\n" in check

@@ -7,7 +7,6 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Dict, List, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -31,14 +30,22 @@ from ascendrun.head.bundling import (
 BIG = 100 << 20
 
 
-def pack(pieces: List[Piece], *, known: Optional[Dict[str, str]] = None, max_bytes: int = BIG) -> bytes:
+def pack(pieces: list[Piece], *, known: dict[str, str] | None = None, max_bytes: int = BIG) -> bytes:
     out = io.BytesIO()
-    make_archive(pieces, Redactor(known or {}), root="r", facts={"job": "j-0001"}, max_bytes=max_bytes, out=out,
-                 mtime_s=7, left_out=[("x", "why")])
+    make_archive(
+        pieces,
+        Redactor(known or {}),
+        root="r",
+        facts={"job": "j-0001"},
+        max_bytes=max_bytes,
+        out=out,
+        mtime_s=7,
+        left_out=[("x", "why")],
+    )
     return out.getvalue()
 
 
-def unpack(data: bytes) -> Dict[str, bytes]:
+def unpack(data: bytes) -> dict[str, bytes]:
     found = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar.getmembers():
@@ -70,8 +77,9 @@ def test_the_same_input_gives_the_same_bytes_in_whatever_order_it_comes() -> Non
 def test_nothing_is_written_when_one_only_looks_and_the_list_is_the_same() -> None:
     pieces = [text_piece("a", "API_KEY=q1w2e3r4t5"), text_piece("b", "y" * 90_000)]
 
-    def look(out: "io.BytesIO | None") -> Contents:
+    def look(out: io.BytesIO | None) -> Contents:
         return make_archive(pieces, Redactor(), root="r", facts={}, max_bytes=30_000, out=out)
+
     assert look(None) == look(io.BytesIO())
 
 
@@ -91,9 +99,9 @@ def test_a_secret_across_a_cut_leaves_no_half(data: st.DataObject) -> None:
     where = data.draw(st.sampled_from(cuts)) - data.draw(st.integers(0, len(secret)))
     newlines = data.draw(st.booleans())
     filler = ("." * 79 + "\n" if newlines else "." * 80) * 5000
-    text = filler[:where] + secret + filler[where + len(secret):]
+    text = filler[:where] + secret + filler[where + len(secret) :]
     clean = unpack(pack([text_piece("a", text)], known={secret: "known"}, max_bytes=60_000))["a"].decode()
-    assert not any(secret[at:at + 8] in clean for at in range(len(secret) - 7))
+    assert not any(secret[at : at + 8] in clean for at in range(len(secret) - 7))
 
 
 @settings(max_examples=60)
@@ -132,7 +140,7 @@ def test_what_grows_meanwhile_is_packed_as_it_was(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 10 * MOST_BYTES), max_size=40), st.integers(LEAST_BYTES, 50 * MOST_BYTES))
-def test_the_whole_fits_and_nothing_small_is_cut_for_nothing(sizes: List[int], budget: int) -> None:
+def test_the_whole_fits_and_nothing_small_is_cut_for_nothing(sizes: list[int], budget: int) -> None:
     level = water_level(sizes, budget)
     assert LEAST_BYTES <= level <= MOST_BYTES
     if level > LEAST_BYTES:
@@ -144,10 +152,13 @@ def test_the_whole_fits_and_nothing_small_is_cut_for_nothing(sizes: List[int], b
 def test_a_file_is_private_whole_or_not_there(tmp_path: Path) -> None:
     def fail(out: object) -> Contents:
         raise OSError(28, "No space left on device")
+
     with pytest.raises(OSError):
         write_archive(tmp_path / "x.tar.gz", fail)
     assert list(tmp_path.iterdir()) == []
-    _, digest = write_archive(tmp_path / "x.tar.gz", lambda out: make_archive(
-        [text_piece("a", "b")], Redactor(), root="r", facts={}, max_bytes=BIG, out=out))
+    _, digest = write_archive(
+        tmp_path / "x.tar.gz",
+        lambda out: make_archive([text_piece("a", "b")], Redactor(), root="r", facts={}, max_bytes=BIG, out=out),
+    )
     assert (tmp_path / "x.tar.gz").stat().st_mode & 0o777 == 0o600
     assert hashlib.sha256((tmp_path / "x.tar.gz").read_bytes()).hexdigest() == digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable
 
 import pytest
 from hypothesis import given
@@ -34,12 +34,17 @@ def test_a_host_never_measured_counts_as_the_head_and_says_so() -> None:
     assert HostClock().error_s is None and not HostClock().was_set
 
 
-@given(st.floats(-90, 90), st.floats(-1e-4, 1e-4),
-       st.lists(st.tuples(st.floats(0.0001, 2.0), st.floats(0, 1)), min_size=2, max_size=30), st.floats(0, 1))
+@given(
+    st.floats(-90, 90),
+    st.floats(-1e-4, 1e-4),
+    st.lists(st.tuples(st.floats(0.0001, 2.0), st.floats(0, 1)), min_size=2, max_size=30),
+    st.floats(0, 1),
+)
 def test_an_error_is_never_larger_than_that_of_the_best_reading_at_hand(
     offset_s: float, drift: float, trips: list[tuple[float, float]], when: float
 ) -> None:
     """However the round trips divide their delay, over a clock that drifts as real ones do."""
+
     def node_at(head_s: float) -> float:
         return head_s + offset_s + drift * head_s
 
@@ -68,8 +73,11 @@ def test_a_slow_round_trip_between_good_ones_moves_nothing() -> None:
 @given(st.lists(st.floats(0, 4000), max_size=8))
 def test_many_times_at_once_are_what_each_would_be(times: list[float]) -> None:
     drifting = HostClock([make_reading(at, at + 0.001, at * 1.0001 + 5) for at in (1000.0, 2000.0, 3000.0)])
-    for clock in (drifting, HostClock(), HostClock([make_reading(1000.0, 1000.001, 1000.0),
-                                                    make_reading(2000.0, 2000.001, 2500.0)])):
+    for clock in (
+        drifting,
+        HostClock(),
+        HostClock([make_reading(1000.0, 1000.001, 1000.0), make_reading(2000.0, 2000.001, 2500.0)]),
+    ):
         assert list(clock.all_to_head_s(times)) == [clock.to_head_s(one) for one in times]
 
 
@@ -100,8 +108,9 @@ def test_what_is_kept_is_read_back_and_torn_lines_are_passed_over(tmp_path: Path
     assert read_clocks(tmp_path / "missing") == {}
 
 
-def test_a_month_of_readings_that_say_the_same_stays_small_and_a_clock_that_is_set_is_still_found(tmp_path: Path
-                                                                                                   ) -> None:
+def test_a_month_of_readings_that_say_the_same_stays_small_and_a_clock_that_is_set_is_still_found(
+    tmp_path: Path,
+) -> None:
     files, minutes, set_at = ClockFiles(), 30 * 24 * 60, 10_030
     for minute in range(minutes):
         offset_s = 0.5 if minute < set_at else 0.9
@@ -128,12 +137,12 @@ class FakeHosts:
     """Hosts whose answers the test gives, each with its own clock."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Callable[[Optional[int]], None]]] = []
+        self.asked: list[tuple[str, Callable[[int | None], None]]] = []
 
-    def ping(self, host: str, heard: Callable[[Optional[int]], None]) -> None:
+    def ping(self, host: str, heard: Callable[[int | None], None]) -> None:
         self.asked.append((host, heard))
 
-    def answer(self, offset_s: Optional[float]) -> None:
+    def answer(self, offset_s: float | None) -> None:
         _host, heard = self.asked.pop(0)
         heard(None if offset_s is None else time.time_ns() + round(offset_s * 1e9))
 
@@ -147,7 +156,7 @@ def test_a_host_is_measured_by_some_round_trips_and_one_result_is_kept() -> None
         assert kept == [] and len(hosts.asked) == 1
         hosts.answer(-12.0)
     keeper.tick(["n1"])
-    (host, reading), = kept
+    ((host, reading),) = kept
     assert host == "n1" and abs(reading.offset_s + 12.0) <= reading.error_s + 1e-3
     keeper.tick(["n1"])
     assert hosts.asked == []  # a minute has not gone by

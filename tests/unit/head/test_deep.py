@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobmodel import Checks, JobSpec
-from ascendrun.head.deep import (
-    DeepOptions,
-    earlier_reports,
-    judge_and_keep,
-    look_deep,
-    make_base,
-    read_lines,
-)
+from ascendrun.head.deep import DeepOptions, earlier_reports, judge_and_keep, look_deep, make_base, read_lines
 from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
 from ascendrun.head.submission import Submission
 from ascendrun.health.deepresults import DeepReport
@@ -30,14 +24,20 @@ class World:
     """Jobs that are over as soon as they are looked at. `speeds`: of a host's cable; `tflops`: one value a
     measurement, the last one for all that follow; `failing`, `stuck`: hosts on which jobs fail or never end."""
 
-    def __init__(self, state_dir: Path, *, speeds: Optional[Mapping[str, float]] = None,
-                 tflops: Optional[Mapping[str, List[float]]] = None, failing: Sequence[str] = (),
-                 stuck: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        speeds: Mapping[str, float] | None = None,
+        tflops: Mapping[str, list[float]] | None = None,
+        failing: Sequence[str] = (),
+        stuck: Sequence[str] = (),
+    ) -> None:
         self.state_dir, self.speeds, self.tflops = state_dir, speeds or {}, dict(tflops or {})
         self.failing, self.stuck = set(failing), set(stuck)
-        self.submitted: Dict[str, Submission] = {}
-        self.live: List[str] = []
-        self.most_live_of: Dict[str, int] = {}
+        self.submitted: dict[str, Submission] = {}
+        self.live: list[str] = []
+        self.most_live_of: dict[str, int] = {}
 
     def submit_made(self, submission: Submission) -> str:
         job = f"j-{len(self.submitted) + 1:04d}"
@@ -48,14 +48,14 @@ class World:
             self.most_live_of[host.name] = max(now, self.most_live_of.get(host.name, 0))
         return job
 
-    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
         left = tuple(job for job in jobs if self.names(job) & self.stuck)
         for job in jobs:
             if job not in left:
                 self.finish(job)
         return left
 
-    def outcome(self, job: str) -> Tuple[Optional[str], int]:
+    def outcome(self, job: str) -> tuple[str | None, int]:
         if self.names(job) & self.stuck:
             return "RUNNING", 1
         failed = sorted(self.names(job) & self.failing)
@@ -83,23 +83,45 @@ class World:
             (folder / host / "rank-0.metrics.0").write_text("noise\n" + text + '{"torn')
         (folder / SPOOL_COMPLETE).touch()
 
-    def alone_lines(self, host: str) -> List[Dict[str, Any]]:
+    def alone_lines(self, host: str) -> list[dict[str, Any]]:
         values = self.tflops.setdefault(host, [300.0])
         tflops = values.pop(0) if len(values) > 1 else values[0]
-        return [{"measured": "device", "device": "npu:0", "tflops": tflops, "tflops_slowest": tflops, "digest": "d",
-                 "wrong": 0}]
+        return [
+            {
+                "measured": "device",
+                "device": "npu:0",
+                "tflops": tflops,
+                "tflops_slowest": tflops,
+                "digest": "d",
+                "wrong": 0,
+            }
+        ]
 
-    def pair_lines(self, hosts: Sequence[str]) -> List[Dict[str, Any]]:
+    def pair_lines(self, hosts: Sequence[str]) -> list[dict[str, Any]]:
         speed = min(self.speeds.get(host, 20e9) for host in hosts)
         return [{"measured": "mesh", "device": "npu:0", "latency_s": 2e-5, "bandwidth_bytes_per_s": {"1024": speed}}]
 
 
-def look(world: World, count: int = 4, *, busy: Optional[Mapping[str, str]] = None, unfit: Sequence[str] = (),
-         said: Optional[List[str]] = None) -> DeepReport:
+def look(
+    world: World,
+    count: int = 4,
+    *,
+    busy: Mapping[str, str] | None = None,
+    unfit: Sequence[str] = (),
+    said: list[str] | None = None,
+) -> DeepReport:
     hosts = tuple(Host(f"n{k}", slots=8) for k in range(1, count + 1))
     said = [] if said is None else said
-    return look_deep(world, make_base(None, family="npu"), hosts, OPTIONS, state_dir=world.state_dir, busy=busy or {},
-                     unfit=unfit, say=said.append)
+    return look_deep(
+        world,
+        make_base(None, family="npu"),
+        hosts,
+        OPTIONS,
+        state_dir=world.state_dir,
+        busy=busy or {},
+        unfit=unfit,
+        say=said.append,
+    )
 
 
 def test_a_host_that_fails_alone_is_told_and_never_paired(tmp_path: Path) -> None:
@@ -142,7 +164,7 @@ def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None
 
 
 def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> None:
-    said: List[str] = []
+    said: list[str] = []
     forgiven = look(World(tmp_path / "a", tflops={"n3": [100.0, 299.0]}), said=said)
     assert judge_and_keep(forgiven, tmp_path / "a").findings == ()
     assert any("once more" in text for text in said)
@@ -153,7 +175,7 @@ def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> 
 
 def test_what_was_started_is_ended_when_the_look_is_interrupted(tmp_path: Path) -> None:
     class Interrupted(World):
-        def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> Tuple[str, ...]:
+        def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
             raise KeyboardInterrupt
 
     world = Interrupted(tmp_path)
@@ -174,10 +196,23 @@ def test_each_run_is_kept_in_private_and_the_next_one_compared_with_it(tmp_path:
 
 
 def test_the_small_jobs_get_the_jobs_own_shell_and_none_of_its_work(tmp_path: Path) -> None:
-    job = JobSpec.model_validate_json(json.dumps({
-        "name": "train", "command": ["python", "train.py"], "python": "/opt/py", "setup": "source env.sh",
-        "devices": {"family": "npu", "per_node": 8}, "env": {"A": "b", "MASTER_PORT": "29500"}, "nodes": 2, "spares": 1,
-        "checks": {"skip": ["tls"], "require": ["hccl_ping"]}, "restart": {"max": 5}, "checkpoint": {"dir": "/ckpt"}}))
+    job = JobSpec.model_validate_json(
+        json.dumps(
+            {
+                "name": "train",
+                "command": ["python", "train.py"],
+                "python": "/opt/py",
+                "setup": "source env.sh",
+                "devices": {"family": "npu", "per_node": 8},
+                "env": {"A": "b", "MASTER_PORT": "29500"},
+                "nodes": 2,
+                "spares": 1,
+                "checks": {"skip": ["tls"], "require": ["hccl_ping"]},
+                "restart": {"max": 5},
+                "checkpoint": {"dir": "/ckpt"},
+            }
+        )
+    )
     base = make_base(job)
     assert (base.program, base.python, base.setup) == ("meshtest", "/opt/py", "source env.sh")
     assert base.devices == job.devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 
@@ -16,22 +16,44 @@ from ascendrun.head.evidence import attempt_to_explain, read_evidence, story_of
 from ascendrun.head.store import StoredEvent, StoredJob
 from ascendrun.health.diagnosis import diagnose, tell
 
-STORY = [("submitted", "demo submitted for n1"), ("state", "RUNNING: all 2 ranks are alive"),
-         ("state", "STOPPING: rank 1 on n1 exited with code 1"), ("state", "BACKOFF: rank 1 on n1 exited with code 1"),
-         ("state", "QUEUED: attempt 2 waits for its nodes"), ("state", "CHECKING: its nodes are free"),
-         ("state", "STOPPING: stop was asked for"), ("state", "STOPPED: stop was asked for")]
+STORY = [
+    ("submitted", "demo submitted for n1"),
+    ("state", "RUNNING: all 2 ranks are alive"),
+    ("state", "STOPPING: rank 1 on n1 exited with code 1"),
+    ("state", "BACKOFF: rank 1 on n1 exited with code 1"),
+    ("state", "QUEUED: attempt 2 waits for its nodes"),
+    ("state", "CHECKING: its nodes are free"),
+    ("state", "STOPPING: stop was asked for"),
+    ("state", "STOPPED: stop was asked for"),
+]
 EVENTS = [StoredEvent(seq, 100.0 + seq, kind, text) for seq, (kind, text) in enumerate(STORY)]
 
 
 def make_job(**changes: Any) -> Job:
-    job = Job(id="j-0001", name="demo", run="h-j-0001", hosts=("n1",), grace_s=1, start_s=1, created_at_s=1.0,
-              state=State.FAILED, attempt=2, world_size=2)
+    job = Job(
+        id="j-0001",
+        name="demo",
+        run="h-j-0001",
+        hosts=("n1",),
+        grace_s=1,
+        start_s=1,
+        created_at_s=1.0,
+        state=State.FAILED,
+        attempt=2,
+        world_size=2,
+    )
     return replace(job, **changes)
 
 
 def stored(job: Job) -> StoredJob:
-    return StoredJob(job, "key", {"devices": {"family": "npu", "ids": [4, 5]}, "env": {"HCCL_CONNECT_TIMEOUT": "300"}},
-                     [{"name": "n1", "addr": "10.0.0.1"}], [], None)
+    return StoredJob(
+        job,
+        "key",
+        {"devices": {"family": "npu", "ids": [4, 5]}, "env": {"HCCL_CONNECT_TIMEOUT": "300"}},
+        [{"name": "n1", "addr": "10.0.0.1"}],
+        [],
+        None,
+    )
 
 
 def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_followed() -> None:
@@ -40,11 +62,17 @@ def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_follow
     assert [event.text.split(":")[0] for event in second] == ["CHECKING", "STOPPING", "STOPPED"]
 
 
-@pytest.mark.parametrize("changes, attempt", [
-    ({"state": State.QUEUED}, 1), ({"state": State.CHECKING}, 1), ({"state": State.RUNNING, "told_at_s": 5.0}, 2),
-    ({"state": State.FAILED}, 2), ({"state": State.QUEUED, "attempt": 1}, 1),
-])
-def test_an_attempt_that_only_waits_has_nothing_to_say(changes: Dict[str, Any], attempt: int) -> None:
+@pytest.mark.parametrize(
+    "changes, attempt",
+    [
+        ({"state": State.QUEUED}, 1),
+        ({"state": State.CHECKING}, 1),
+        ({"state": State.RUNNING, "told_at_s": 5.0}, 2),
+        ({"state": State.FAILED}, 2),
+        ({"state": State.QUEUED, "attempt": 1}, 1),
+    ],
+)
+def test_an_attempt_that_only_waits_has_nothing_to_say(changes: dict[str, Any], attempt: int) -> None:
     assert attempt_to_explain(make_job(**changes)) == attempt
 
 
@@ -60,23 +88,37 @@ def test_a_stage_that_was_called_off_leads_to_the_one_that_failed(tmp_path: Path
     verdict = judge_need(queued, failed)
     assert isinstance(verdict, NeedFailed)
     called_off = advance(queued, verdict, now_s=50.0)
-    story = [StoredEvent(seq, 50.0, "state", f"{move.target.value}: {move.reason}")
-             for seq, move in enumerate(called_off.moves)]
+    story = [
+        StoredEvent(seq, 50.0, "state", f"{move.target.value}: {move.reason}")
+        for seq, move in enumerate(called_off.moves)
+    ]
     told = tell(diagnose(read_evidence(tmp_path, stored(called_off.job), story, now_s=60.0)))
     assert (told.code, told.confidence.value, told.retry) == ("stage-called-off", "certain", "unknown")
     assert told.says == "it was not started: stage train (j-0001-2) ended FAILED"
     assert told.advice == "ascendrun explain j-0001-2"
-    assert read_evidence(tmp_path, stored(replace(called_off.job, attempt=2)), story, attempt=1, now_s=60.0
-                         ).cause == "need"
+    assert (
+        read_evidence(tmp_path, stored(replace(called_off.job, attempt=2)), story, attempt=1, now_s=60.0).cause
+        == "need"
+    )
 
 
 def test_what_a_supervisor_recorded_becomes_a_rank(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "j-0001" / "attempt-2" / "n1"
     folder.mkdir(parents=True)
-    records = [{"event": "rank_started", "rank": 1, "local_rank": 1, "pid": 77, "at_ns": 1},
-               {"event": "rank_exited", "rank": 1, "code": None, "signal": 9, "stopped": False, "at_ns": 5 * 10**9,
-                "exited_ns": 4 * 10**9},
-               {"event": "stopping", "by": "failure", "reason": "rank 1", "at_ns": 6 * 10**9}, {"event": "ended"}]
+    records = [
+        {"event": "rank_started", "rank": 1, "local_rank": 1, "pid": 77, "at_ns": 1},
+        {
+            "event": "rank_exited",
+            "rank": 1,
+            "code": None,
+            "signal": 9,
+            "stopped": False,
+            "at_ns": 5 * 10**9,
+            "exited_ns": 4 * 10**9,
+        },
+        {"event": "stopping", "by": "failure", "reason": "rank 1", "at_ns": 6 * 10**9},
+        {"event": "ended"},
+    ]
     torn = b'{"event": "rank_exi'
     (folder / "events.0").write_bytes("".join(json.dumps(one) + "\n" for one in records).encode() + torn)
     evidence = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0)
@@ -89,5 +131,5 @@ def test_what_a_supervisor_recorded_becomes_a_rank(tmp_path: Path) -> None:
 
 
 def test_of_an_attempt_that_left_nothing_it_is_said(tmp_path: Path) -> None:
-    missing: Tuple[str, ...] = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0).missing
+    missing: tuple[str, ...] = read_evidence(tmp_path, stored(make_job()), EVENTS, now_s=200.0).missing
     assert missing == ("nothing of attempt 2 is here",)

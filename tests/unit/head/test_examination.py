@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,11 @@ DEAD = Reply({}, b"", {"code": "link-lost", "message": "silent for 15 s", "hint"
 class Agents:
     """Stands for the links: `answers` says what the agent of each host replies to its surveys, in order."""
 
-    def __init__(self, answers: Mapping[str, List[Reply]]) -> None:
+    def __init__(self, answers: Mapping[str, list[Reply]]) -> None:
         self.answers = {name: list(replies) for name, replies in answers.items()}
-        self.asked: Dict[str, List[Mapping[str, Any]]] = {name: [] for name in answers}
+        self.asked: dict[str, list[Mapping[str, Any]]] = {name: [] for name in answers}
 
-    def get(self, host: Host) -> "Agent":
+    def get(self, host: Host) -> Agent:
         return Agent(self, host.name)
 
 
@@ -50,11 +51,12 @@ def report(name: str) -> NodeReport:
 LIGHT = Question(is_full=False)
 
 
-def examine(answers: Mapping[str, List[Reply]], question: Question = LIGHT) -> tuple[Answers, Agents]:
+def examine(answers: Mapping[str, list[Reply]], question: Question = LIGHT) -> tuple[Answers, Agents]:
     agents, waiting, ended = Agents(answers), [], []
     reports = {name: report(name) for name in NAMES}
-    Examination([Host(name) for name in NAMES], reports, question, None, links=agents, post=waiting.append,
-                done=ended.append).start()
+    Examination(
+        [Host(name) for name in NAMES], reports, question, None, links=agents, post=waiting.append, done=ended.append
+    ).start()
     while waiting:
         waiting.pop(0)()
     assert len(ended) == 1 and set(ended[0]) == set(NAMES)
@@ -88,21 +90,34 @@ def test_a_port_that_one_node_has_taken_is_not_used_to_reach_it() -> None:
     assert used and first not in used
 
 
-NONSENSE = st.recursive(st.none() | st.booleans() | st.integers(-5, 70000) | st.text(max_size=8),
-                        lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(
-                            ["ports", "taken", "touch", "touched", "hccn", "out", "code", "texts", "1"]), some,
-                            max_size=4), max_leaves=10)
+NONSENSE = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70000) | st.text(max_size=8),
+    lambda some: (
+        st.lists(some, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["ports", "taken", "touch", "touched", "hccn", "out", "code", "texts", "1"]),
+            some,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(NONSENSE, min_size=6, max_size=6), st.booleans())
-def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: List[Any], is_full: bool) -> None:
-    replies = [Reply({"results": one if index % 2 else {"ports": one, "hccn": one, "touch": one}}, b"", None)
-               for index, one in enumerate(said)]
-    answers, _ = examine({name: replies[2 * place:2 * place + 2] for place, name in enumerate(NAMES)},
-                         Question(is_full=is_full, family="npu"))
-    facts = {name: read_facts(report(name), {}, answer["results"]) for name, answer in answers.items()
-             if "results" in answer}
+def test_no_answer_can_keep_it_from_ending_or_make_the_judgement_fall_over(said: list[Any], is_full: bool) -> None:
+    replies = [
+        Reply({"results": one if index % 2 else {"ports": one, "hccn": one, "touch": one}}, b"", None)
+        for index, one in enumerate(said)
+    ]
+    answers, _ = examine(
+        {name: replies[2 * place : 2 * place + 2] for place, name in enumerate(NAMES)},
+        Question(is_full=is_full, family="npu"),
+    )
+    facts = {
+        name: read_facts(report(name), {}, answer["results"]) for name, answer in answers.items() if "results" in answer
+    }
     run_checks(World(facts=facts, family="npu"))
 
 

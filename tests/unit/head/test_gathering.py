@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable
 
 import pytest
 
@@ -58,9 +59,14 @@ class World:
         header = {"event": "gathered", "tag": "head-j-0001.1", "name": name, "file": file, "offset": offset}
         self.gatherer.take(link, header, data)
 
-    def end(self, link: FakeLink, *files: Mapping[str, Any], error: Optional[Mapping[str, Any]] = None) -> None:
-        header = {"files": list(files), "problems": [{"name": "hccn", "text": "no such command: hccn_tool"}],
-                  "at_ns": 7 * 10**9, "start_ns": 5 * 10**9, "boot_ns": 10**9}
+    def end(self, link: FakeLink, *files: Mapping[str, Any], error: Mapping[str, Any] | None = None) -> None:
+        header = {
+            "files": list(files),
+            "problems": [{"name": "hccn", "text": "no such command: hccn_tool"}],
+            "at_ns": 7 * 10**9,
+            "start_ns": 5 * 10**9,
+            "boot_ns": 10**9,
+        }
         link.calls.pop(0)[2](Reply(header, b"", error))
 
     @property
@@ -81,8 +87,18 @@ def test_what_a_host_gives_is_there_once_all_of_it_is(world: World) -> None:
     world.say(link, "plog", "debug/plog/plog-1_2.log", b"world", offset=6)
     assert read_gathered(world.attempt_dir, "n1").at_s is None
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ("n1", "n2")
-    world.end(link, {"name": "plog", "file": "debug/plog/plog-1_2.log", "source": "/root/ascend/log/x", "bytes": 11,
-                     "of_bytes": 11, "mtime_ns": 6 * 10**9, "is_ours": True})
+    world.end(
+        link,
+        {
+            "name": "plog",
+            "file": "debug/plog/plog-1_2.log",
+            "source": "/root/ascend/log/x",
+            "bytes": 11,
+            "of_bytes": 11,
+            "mtime_ns": 6 * 10**9,
+            "is_ours": True,
+        },
+    )
     found = read_gathered(world.attempt_dir, "n1")
     (file,) = found.of("plog")
     assert file.path.read_bytes() == b"hello world" and (file.mtime_s, file.is_ours) == (6.0, True)
@@ -176,9 +192,11 @@ def test_two_files_whose_safe_names_are_the_same_stay_two(world: World) -> None:
 
 
 def test_somebody_who_waits_hears_of_every_host(world: World) -> None:
-    said: list[tuple[str, Optional[str], bool]] = []
-    world.gatherer.serve({"job": "j-0001", "attempt": 1},
-                         lambda header, body, last: said.append((header["host"], header["problem"], last)))
+    said: list[tuple[str, str | None, bool]] = []
+    world.gatherer.serve(
+        {"job": "j-0001", "attempt": 1},
+        lambda header, body, last: said.append((header["host"], header["problem"], last)),
+    )
     world.end(world.come_up("n1"))
     world.end(world.come_up("n2"), error={"code": "unknown-op", "message": "this agent knows no operation 'gather'"})
     assert said == [("n1", None, False), ("n2", "this agent knows no operation 'gather'", True)]
@@ -192,7 +210,7 @@ def test_an_index_that_is_torn_reads_as_nothing_gathered(world: World) -> None:
     assert read_gathered(world.attempt_dir, "n1").at_s is None
 
 
-def ended(target: State, cause: Cause, *, told: bool = True) -> Optional[int]:
+def ended(target: State, cause: Cause, *, told: bool = True) -> int | None:
     after = replace(JOB, state=target, cause=cause, told_at_s=1.0 if told else None, attempt=3)
     return failed_attempt(after, after, [Move(State.STOPPING, target, 2.0, "x")])
 
@@ -215,6 +233,7 @@ def test_an_attempt_that_is_tried_again_is_looked_into_under_its_own_number() ->
 @pytest.mark.parametrize("family", ["npu", "cuda", "cpu", "auto"])
 def test_every_item_is_one_that_a_node_understands(family: str) -> None:
     for item in items_for(family):
-        assert {"glob": {"bases", "patterns"}, "list": {"bases", "patterns", "file"},
-                "argv": {"commands", "file"}}[item["kind"]] <= set(item)
+        assert {"glob": {"bases", "patterns"}, "list": {"bases", "patterns", "file"}, "argv": {"commands", "file"}}[
+            item["kind"]
+        ] <= set(item)
         assert json.loads(json.dumps(item)) == item

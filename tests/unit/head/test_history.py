@@ -23,15 +23,29 @@ def test_running_time_and_lost_nodes_are_read_from_the_story(tmp_path: Path) -> 
     store = Store.open(tmp_path)
 
     def add(key: str) -> Job:
-        return store.add_job(key=key, spec={}, hosts=[], trees=[], file=None, now_s=0.0, make_job=lambda i, h: Job(
-            id=i, name=key, run=f"{h}-{i}", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=0.0))
+        return store.add_job(
+            key=key,
+            spec={},
+            hosts=[],
+            trees=[],
+            file=None,
+            now_s=0.0,
+            make_job=lambda i, h: Job(
+                id=i, name=key, run=f"{h}-{i}", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=0.0
+            ),
+        )
 
     lost, live = add("lost"), add("live")
-    story = [("STARTING: all ready", 10.0), ("RUNNING: every rank lives", 20.0), ("STOPPING: b rebooted", DAY_S + 20),
-             ("FAILED: b rebooted", DAY_S + 30)]
+    story = [
+        ("STARTING: all ready", 10.0),
+        ("RUNNING: every rank lives", 20.0),
+        ("STOPPING: b rebooted", DAY_S + 20),
+        ("FAILED: b rebooted", DAY_S + 30),
+    ]
     for text, at_s in story:
-        store.save(lost, [("state", text), ("note", "RUNNING: no move"), ("state", "MOVED: of a later release")],
-                   now_s=at_s)
+        store.save(
+            lost, [("state", text), ("note", "RUNNING: no move"), ("state", "MOVED: of a later release")], now_s=at_s
+        )
     store.save(replace(lost, state=State.FAILED, cause=Cause.NODE_LOST), [], now_s=DAY_S + 30)
     store.save(replace(live, state=State.RUNNING), [("state", "RUNNING: every rank lives")], now_s=DAY_S)
     store.close()

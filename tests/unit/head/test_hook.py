@@ -15,8 +15,13 @@ from ascendrun.head.hook import OUTPUT_BYTES, HookEnd, run_hook
 
 
 def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> HookEnd:
-    return run_hook(["/bin/sh", "-c", script], stdin=stdin, env={"PATH": os.environ["PATH"], "X": "y"},
-                    timeout_s=timeout_s, **options)
+    return run_hook(
+        ["/bin/sh", "-c", script],
+        stdin=stdin,
+        env={"PATH": os.environ["PATH"], "X": "y"},
+        timeout_s=timeout_s,
+        **options,
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -49,8 +54,9 @@ def test_one_that_takes_no_input_is_no_failure() -> None:
 
 @pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600", "sleep 600 & sleep 600 & wait"])
 def test_when_its_time_is_over_its_whole_session_is_gone(tmp_path: Path, script: str) -> None:
-    end = run(f"echo $$ > {tmp_path}/pid; (trap '' TERM; sleep 601) & echo $! >> {tmp_path}/pid; {script}",
-              timeout_s=0.3)
+    end = run(
+        f"echo $$ > {tmp_path}/pid; (trap '' TERM; sleep 601) & echo $! >> {tmp_path}/pid; {script}", timeout_s=0.3
+    )
     assert end.code is None
     for pid in map(int, (tmp_path / "pid").read_text().split()):
         assert not is_alive(pid)

@@ -6,9 +6,9 @@ import base64
 import hashlib
 import hmac
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Sequence
 
 import pytest
 from hypothesis import given
@@ -60,11 +60,25 @@ def keys_for(file: KnownHostsFile, *names: str) -> Sequence[HostKey]:
     return [found.key for found in look_up(names, own=nothing, others=[file]).keys]
 
 
-@pytest.mark.parametrize("line", [
-    "", "#", "# npu01 ssh-ed25519 AAAA", "npu01", "npu01 ssh-ed25519", "npu01 ssh-ed25519 not-base64!",
-    "npu01 1024 35 1234567890", "@unknown-marker npu01 ssh-ed25519 AAAA", "@revoked", "@cert-authority *.x",
-    "npu01 ssh-rsa " + GOOD.base64, "\x00\x01\x02", "|1|broken ssh-ed25519 AAAA", "npu01 ssh-ed25519 " + "A" * 7,
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "#",
+        "# npu01 ssh-ed25519 AAAA",
+        "npu01",
+        "npu01 ssh-ed25519",
+        "npu01 ssh-ed25519 not-base64!",
+        "npu01 1024 35 1234567890",
+        "@unknown-marker npu01 ssh-ed25519 AAAA",
+        "@revoked",
+        "@cert-authority *.x",
+        "npu01 ssh-rsa " + GOOD.base64,
+        "\x00\x01\x02",
+        "|1|broken ssh-ed25519 AAAA",
+        "npu01 ssh-ed25519 " + "A" * 7,
+    ],
+)
 def test_lines_that_no_tool_can_use_are_skipped(line: str) -> None:
     text = f"{line}\n{entry('npu02')}\n{line}"
     assert [found.names for found in parse_known_hosts(text, "f")] == ["npu02"]
@@ -81,20 +95,38 @@ def test_no_field_of_names_makes_the_matcher_fail(names: str, name: str) -> None
     assert names_match(names, name) in (True, False)
 
 
-@pytest.mark.parametrize("names, name, matches", [
-    ("npu01", "npu01", True), ("npu01", "npu012", False), ("npu01,10.0.0.1", "10.0.0.1", True),
-    ("npu*", "npu01", True), ("npu0?", "npu01", True), ("*,!npu01", "npu01", False), ("*,!npu01", "npu02", True),
-    ("[npu01]:2222", "[npu01]:2222", True), ("[npu01]:2222", "npu01", False), ("[npu*]:2222", "[npu01]:2222", True),
-    ("npu[01]", "npu0", False), ("NPU01", "npu01", True), ("!npu01", "npu02", False),
-    (hashed("npu01"), "npu01", True), (hashed("npu01"), "npu02", False), (hashed("[h]:22"), "[h]:22", True),
-    ("|1|bad|bad", "npu01", False), ("|1|a", "npu01", False), ("|2|YQ==|YQ==", "npu01", False),
-])
+@pytest.mark.parametrize(
+    "names, name, matches",
+    [
+        ("npu01", "npu01", True),
+        ("npu01", "npu012", False),
+        ("npu01,10.0.0.1", "10.0.0.1", True),
+        ("npu*", "npu01", True),
+        ("npu0?", "npu01", True),
+        ("*,!npu01", "npu01", False),
+        ("*,!npu01", "npu02", True),
+        ("[npu01]:2222", "[npu01]:2222", True),
+        ("[npu01]:2222", "npu01", False),
+        ("[npu*]:2222", "[npu01]:2222", True),
+        ("npu[01]", "npu0", False),
+        ("NPU01", "npu01", True),
+        ("!npu01", "npu02", False),
+        (hashed("npu01"), "npu01", True),
+        (hashed("npu01"), "npu02", False),
+        (hashed("[h]:22"), "[h]:22", True),
+        ("|1|bad|bad", "npu01", False),
+        ("|1|a", "npu01", False),
+        ("|2|YQ==|YQ==", "npu01", False),
+    ],
+)
 def test_names_match_as_ssh_matches_them(names: str, name: str, matches: bool) -> None:
     assert names_match(names, name) is matches
 
 
-@pytest.mark.parametrize("host, port, name", [
-    ("Npu01", 22, "npu01"), ("npu01", 2222, "[npu01]:2222"), ("::1", 22, "::1"), ("::1", 2222, "[::1]:2222")])
+@pytest.mark.parametrize(
+    "host, port, name",
+    [("Npu01", 22, "npu01"), ("npu01", 2222, "[npu01]:2222"), ("::1", 22, "::1"), ("::1", 2222, "[::1]:2222")],
+)
 def test_a_port_other_than_22_is_part_of_the_name(host: str, port: int, name: str) -> None:
     assert known_name(host, port) == name
 
@@ -156,7 +188,9 @@ def test_recording_keeps_what_is_there_and_says_what_is_new(tmp_path: Path) -> N
     assert record_host_keys(file, [("npu01", GOOD), ("npu02", EVIL), ("npu01", GOOD)]) == 2
     assert record_host_keys(file, [("npu01", GOOD)]) == 0
     assert [(found.names, found.key) for found in parse_known_hosts(file.read_text(), "f")] == [
-        ("npu01", GOOD), ("npu02", EVIL)]
+        ("npu01", GOOD),
+        ("npu02", EVIL),
+    ]
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
 
 

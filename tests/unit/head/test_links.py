@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -46,11 +46,12 @@ def test_threads_that_ask_for_the_same_hosts_at_once_get_the_same_links(hasty: A
     def ask() -> None:
         together.wait()
         found.append([links.get(host) for host in hosts])
+
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    same: List[bool] = [len({id(link) for link in of_host}) == 1 for of_host in zip(*found)]
+    same: list[bool] = [len({id(link) for link in of_host}) == 1 for of_host in zip(*found)]
     assert len(same) == len(hosts) and all(same)
     links.close()

@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 from ascendrun.core.job import Job, State
 from ascendrun.head.listening import LOOK_S, Listening
 
-JOB = Job(id="j-0001", name="demo", run="r", hosts=("n1", "n2"), grace_s=1, start_s=1, created_at_s=1.0,
-          state=State.RUNNING, told_at_s=2.0)
+JOB = Job(
+    id="j-0001",
+    name="demo",
+    run="r",
+    hosts=("n1", "n2"),
+    grace_s=1,
+    start_s=1,
+    created_at_s=1.0,
+    state=State.RUNNING,
+    told_at_s=2.0,
+)
 TURN_S = 0.25
 
 
@@ -41,6 +50,7 @@ def test_hosts_are_looked_at_once_a_second_and_silence_is_still_told() -> None:
 
     def tell(_job: str, lines: Sequence[tuple[str, str]]) -> None:
         told.extend(lines)
+
     listening = Listening(story=lambda _job: (), tell=tell)
     for turn in range(41):
         listening.tick([runner], now_s=100.0 + turn * TURN_S)  # type: ignore[list-item]

@@ -44,14 +44,22 @@ class Live:
         self.store = FullDisk.open(folder)
         self.links = Links(Nowhere(), AgentImage(b"", "", ""), Deaf())  # type: ignore[arg-type]
         nobody: Any = Deaf
-        self.jobs = LiveJobs(folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody,
-                             samples=nobody)
+        self.jobs = LiveJobs(
+            folder, self.store, self.links, post=lambda call: call(), guard=Guard(), gathering=nobody, samples=nobody
+        )
 
     def add(self, key: str) -> Any:
         """The runner of a new job on the host n1."""
         submission = Submission(key, JobSpec(name=key, command=("true",)), (Host("n1"),), (), None)
-        job = self.store.add_job(key=key, make_job=lambda i, h: make_job(submission, i, h, 1.0), spec={}, hosts=[],
-                                 trees=[], file=None, now_s=1.0)
+        job = self.store.add_job(
+            key=key,
+            make_job=lambda i, h: make_job(submission, i, h, 1.0),
+            spec={},
+            hosts=[],
+            trees=[],
+            file=None,
+            now_s=1.0,
+        )
         return self.jobs.add(job, submission)
 
     def close(self) -> None:
@@ -83,7 +91,8 @@ def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head
 
 
 def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_place_of_its_trace(
-        live: Live, capfd: pytest.CaptureFixture[str]) -> None:
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
     runner = live.add("mine")  # without the plan that nodes are prepared by
     node = NodeProgress("n1", 0, Phase.REPORTED, (0,))
     runner.job = replace(runner.job, state=State.STAGING, nodes=(node,), world_size=1)
@@ -95,13 +104,21 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     assert "controller.log" in job.reason and "Traceback" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("header", "words"), [
-    (CUT, "n1: rank-0.out.0 was cut there to 10 bytes; what came before it was cut is kept here"),
-    (HELD, "n1: rank-0.out.1 cannot be opened there (Too many open files); its bytes, and those of the files after it, "
-           "come when it can"),
-])
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (CUT, "n1: rank-0.out.0 was cut there to 10 bytes; what came before it was cut is kept here"),
+        (
+            HELD,
+            "n1: rank-0.out.1 cannot be opened there (Too many open files); its bytes, and those of the files after it,"
+            " "
+            "come when it can",
+        ),
+    ],
+)
 def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_it_is(
-        live: Live, header: dict[str, Any], words: str) -> None:
+    live: Live, header: dict[str, Any], words: str
+) -> None:
     mine, other = live.add("mine"), live.add("other")
     live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.tag}, b"")
     assert live.jobs.story(mine.job.id)[-1] == ("note", words)

@@ -183,11 +183,19 @@ def test_times_are_the_heads(spool: Spool) -> None:
 def test_lines_in_any_mixture_read_alike_on_both_ways(spool: Spool) -> None:
     """The quick way for plain lines and the splitter's: whole lines, bars, giants, NULs, cuts at any chunk."""
     shuffle = random.Random(5)
-    pieces = [b"plain\n", b"\n", b"bar 1\rbar 2\n", b"\x00nul\n", b"x" * 70_000 + b"\n", b"\xff\xfe\n", b"half",
-              "汉\n".encode()]
+    pieces = [
+        b"plain\n",
+        b"\n",
+        b"bar 1\rbar 2\n",
+        b"\x00nul\n",
+        b"x" * 70_000 + b"\n",
+        b"\xff\xfe\n",
+        b"half",
+        "汉\n".encode(),
+    ]
     data = b"".join(shuffle.choice(pieces) for _ in range(3000))
     for start in range(0, len(data), 5000):
-        spool.write(data[start:start + 5000], float(start))
+        spool.write(data[start : start + 5000], float(start))
     from ascendrun.core.loglines import LineSplitter
 
     splitter = LineSplitter()
@@ -204,9 +212,16 @@ def test_a_batch_is_no_longer_than_was_asked_for(spool: Spool) -> None:
     assert sum(map(len, batches)) == 100_000 and max(map(len, batches)) == 32
 
 
-@pytest.mark.parametrize(("data", "most", "cut"), [
-    (b"a\nb\nc\n", 2, b"a\nb\n"), (b"a\nb", 5, b"a\nb"), (b"", 1, b""), (b"a\nb\nrest", 2, b"a\nb\nrest"),
-    (b"\n\n\n", 1, b"\n")])
+@pytest.mark.parametrize(
+    ("data", "most", "cut"),
+    [
+        (b"a\nb\nc\n", 2, b"a\nb\n"),
+        (b"a\nb", 5, b"a\nb"),
+        (b"", 1, b""),
+        (b"a\nb\nrest", 2, b"a\nb\nrest"),
+        (b"\n\n\n", 1, b"\n"),
+    ],
+)
 def test_lines_are_cut_after_a_newline(data: bytes, most: int, cut: bytes) -> None:
     assert cut_lines(data, most) == cut
 
@@ -219,7 +234,7 @@ def test_lines_since_a_moment_are_found_without_reading_what_is_older(spool: Spo
     whole = list(read_all(spool.files))
     lines = list(itertools.chain.from_iterable(read_batches(spool.files, since_s=since_s)))
     wanted = [line for line in whole if line.at_s is not None and line.at_s >= since_s]
-    assert lines == whole[len(whole) - len(lines):]  # whole lines, to the end
+    assert lines == whole[len(whole) - len(lines) :]  # whole lines, to the end
     assert len(wanted) <= len(lines) <= len(wanted) + 6  # all that are wanted, and hardly more
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ascendrun.head.metricsreader import (
-    TAIL_BYTES,
-    MetricsTail,
-    find_metrics,
-    iter_lines,
-    newest_values,
-    read_metrics,
-)
+from ascendrun.head.metricsreader import TAIL_BYTES, MetricsTail, find_metrics, iter_lines, newest_values, read_metrics
 
 
 def write(attempt: Path, host: str, rank: int, text: str, *, generation: int = 0) -> Path:
@@ -65,12 +58,23 @@ def test_lines_longer_than_the_limit_are_passed_over_wherever_a_chunk_ends(tmp_p
 
 
 def test_a_thinned_reading_keeps_what_cannot_be_guessed(tmp_path: Path) -> None:
-    path = write(tmp_path, "a", 0, steps(1, 10) + '{"event": "checkpoint", "step": 10}\n{"step": 11, "loss": NaN}\n'
-                 + '{"step": 11, "eval_loss": 2}\n' + steps(12, 30))
+    path = write(
+        tmp_path,
+        "a",
+        0,
+        steps(1, 10)
+        + '{"event": "checkpoint", "step": 10}\n{"step": 11, "loss": NaN}\n'
+        + '{"step": 11, "eval_loss": 2}\n'
+        + steps(12, 30),
+    )
     lines = list(iter_lines([path], every=10))
     assert [(line.step, line.event, line.diverged, bool(line.evals)) for line in lines] == [
-        (10, None, False, False), (10, "checkpoint", False, False), (11, None, True, False), (11, None, False, True),
-        (21, None, False, False)]
+        (10, None, False, False),
+        (10, "checkpoint", False, False),
+        (11, None, True, False),
+        (11, None, False, True),
+        (21, None, False, False),
+    ]
 
 
 def test_a_growing_file_gives_every_whole_line_once(tmp_path: Path) -> None:
@@ -103,8 +107,13 @@ def test_a_line_that_never_ends_stops_nobody(tmp_path: Path) -> None:
 
 
 def test_the_mark_of_the_end_does_not_hide_the_last_step(tmp_path: Path) -> None:
-    write(tmp_path, "a", 0, '{"step": 7, "loss": 0.5}\n{"event": "checkpoint", "step": 7}\n{"event": "end"}\n'
-                            '{"done": true}\n{"step": 8, "lo')
+    write(
+        tmp_path,
+        "a",
+        0,
+        '{"step": 7, "loss": 0.5}\n{"event": "checkpoint", "step": 7}\n{"event": "end"}\n'
+        '{"done": true}\n{"step": 8, "lo',
+    )
     assert newest_values(tmp_path, 0, host="a") == {"step": 7, "loss": 0.5}
     assert newest_values(tmp_path, 0, host="b") is None
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any
 
 import pytest
 
@@ -40,17 +40,19 @@ def test_a_changed_settings_file_is_followed_and_a_broken_one_is_not(heads: Any,
     await_that(lambda: head.notifier.settings() is None or "carrier-pigeon" in "".join(capfd.readouterr()))
     head.file.write_text(settings_text([target(other, name="other")]))
 
-    def names() -> Optional[List[str]]:
+    def names() -> list[str] | None:
         settings = head.notifier.settings()
         return [one.name for one in settings.targets] if settings else None
+
     await_that(lambda: names() == ["other"])
     head.move(job, "FAILED")
     other.await_asked(1)
     assert one.asked == []
 
 
-def test_settings_on_a_disk_that_hangs_stop_neither_the_loop_nor_the_notices(heads: Any, serve: Any, tmp_path: Path
-                                                                            ) -> None:
+def test_settings_on_a_disk_that_hangs_stop_neither_the_loop_nor_the_notices(
+    heads: Any, serve: Any, tmp_path: Path
+) -> None:
     one, other = serve(), serve()
     head = heads(settings_text([target(one)]))
     job = head.submit()
@@ -58,13 +60,14 @@ def test_settings_on_a_disk_that_hangs_stop_neither_the_loop_nor_the_notices(hea
     hanging = tmp_path / "hanging"
     os.mkfifo(hanging)  # who opens it waits until somebody writes
     os.replace(hanging, head.file)
-    opened: List[int] = []
+    opened: list[int] = []
 
     def is_read() -> bool:
         head.beat()
         with contextlib.suppress(OSError):
             opened.append(os.open(head.file, os.O_WRONLY | os.O_NONBLOCK))
         return bool(opened)
+
     await_that(is_read)
     began_mono = time.monotonic()
     head.move(job, "FAILED")

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -89,12 +89,13 @@ def test_who_is_killed_again_and_again_does_not_send_for_ever(serve: Any, tmp_pa
 
 
 def test_a_store_that_cannot_be_opened_for_a_while_delays_a_notice_and_loses_none(
-        heads: Any, serve: Any, capfd: Any, tmp_path: Path) -> None:
+    heads: Any, serve: Any, capfd: Any, tmp_path: Path
+) -> None:
     service = serve()
     head = heads(settings_text([target(service)]))
     job = head.submit()
     head.store.save(replace(job, state=State.FAILED), [("state", "FAILED: because")], now_s=time.time())
-    said: List[str] = []
+    said: list[str] = []
     (tmp_path / "state").rename(tmp_path / "away")
     try:
         head.beat()
@@ -109,9 +110,11 @@ def test_a_queue_that_grows_too_long_drops_its_oldest_and_says_so(heads: Any, tm
     head = heads(settings_text([{"kind": "generic", "url_file": "missing"}]))
     job = head.submit()
     with head.store.writing() as db:
-        db.executemany("INSERT INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
-                       " VALUES (?, 'x', ?, '{}', 0, 'waiting', 0)",
-                       [(str(number), job.id) for number in range(QUEUE_LIMIT + 3)])
+        db.executemany(
+            "INSERT INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
+            " VALUES (?, 'x', ?, '{}', 0, 'waiting', 0)",
+            [(str(number), job.id) for number in range(QUEUE_LIMIT + 3)],
+        )
     queue = NoticeQueue(head.store.beside())
     assert queue.give_up_beyond("x", now_s=1.0) == 3
     given_up = {row["id"] for row in head.store.notices(limit=5000) if row["state"] == "given up"}

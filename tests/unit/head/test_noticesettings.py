@@ -24,14 +24,17 @@ def load(tmp_path: Path, text: str, *, weak: str = "") -> NoticeSettings:
 
 
 def test_all_that_can_be_said_is_read(tmp_path: Path) -> None:
-    settings = load(tmp_path, f"""
+    settings = load(
+        tmp_path,
+        f"""
 notify:
   - {{name: team, kind: feishu, url: "{URL}", secret_file: sub/secret, on: [failed, started], jobs: [qwen*, "!test*"],
       style: text, lang: zh}}
   - {{kind: slack, url_file: ~/slack.url, on: ended}}
 hook: {{command: [bin/told, --now], on: [failed], timeout_s: 5}}
 deadman: {{url: "https://hc.example/x", every_s: 30, ok: "", failed: /fail}}
-""")
+""",
+    )
     team, slack, hook = settings.targets
     assert (team.name, team.kind, team.on, team.jobs) == ("team", "feishu", ("failed", "started"), ("qwen*", "!test*"))
     assert (team.style, team.lang, team.secret_file) == ("text", "zh", str(tmp_path / "sub" / "secret"))
@@ -59,9 +62,18 @@ deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
     assert "topsecret" not in "\n".join(str(problem) for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize("text", ["notify: slack", "notify: {kind: slack}", "hook: [a]", "deadman: x", "hook: {}",
-                                  "notify: [[]]", "notify:\n- {name: a, kind: slack, url: 'https://x/y'}\n"
-                                  "- {name: a, kind: slack, url: 'https://x/y'}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "notify: slack",
+        "notify: {kind: slack}",
+        "hook: [a]",
+        "deadman: x",
+        "hook: {}",
+        "notify: [[]]",
+        "notify:\n- {name: a, kind: slack, url: 'https://x/y'}\n- {name: a, kind: slack, url: 'https://x/y'}",
+    ],
+)
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput):
         load(tmp_path, text)
@@ -74,8 +86,10 @@ def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
     assert settings.origins["notify"].endswith("user.yaml") and settings.origins["hook"].endswith("weak.yaml")
 
 
-@pytest.mark.parametrize("content", ["", "two lines\nhere\n", "\xff\xfe", "x" * 10_000, "ftp://x/y", "https://", "nope",
-                                     "https://x:port/topsecret"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "two lines\nhere\n", "\xff\xfe", "x" * 10_000, "ftp://x/y", "https://", "nope", "https://x:port/topsecret"],
+)
 def test_a_url_file_that_holds_no_url_is_told_by_its_name_only(tmp_path: Path, content: str) -> None:
     target = load(tmp_path, "notify: [{kind: generic, url_file: url}]").targets[0]
     (tmp_path / "url").write_text(content, encoding="latin-1")

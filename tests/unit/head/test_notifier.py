@@ -60,12 +60,15 @@ def test_a_service_that_asks_for_time_gets_it(heads: Any, serve: Any) -> None:
     assert head.rows()["slack"]["due_at_s"] >= before_s + 1800
 
 
-@pytest.mark.parametrize("kind, answer", [
-    ("dingtalk", Say(200, b'{"errcode":310000,"errmsg":"sign not match"}')),
-    ("feishu", Say(200, b'{"code":19021,"msg":"sign match fail"}')),
-    ("wecom", Say(200, b'{"errcode":93000,"errmsg":"invalid webhook url"}')),
-    ("slack", Say(404, b"no_service")),
-])
+@pytest.mark.parametrize(
+    "kind, answer",
+    [
+        ("dingtalk", Say(200, b'{"errcode":310000,"errmsg":"sign not match"}')),
+        ("feishu", Say(200, b'{"code":19021,"msg":"sign match fail"}')),
+        ("wecom", Say(200, b'{"errcode":93000,"errmsg":"invalid webhook url"}')),
+        ("slack", Say(404, b"no_service")),
+    ],
+)
 def test_a_refusal_stands_in_the_story_and_is_not_repeated(heads: Any, serve: Any, kind: str, answer: Say) -> None:
     service = serve(answer)
     head = heads(settings_text([target(service, kind)]))
@@ -115,8 +118,10 @@ def test_a_burst_beyond_the_limit_of_the_service_is_spread(heads: Any, serve: An
 
 def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, tmp_path: Path) -> None:
     script = tmp_path / "hook.sh"
-    script.write_text(f"#!/bin/sh\ncat > {tmp_path}/got\necho $ASCENDRUN_JOB $ASCENDRUN_STATE >> {tmp_path}/got\n"
-                      "echo API_KEY=q1w2e3r4t5 went wrong\nexit 3\n")
+    script.write_text(
+        f"#!/bin/sh\ncat > {tmp_path}/got\necho $ASCENDRUN_JOB $ASCENDRUN_STATE >> {tmp_path}/got\n"
+        "echo API_KEY=q1w2e3r4t5 went wrong\nexit 3\n"
+    )
     script.chmod(0o755)
     head = heads(settings_text([], hook={"command": ["./hook.sh"], "on": ["failed"]}))
     job = head.submit()

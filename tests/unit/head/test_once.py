@@ -5,21 +5,34 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import List
 
 import pytest
 
 from ascendrun.head.once import COMMAND, MAGIC, encode_words
 
-ODD = ["a'; touch PWNED; echo 'b", "$(touch PWNED)", "`touch PWNED`", "", " two  spaces ", "new\nline\n",
-       "\\0041 %s %b \\n",
-       "汉字", "-n", "*", "~", "!!", "\udcff\udc80", "tab\tend"]
+ODD = [
+    "a'; touch PWNED; echo 'b",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "",
+    " two  spaces ",
+    "new\nline\n",
+    "\\0041 %s %b \\n",
+    "汉字",
+    "-n",
+    "*",
+    "~",
+    "!!",
+    "\udcff\udc80",
+    "tab\tend",
+]
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh") if shutil.which(shell)]
 
 
-def run(shell: str, words: List[str], folder: Path) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run([shell, "-c", COMMAND], input=encode_words(["30", *words]), capture_output=True, cwd=folder,
-                          timeout=60)
+def run(shell: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [shell, "-c", COMMAND], input=encode_words(["30", *words]), capture_output=True, cwd=folder, timeout=60
+    )
 
 
 @pytest.mark.parametrize("shell", SHELLS)

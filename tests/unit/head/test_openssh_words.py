@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Type
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,12 +18,11 @@ from ascendrun.head.transport import Deadlines
 TARGET = SshTarget(name="npu01", address="10.0.0.1", port=22, user="anna")
 
 
-def argv_for(host: Host, **more: Any) -> List[str]:
-    return build_argv(host, deadlines=Deadlines(), known_hosts=["/s/known_hosts"], log="/l",
-                      **more)
+def argv_for(host: Host, **more: Any) -> list[str]:
+    return build_argv(host, deadlines=Deadlines(), known_hosts=["/s/known_hosts"], log="/l", **more)
 
 
-def options(argv: List[str]) -> Dict[str, str]:
+def options(argv: list[str]) -> dict[str, str]:
     return dict(argv[at + 1].split("=", 1) for at, word in enumerate(argv) if word == "-o")
 
 
@@ -58,30 +57,51 @@ def test_a_path_with_a_space_stays_one_file() -> None:
     assert argv[argv.index("-F") + 1] == "/x y"
 
 
-@pytest.mark.parametrize("said, kind, part, hint", [
-    ("anna@10.0.0.1: Permission denied (publickey).", AuthFailed, "anna was refused", "ssh-add"),
-    ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", AuthFailed, "refused", "ssh"),
-    ("No ED25519 host key is known for 10.0.0.1 and you have requested strict checking.\nHost key verification "
-     "failed.",
-     HostKeyUnknown, "never recorded", "ascendrun trust npu01"),
-    ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nThe fingerprint for the ED25519 key sent by the remote "
-     "host is\nSHA256:new+key/x.\nOffending ED25519 key in /s/known_hosts:7\nHost key verification failed.",
-     HostKeyChanged, "ED25519 SHA256:new+key/x, but on record is another (/s/known_hosts:7)", "trust --replace npu01"),
-    ("@ WARNING: REVOKED HOST KEY DETECTED! @\nHost key verification failed.", HostKeyChanged, "revoked", "stolen"),
-    ("ssh: Could not resolve hostname npu01: Name or service not known", CannotConnect, "npu01", "addr="),
-    ("ssh: connect to host 10.0.0.1 port 22: Connection refused", CannotConnect, "refused", "sshd"),
-    ("ssh: connect to host 10.0.0.1 port 22: No route to host", CannotConnect, "No route", "firewall"),
-    ("Connection timed out during banner exchange", CannotConnect, "banner", "frozen"),
-    ("Unable to negotiate with 10.0.0.1 port 22: no matching key exchange method found. Their offer: x",
-     CannotConnect, "no matching", "algorithms"),
-    ("/root/.ssh/config: line 3: Bad configuration option: foo\nterminating, 1 bad configuration options",
-     CannotConnect, "line 3", "ssh -G npu01"),
-    ("Bad owner or permissions on /root/.ssh/config", CannotConnect, "Bad owner", "mend"),
-    ("something nobody has seen", CannotConnect, "something nobody has seen", "ssh -v npu01"),
-    ("", CannotConnect, "said nothing", "ssh -v npu01"),
-])
-def test_what_ssh_says_becomes_our_error_with_the_way_out(said: str, kind: Type[CannotConnect], part: str,
-                                                          hint: str) -> None:
+@pytest.mark.parametrize(
+    "said, kind, part, hint",
+    [
+        ("anna@10.0.0.1: Permission denied (publickey).", AuthFailed, "anna was refused", "ssh-add"),
+        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", AuthFailed, "refused", "ssh"),
+        (
+            "No ED25519 host key is known for 10.0.0.1 and you have requested strict checking.\nHost key verification "
+            "failed.",
+            HostKeyUnknown,
+            "never recorded",
+            "ascendrun trust npu01",
+        ),
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
+            "The fingerprint for the ED25519 key sent by the remote "
+            "host is\nSHA256:new+key/x.\nOffending ED25519 key in /s/known_hosts:7\nHost key verification failed.",
+            HostKeyChanged,
+            "ED25519 SHA256:new+key/x, but on record is another (/s/known_hosts:7)",
+            "trust --replace npu01",
+        ),
+        ("@ WARNING: REVOKED HOST KEY DETECTED! @\nHost key verification failed.", HostKeyChanged, "revoked", "stolen"),
+        ("ssh: Could not resolve hostname npu01: Name or service not known", CannotConnect, "npu01", "addr="),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", CannotConnect, "refused", "sshd"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", CannotConnect, "No route", "firewall"),
+        ("Connection timed out during banner exchange", CannotConnect, "banner", "frozen"),
+        (
+            "Unable to negotiate with 10.0.0.1 port 22: no matching key exchange method found. Their offer: x",
+            CannotConnect,
+            "no matching",
+            "algorithms",
+        ),
+        (
+            "/root/.ssh/config: line 3: Bad configuration option: foo\nterminating, 1 bad configuration options",
+            CannotConnect,
+            "line 3",
+            "ssh -G npu01",
+        ),
+        ("Bad owner or permissions on /root/.ssh/config", CannotConnect, "Bad owner", "mend"),
+        ("something nobody has seen", CannotConnect, "something nobody has seen", "ssh -v npu01"),
+        ("", CannotConnect, "said nothing", "ssh -v npu01"),
+    ],
+)
+def test_what_ssh_says_becomes_our_error_with_the_way_out(
+    said: str, kind: type[CannotConnect], part: str, hint: str
+) -> None:
     error = classify(said, TARGET)
     assert type(error) is kind
     assert part in error.message and error.message.startswith("npu01 (10.0.0.1 port 22): ")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,25 @@ class Stages:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        self.stopped: List[str] = []
+        self.stopped: list[str] = []
         with_store = Store.open(state_dir)
         with with_store.writing() as db:
             for number, (stage, state) in enumerate((("prepare", State.RUNNING), ("train", State.QUEUED)), start=1):
+
                 def make(row: int, head_id: str, number: int = number, stage: str = stage, state: State = state) -> Job:
-                    return Job(id=f"{PIPELINE}-{number}", name=f"pipe.{stage}", run="r", hosts=("a",), grace_s=1,
-                               start_s=1, created_at_s=1.0, state=state, pipeline=PIPELINE, stage=stage)
+                    return Job(
+                        id=f"{PIPELINE}-{number}",
+                        name=f"pipe.{stage}",
+                        run="r",
+                        hosts=("a",),
+                        grace_s=1,
+                        start_s=1,
+                        created_at_s=1.0,
+                        state=state,
+                        pipeline=PIPELINE,
+                        stage=stage,
+                    )
+
                 with_store.insert(db, key=stage, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
         with_store.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any
 
 import pytest
 
@@ -19,9 +19,20 @@ from ascendrun.head.store import Store
 from ascendrun.health.reportdata import Report
 
 BEGAN_S = 1_790_000_000.0
-STORY = [(1.0, "CHECKING: x"), (2.0, "STAGING: x"), (3.0, "STARTING: x"), (4.0, "RUNNING: x"), (64.0, "STOPPING: x"),
-         (65.0, "BACKOFF: x"), (66.0, "QUEUED: attempt 2"), (67.0, "CHECKING: x"), (68.0, "STAGING: x"),
-         (69.0, "STARTING: x"), (70.0, "RUNNING: x"), (130.0, "SUCCEEDED: all exited 0")]
+STORY = [
+    (1.0, "CHECKING: x"),
+    (2.0, "STAGING: x"),
+    (3.0, "STARTING: x"),
+    (4.0, "RUNNING: x"),
+    (64.0, "STOPPING: x"),
+    (65.0, "BACKOFF: x"),
+    (66.0, "QUEUED: attempt 2"),
+    (67.0, "CHECKING: x"),
+    (68.0, "STAGING: x"),
+    (69.0, "STARTING: x"),
+    (70.0, "RUNNING: x"),
+    (130.0, "SUCCEEDED: all exited 0"),
+]
 
 
 def make_state(state_dir: Path) -> None:
@@ -31,20 +42,51 @@ def make_state(state_dir: Path) -> None:
     def make(job_id: str, head_id: str) -> Job:
         return Job(id=job_id, name="two", run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=BEGAN_S)
 
-    job = store.add_job(key="k", make_job=make, spec={"devices": {"family": "npu", "per_node": 1}}, hosts=[], trees=[],
-                        file="two.yaml", now_s=BEGAN_S)
+    job = store.add_job(
+        key="k",
+        make_job=make,
+        spec={"devices": {"family": "npu", "per_node": 1}},
+        hosts=[],
+        trees=[],
+        file="two.yaml",
+        now_s=BEGAN_S,
+    )
     for after_s, text in STORY:
         store.save(job, [("state", text)], now_s=BEGAN_S + after_s)
     nodes = tuple(NodeProgress(host=host, node_rank=k, ranks=(k,)) for k, host in enumerate("ab"))
-    store.save(Job(id=job.id, name="two", run="r", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=BEGAN_S,
-                   state=State.SUCCEEDED, attempt=2, ended_at_s=BEGAN_S + 130.0, world_size=2, nodes=nodes),
-               [], now_s=BEGAN_S + 130.0)
+    store.save(
+        Job(
+            id=job.id,
+            name="two",
+            run="r",
+            hosts=("a", "b"),
+            grace_s=1,
+            start_s=1,
+            created_at_s=BEGAN_S,
+            state=State.SUCCEEDED,
+            attempt=2,
+            ended_at_s=BEGAN_S + 130.0,
+            world_size=2,
+            nodes=nodes,
+        ),
+        [],
+        now_s=BEGAN_S + 130.0,
+    )
     store.close()
-    write(state_dir, 1, "a", [{"step": step, "at_s": BEGAN_S + 10 + step, "step_s": 1.0, "loss": 2.0}
-                              for step in range(1, 51)])
-    write(state_dir, 2, "b", [{"event": "resume", "step": 40, "at_s": BEGAN_S + 575}] + [
-        {"step": step, "at_s": BEGAN_S + 535 + step, "step_s": 1.0, "loss": 1.0} for step in range(41, 91)],
-        skew_s=500.0)
+    write(
+        state_dir,
+        1,
+        "a",
+        [{"step": step, "at_s": BEGAN_S + 10 + step, "step_s": 1.0, "loss": 2.0} for step in range(1, 51)],
+    )
+    write(
+        state_dir,
+        2,
+        "b",
+        [{"event": "resume", "step": 40, "at_s": BEGAN_S + 575}]
+        + [{"step": step, "at_s": BEGAN_S + 535 + step, "step_s": 1.0, "loss": 1.0} for step in range(41, 91)],
+        skew_s=500.0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(
-    state_dir: Path, attempt: int, host: str, lines: List[Dict[str, Any]], *, skew_s: Optional[float] = None
+    state_dir: Path, attempt: int, host: str, lines: list[dict[str, Any]], *, skew_s: float | None = None
 ) -> None:
     folder = state_dir / "jobs" / "j-0001" / f"attempt-{attempt}" / host
     folder.mkdir(parents=True)
@@ -66,22 +108,29 @@ def write(
         (folder / "clock").write_text(json.dumps(reading) + "\n")
 
 
-def spend(report: Report) -> Dict[str, float]:
+def spend(report: Report) -> dict[str, float]:
     return {one.use: one.seconds for one in report.time if one.seconds}
 
 
 def test_both_attempts_are_read_each_with_its_hosts_clock_taken_off(made: Path) -> None:
     report = find_report(made, "two", now_s=BEGAN_S + 1000)
     assert [(one.first_step, one.last_step, one.resumed) for one in report.attempts] == [(1, 50, None), (41, 90, 40)]
-    assert spend(report) == {"queue": 1.0, "checks": 1.0, "staging": 1.0, "start-up": 1.0 + 6.0,
-                             "training": 40.0 + 50.0, "lost": 14.0 + 1.0 + 1.0 + 4.0 + 5.0, "ending": 5.0}
+    assert spend(report) == {
+        "queue": 1.0,
+        "checks": 1.0,
+        "staging": 1.0,
+        "start-up": 1.0 + 6.0,
+        "training": 40.0 + 50.0,
+        "lost": 14.0 + 1.0 + 1.0 + 4.0 + 5.0,
+        "ending": 5.0,
+    }
     assert report.wall_s == 130.0 and report.cost.devices == 2 and report.cost.energy_kwh is None
 
 
 def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     samples = SampleStore.open(tmp_path)
-    measured: List[Union[DeviceSample, RankSample]] = []
+    measured: list[DeviceSample | RankSample] = []
     for second in range(0, 140, 2):
         for host in "ab":
             measured += [DeviceSample(BEGAN_S + second, host, device, "npu", power_w=200.0) for device in range(4)]
@@ -115,5 +164,5 @@ def test_where_rank_0_wrote_nothing_the_next_one_is_read(tmp_path: Path) -> None
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / f"rank-{rank}.metrics.0").write_text(text)
     assert set(find_metrics(tmp_path)) == {0, 3}
-    found: Tuple[object, ...] = read_first_rank(tmp_path)[0]
+    found: tuple[object, ...] = read_first_rank(tmp_path)[0]
     assert len(found) == 1

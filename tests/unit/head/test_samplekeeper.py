@@ -8,8 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable
 
 import pytest
 
@@ -26,15 +27,19 @@ DEADLINE_S = 30.0
 
 
 def line(number: int) -> bytes:
-    return json.dumps({"at_ns": (T + number) * 10**9, "host": {"cpu": float(number % 100)},
-                       "ranks": [{"rank": 0, "cpu": 1.0}]}).encode() + b"\n"
+    return (
+        json.dumps(
+            {"at_ns": (T + number) * 10**9, "host": {"cpu": float(number % 100)}, "ranks": [{"rank": 0, "cpu": 1.0}]}
+        ).encode()
+        + b"\n"
+    )
 
 
 def lines(count: int, first: int = 0) -> bytes:
     return b"".join(line(number) for number in range(first, first + count))
 
 
-def seconds_in(state_dir: Path) -> List[int]:
+def seconds_in(state_dir: Path) -> list[int]:
     """The seconds for which the store has a sample of the host, in order, each as often as it is there."""
     store = SampleStore.open_for_reading(state_dir)
     if store is None:
@@ -55,7 +60,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def keepers(tmp_path: Path) -> Iterator[Callable[[], SampleKeeper]]:
-    made: List[SampleKeeper] = []
+    made: list[SampleKeeper] = []
 
     def make() -> SampleKeeper:
         made.append(SampleKeeper(tmp_path))
@@ -70,7 +75,7 @@ def keepers(tmp_path: Path) -> Iterator[Callable[[], SampleKeeper]]:
 def test_pieces_cut_anywhere_and_sent_twice_give_every_line_once(keepers: Any, tmp_path: Path) -> None:
     keeper, data = keepers(), lines(50)
     for start in range(0, len(data), 37):
-        assert keeper.take(SOURCE, 0, max(0, start - 20), data[max(0, start - 20):start + 37], ahead_s=0.0)
+        assert keeper.take(SOURCE, 0, max(0, start - 20), data[max(0, start - 20) : start + 37], ahead_s=0.0)
     assert keeper.take(SOURCE, 0, 0, data, ahead_s=0.0), "all of it once more"
     assert keeper.offsets(SOURCE) == {"0": len(data)}
     wait_for(lambda: seconds_in(tmp_path) == list(range(50)))
@@ -230,7 +235,8 @@ def feed(keeper: SampleKeeper, data: bytes) -> bool:
 
 
 def test_a_broken_file_is_said_once_and_when_it_is_moved_aside_what_was_missed_comes(
-        keepers: Any, tmp_path: Path, quick_retries: None, capfd: pytest.CaptureFixture[str]) -> None:
+    keepers: Any, tmp_path: Path, quick_retries: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "samples.db").write_bytes(b"nonsense" * 1000)
     keeper, data = keepers(), lines(20)
     for count in range(1, 6):
@@ -260,8 +266,9 @@ def test_a_locked_store_keeps_nobody_waiting(keepers: Any, tmp_path: Path, quick
     wait_for(lambda: feed(keeper, lines(200)) and seconds_in(tmp_path) == list(range(200)))
 
 
-def test_a_store_that_is_locked_at_the_start_delays_no_controller(keepers: Any, tmp_path: Path,
-                                                                  quick_retries: None) -> None:
+def test_a_store_that_is_locked_at_the_start_delays_no_controller(
+    keepers: Any, tmp_path: Path, quick_retries: None
+) -> None:
     first = keepers()
     assert feed(first, lines(3))
     first.close()
@@ -277,8 +284,9 @@ def test_a_store_that_is_locked_at_the_start_delays_no_controller(keepers: Any, 
     wait_for(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
 
 
-def test_more_than_fits_into_memory_is_refused_and_comes_later(keepers: Any, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_fits_into_memory_is_refused_and_comes_later(
+    keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(samplekeeper, "MOST_WAITING_BYTES", 1000)
     monkeypatch.setattr(samplekeeper, "GATHER_S", 0.005)
     keeper, data = keepers(), lines(500)
@@ -286,7 +294,7 @@ def test_more_than_fits_into_memory_is_refused_and_comes_later(keepers: Any, tmp
     until = time.monotonic() + DEADLINE_S
     while place < len(data):
         assert time.monotonic() < until
-        if keeper.take(SOURCE, 0, place, data[place:place + 600], ahead_s=0.0):
+        if keeper.take(SOURCE, 0, place, data[place : place + 600], ahead_s=0.0):
             place += 600
         else:
             refused += 1

@@ -65,8 +65,20 @@ def test_the_tables_have_every_figure_of_the_words(store: SampleStore, tmp_path:
 
 def test_a_sample_comes_back_as_it_went_in_with_the_unknown_unknown(store: SampleStore, tmp_path: Path) -> None:
     samples = (
-        DeviceSample(T, "a1", 3, "npu", name="910B3", utilisation=97.5, memory_used_bytes=1 << 35, health="OK",
-                     link_up=False, link_downs=2, pids=(4711, 12), source="npu-smi"),
+        DeviceSample(
+            T,
+            "a1",
+            3,
+            "npu",
+            name="910B3",
+            utilisation=97.5,
+            memory_used_bytes=1 << 35,
+            health="OK",
+            link_up=False,
+            link_downs=2,
+            pids=(4711, 12),
+            source="npu-smi",
+        ),
         DeviceSample(T, "a1", 4, "npu", pids=(), link_up=True),
         DeviceSample(T, "a1", 5, "npu"),
         HostSample(T, "a1", cpu=12.5, disk_free_bytes=0),
@@ -81,8 +93,15 @@ def test_a_sample_comes_back_as_it_went_in_with_the_unknown_unknown(store: Sampl
 
 
 def test_the_newest_is_one_of_each_thing_and_not_older_than_asked(store: SampleStore) -> None:
-    store.add([device(T, number=1, utilisation=1.0), device(T + 5, number=1, utilisation=2.0),
-               device(T + 4, host="b2"), device(T - 60, number=9), HostSample(T + 3, "b2")])
+    store.add(
+        [
+            device(T, number=1, utilisation=1.0),
+            device(T + 5, number=1, utilisation=2.0),
+            device(T + 4, host="b2"),
+            device(T - 60, number=9),
+            HostSample(T + 3, "b2"),
+        ]
+    )
     assert store.newest(since_s=T).devices == (device(T + 5, number=1, utilisation=2.0), device(T + 4, host="b2"))
     assert store.newest(since_s=T, hosts=["b2"]).devices == (device(T + 4, host="b2"),)
     assert store.newest(since_s=T, hosts=[]).hosts == ()
@@ -90,8 +109,14 @@ def test_the_newest_is_one_of_each_thing_and_not_older_than_asked(store: SampleS
 
 
 def test_a_series_is_in_time_order_and_of_what_was_asked_for(store: SampleStore) -> None:
-    store.add([RankSample(T + k, "a1", job, 1, rank, cpu=float(k)) for k in (3, 1, 2) for job in ("j-1", "j-2")
-               for rank in (0, 1)])
+    store.add(
+        [
+            RankSample(T + k, "a1", job, 1, rank, cpu=float(k))
+            for k in (3, 1, 2)
+            for job in ("j-1", "j-2")
+            for rank in (0, 1)
+        ]
+    )
     one = store.rank_series(since_s=T, until_s=T + 3, job="j-2", rank=1)
     assert [(sample.at_s - T, sample.job, sample.rank) for sample in one] == [(1, "j-2", 1), (2, "j-2", 1)]
     everything = store.rank_series(since_s=T, until_s=T + 10)
@@ -99,14 +124,28 @@ def test_a_series_is_in_time_order_and_of_what_was_asked_for(store: SampleStore)
 
 
 def test_a_minute_is_kept_as_its_mean_and_its_peak_and_none_never_counts_as_zero(store: SampleStore) -> None:
-    store.add([device(T + 5 * k, utilisation=None if k % 2 else 50.0, power_w=None, memory_used_bytes=k, link_downs=k,
-                      health="OK" if k < 11 else "Alarm", temperature_c=40.0 + k) for k in range(12)])
+    store.add(
+        [
+            device(
+                T + 5 * k,
+                utilisation=None if k % 2 else 50.0,
+                power_w=None,
+                memory_used_bytes=k,
+                link_downs=k,
+                health="OK" if k < 11 else "Alarm",
+                temperature_c=40.0 + k,
+            )
+            for k in range(12)
+        ]
+    )
     tend_all(store, T + 10 * 60)
     tend_all(store, T + 3 * HOUR)
     assert store.device_series(since_s=T, until_s=T + 60) == (
-        device(T, utilisation=50.0, memory_used_bytes=6, link_downs=11, health="Alarm", temperature_c=45.5),)
+        device(T, utilisation=50.0, memory_used_bytes=6, link_downs=11, health="Alarm", temperature_c=45.5),
+    )
     assert store.device_series(since_s=T, until_s=T + 60, peaks=True) == (
-        device(T, utilisation=50.0, memory_used_bytes=11, temperature_c=51.0),)
+        device(T, utilisation=50.0, memory_used_bytes=11, temperature_c=51.0),
+    )
 
 
 def test_a_minute_that_is_not_over_is_not_summed_up_yet(store: SampleStore) -> None:
@@ -162,8 +201,9 @@ def test_what_was_pruned_leaves_no_row_and_no_thing(store: SampleStore, tmp_path
     tend_all(store, T + 91 * DAY)
     db = sqlite3.connect(tmp_path / "samples.db")
     tables = [f"rank_{level.name}" for level in LEVELS] + ["rank_minute_peak", "rank_ten_peak", "things", "unsummed"]
-    assert {table: db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables} == \
-        dict.fromkeys(tables, 0)
+    assert {table: db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables} == dict.fromkeys(
+        tables, 0
+    )
     db.close()
     store.add([RankSample(T + 91 * DAY, "a1", "j-1", 1, 0, cpu=2.0)])
     assert len(store.newest(since_s=T + 91 * DAY).ranks) == 1, "a thing that was forgotten may come again"

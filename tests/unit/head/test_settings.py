@@ -25,7 +25,10 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
     assert (settings.color, settings.timeout_s, settings.state_dir) == ("always", 7.0, Path("/env"))
     assert settings.hostfile == tmp_path / "all.hosts"
     assert settings.origins == {
-        "color": "--color", "timeout_s": str(user), "state_dir": "$ASCENDRUN_STATE_DIR", "hostfile": str(system),
+        "color": "--color",
+        "timeout_s": str(user),
+        "state_dir": "$ASCENDRUN_STATE_DIR",
+        "hostfile": str(system),
         "transport": "default",
     }
 
@@ -46,8 +49,12 @@ def test_every_problem_of_every_source_is_reported_at_once(tmp_path: Path) -> No
         load_settings({"ASCENDRUN_TIMEOUT_S": "-3"}, flags={"color": "pink"}, files=[user])
     places = [(problem.file, problem.line, problem.column) for problem in caught.value.problems]
     assert places == [
-        (str(user), 1, 1), (str(user), 2, 1), (str(user), 3, 1), (str(user), 4, 1),
-        ("$ASCENDRUN_TIMEOUT_S", None, None), ("--color", None, None),
+        (str(user), 1, 1),
+        (str(user), 2, 1),
+        (str(user), 3, 1),
+        (str(user), 4, 1),
+        ("$ASCENDRUN_TIMEOUT_S", None, None),
+        ("--color", None, None),
     ]
 
 

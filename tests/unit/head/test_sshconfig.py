@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from hypothesis import given
@@ -14,41 +13,54 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.sshconfig import SshConfig, SshTarget, parse_config, parse_jump, patterns_match, split_arguments
 
 
-def resolved(tmp_path: Path, text: str, host: Optional[Host] = None, mode: int = 0o600) -> SshTarget:
+def resolved(tmp_path: Path, text: str, host: Host | None = None, mode: int = 0o600) -> SshTarget:
     path = tmp_path / "config"
     path.write_text(text)
     path.chmod(mode)
     return SshConfig(path).resolve(host or Host("npu01"))
 
 
-@pytest.mark.parametrize("text, part", [
-    ('Host "npu01\n  User x', "quote"),
-    ("User", "config:1"),
-    ("Host npu01\n  Port\n", "config:2"),
-    ("\x00\x01 \x02", "config:1"),
-    ("Port 99999", "Port 99999"),
-    ("Port 0", "Port 0"),
-    ("Port x", "Port x"),
-    ("Match exec true\n  User x", "Match exec"),
-    ("Match host", "Match host without a value"),
-    ("Match all\n  ProxyCommand nc %h %p", "proxycommand nc %h %p"),
-    ("Host npu*\n  ProxyJump a,b", "several jumps"),
-    ("CertificateFile /k-cert.pub", "certificatefile"),
-    ("GSSAPIAuthentication yes", "Kerberos"),
-    ("PreferredAuthentications gssapi-with-mic", "preferredauthentications"),
-    ("CanonicalizeHostname yes", "canonicalizehostname"),
-    ("BindAddress 10.0.0.9", "bindaddress"),
-    ("PKCS11Provider /lib/x.so", "pkcs11provider"),
-])
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ('Host "npu01\n  User x', "quote"),
+        ("User", "config:1"),
+        ("Host npu01\n  Port\n", "config:2"),
+        ("\x00\x01 \x02", "config:1"),
+        ("Port 99999", "Port 99999"),
+        ("Port 0", "Port 0"),
+        ("Port x", "Port x"),
+        ("Match exec true\n  User x", "Match exec"),
+        ("Match host", "Match host without a value"),
+        ("Match all\n  ProxyCommand nc %h %p", "proxycommand nc %h %p"),
+        ("Host npu*\n  ProxyJump a,b", "several jumps"),
+        ("CertificateFile /k-cert.pub", "certificatefile"),
+        ("GSSAPIAuthentication yes", "Kerberos"),
+        ("PreferredAuthentications gssapi-with-mic", "preferredauthentications"),
+        ("CanonicalizeHostname yes", "canonicalizehostname"),
+        ("BindAddress 10.0.0.9", "bindaddress"),
+        ("PKCS11Provider /lib/x.so", "pkcs11provider"),
+    ],
+)
 def test_what_we_cannot_do_is_left_to_openssh_with_the_reason(tmp_path: Path, text: str, part: str) -> None:
     assert part in (resolved(tmp_path, text).why_openssh or "")
 
 
-@pytest.mark.parametrize("text", [
-    "", "\n\n# only this\n", "Host other\n  ProxyCommand nc %h\nMatch originalhost other exec true\n  Port 1",
-    "ProxyCommand none", "ProxyJump none", "CanonicalizeHostname no", "GSSAPIAuthentication no", "Port 22\r\n",
-    "UnknownOption 1\nCompression yes\nForwardAgent yes", "Match !host npu01 exec false\n  User x",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n# only this\n",
+        "Host other\n  ProxyCommand nc %h\nMatch originalhost other exec true\n  Port 1",
+        "ProxyCommand none",
+        "ProxyJump none",
+        "CanonicalizeHostname no",
+        "GSSAPIAuthentication no",
+        "Port 22\r\n",
+        "UnknownOption 1\nCompression yes\nForwardAgent yes",
+        "Match !host npu01 exec false\n  User x",
+    ],
+)
 def test_harmless_files_stay_with_paramiko(tmp_path: Path, text: str) -> None:
     assert resolved(tmp_path, text).why_openssh is None
 
@@ -76,7 +88,9 @@ def test_the_hostfile_wins_over_the_config(tmp_path: Path) -> None:
 
 
 def test_the_first_value_wins_and_keys_add_up(tmp_path: Path) -> None:
-    target = resolved(tmp_path, """
+    target = resolved(
+        tmp_path,
+        """
 Host npu01
   User first
   IdentityFile /k1
@@ -89,7 +103,8 @@ Host !npu01 *
 Host *
   IdentityFile /k1
   IdentitiesOnly yes
-""")
+""",
+    )
     assert (target.user, target.port, target.address) == ("first", 2200, "npu01")
     assert target.identity_files == ("/k1", "/a b/k2") and target.identities_only
 
@@ -110,8 +125,11 @@ def test_final_blocks_come_after_all_others(tmp_path: Path) -> None:
 
 def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "/keys")
-    target = resolved(tmp_path, "User anna\nHostName %h.lan\nIdentityFile ${KEYS}/%r@%n-%p-%%\nIdentityAgent none\n"
-                                "HostKeyAlias one\nAddressFamily inet6\nUserKnownHostsFile /a /b\nProxyJump j%%:2")
+    target = resolved(
+        tmp_path,
+        "User anna\nHostName %h.lan\nIdentityFile ${KEYS}/%r@%n-%p-%%\nIdentityAgent none\n"
+        "HostKeyAlias one\nAddressFamily inet6\nUserKnownHostsFile /a /b\nProxyJump j%%:2",
+    )
     assert target.address == "npu01.lan"
     assert target.identity_files == ("/keys/anna@npu01-22-%",)
     assert target.identity_agent == "none" and target.key_alias == "one"
@@ -119,27 +137,52 @@ def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.
     assert target.jump == "j%:2"
 
 
-@pytest.mark.parametrize("text, host", [
-    ("bastion", Host("bastion")), ("anna@bastion:2222", Host("bastion", user="anna", port=2222)),
-    ("ssh://anna@bastion:22/", Host("bastion", user="anna", port=22)), ("[::1]:22", Host("::1", port=22)),
-    ("anna@corp@bastion", Host("bastion", user="anna@corp")), (":x", Host(":x")),
-])
+@pytest.mark.parametrize(
+    "text, host",
+    [
+        ("bastion", Host("bastion")),
+        ("anna@bastion:2222", Host("bastion", user="anna", port=2222)),
+        ("ssh://anna@bastion:22/", Host("bastion", user="anna", port=22)),
+        ("[::1]:22", Host("::1", port=22)),
+        ("anna@corp@bastion", Host("bastion", user="anna@corp")),
+        (":x", Host(":x")),
+    ],
+)
 def test_jump_hosts_are_read_in_every_spelling(text: str, host: Host) -> None:
     assert parse_jump(text) == host
 
 
-@pytest.mark.parametrize("patterns, name, matches", [
-    (["npu*"], "npu01", True), (["NPU0?"], "npu01", True), (["*", "!npu01"], "npu01", False), ([], "npu01", False),
-    (["npu[01]"], "npu0", False), (["npu[01]"], "npu[01]", True), (["!other"], "npu01", False),
-])
+@pytest.mark.parametrize(
+    "patterns, name, matches",
+    [
+        (["npu*"], "npu01", True),
+        (["NPU0?"], "npu01", True),
+        (["*", "!npu01"], "npu01", False),
+        ([], "npu01", False),
+        (["npu[01]"], "npu0", False),
+        (["npu[01]"], "npu[01]", True),
+        (["!other"], "npu01", False),
+    ],
+)
 def test_patterns_match_as_in_ssh(patterns: list, name: str, matches: bool) -> None:
     assert patterns_match(patterns, name) is matches
 
 
-@pytest.mark.parametrize("text, words", [
-    ("a b", ("a", "b")), ('"a b" c', ("a b", "c")), ("'a b'", ("a b",)), (r'"a \"b\""', ('a "b"',)), ("a # b", ("a",)),
-    ('a"b c"d', ("ab cd",)), (r"a\ b", ("a b",)), ('""', ("",)), ("a#b", ("a#b",)), (r"C:\dir", (r"C:\dir",)),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a b", ("a", "b")),
+        ('"a b" c', ("a b", "c")),
+        ("'a b'", ("a b",)),
+        (r'"a \"b\""', ('a "b"',)),
+        ("a # b", ("a",)),
+        ('a"b c"d', ("ab cd",)),
+        (r"a\ b", ("a b",)),
+        ('""', ("",)),
+        ("a#b", ("a#b",)),
+        (r"C:\dir", (r"C:\dir",)),
+    ],
+)
 def test_words_are_split_as_ssh_splits_them(text: str, words: tuple) -> None:
     assert split_arguments(text, "f:1") == words
 

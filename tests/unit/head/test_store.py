@@ -22,13 +22,23 @@ from ascendrun.head.store import LostLease, Store
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
     exits = {1: Exit(3, None, 12, False, "note")}
     node = NodeProgress("a", 0, Phase.STARTED, (0, 1), "boot", 0.5, {0: 11}, exits, (0,))
-    return Job(id=job_id, name=name, run=f"{head_id}-{job_id}", hosts=("a",), grace_s=1, start_s=1, created_at_s=1.0,
-               nodes=(node,), cause=Cause.FAILURE)
+    return Job(
+        id=job_id,
+        name=name,
+        run=f"{head_id}-{job_id}",
+        hosts=("a",),
+        grace_s=1,
+        start_s=1,
+        created_at_s=1.0,
+        nodes=(node,),
+        cause=Cause.FAILURE,
+    )
 
 
 def add(store: Store, key: str, name: str = "demo") -> Job:
-    return store.add_job(key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[],
-                         file=None, now_s=1.0)
+    return store.add_job(
+        key=key, make_job=lambda i, h: make_job(i, h, name), spec={"a": 1}, hosts=[], trees=[], file=None, now_s=1.0
+    )
 
 
 def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> None:
@@ -58,8 +68,11 @@ def test_no_acknowledged_job_is_lost_when_the_writer_is_killed(tmp_path: Path) -
     root = str(Path(__file__).resolve().parents[3])
     acknowledged = []
     for round_ in range(5):
-        process = subprocess.Popen([sys.executable, "-c", ACK_PROGRAM.format(root=root), str(tmp_path), str(round_)],
-                                   stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ACK_PROGRAM.format(root=root), str(tmp_path), str(round_)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout is not None
         acknowledged += [process.stdout.readline().strip() for _ in range(7)]
         os.kill(process.pid, signal.SIGKILL)
@@ -133,6 +146,7 @@ def add_pipeline(store: Store, key: str, name: str) -> str:
     def make(number: int, head_id: str) -> Job:
         job_id = f"j-{number:04d}"
         return replace(make_job(f"{job_id}-1", head_id, f"{name}.prepare"), pipeline=job_id, stage="prepare")
+
     with store.writing() as db:
         job = store.insert(db, key=key, make_job=make, spec={}, hosts=[], trees=[], file=None, now_s=1.0)
     return str(job.pipeline)
@@ -169,8 +183,10 @@ def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path
     with sqlite3.connect(tmp_path / "state" / "state.db") as db:
         for statement in module._MIGRATIONS[0].split(";"):
             db.execute(statement)
-        db.executemany("INSERT INTO events VALUES (?, ?, ?, 'note', ?)",
-                       [("j-0002", 1, 5.0, "b"), ("j-0001", 1, 1.0, "a"), ("j-0001", 2, 9.0, "c")])
+        db.executemany(
+            "INSERT INTO events VALUES (?, ?, ?, 'note', ?)",
+            [("j-0002", 1, 5.0, "b"), ("j-0001", 1, 1.0, "a"), ("j-0001", 2, 9.0, "c")],
+        )
         db.execute("PRAGMA user_version = 1")
     db.close()
     reader = Store.open_for_reading(tmp_path / "state")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import queue
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable
 
 import pytest
 
@@ -16,11 +17,11 @@ from ascendrun.health.signs import Sign
 from ascendrun.health.stragglers import Straggler
 
 
-def slow(rank: Optional[int], host: str = "a") -> Straggler:
+def slow(rank: int | None, host: str = "a") -> Straggler:
     return Straggler(rank, host, (rank or 0,), 100.0, 1.3, 0.2, None, ())
 
 
-def looks(*turns: Sequence[Straggler]) -> List[Tuple[str, str]]:
+def looks(*turns: Sequence[Straggler]) -> list[tuple[str, str]]:
     known, story = Known(1), []
     for found in turns:
         known, lines = take_look(known, found)
@@ -38,21 +39,33 @@ def test_it_is_told_to_keep_up_again_once_it_was_missing_twice() -> None:
 
 def test_a_rank_whose_whole_node_becomes_slow_has_not_become_faster() -> None:
     assert looks([slow(5)], [slow(None)], [slow(None)], [], []) == [
-        (APPEARED, "rank 5 on a"), (APPEARED, "a (ranks 0)"), (GONE, "a keeps up again")]
+        (APPEARED, "rank 5 on a"),
+        (APPEARED, "a (ranks 0)"),
+        (GONE, "a keeps up again"),
+    ]
 
 
 def test_what_an_earlier_controller_told_is_not_told_again() -> None:
-    story = [("state", "STARTING: x"), (APPEARED, "rank 1 on b is slow: 30 % more"),
-             (APPEARED, "c (ranks 0-7) is slow"), (APPEARED, "rank 5 on a is slow"),
-             (GONE, "rank 1 on b keeps up again"), ("note", "rank 9 on z: odd")]
+    story = [
+        ("state", "STARTING: x"),
+        (APPEARED, "rank 1 on b is slow: 30 % more"),
+        (APPEARED, "c (ranks 0-7) is slow"),
+        (APPEARED, "rank 5 on a is slow"),
+        (GONE, "rank 1 on b keeps up again"),
+        ("note", "rank 9 on z: odd"),
+    ]
     known = known_from_story(1, story)
     assert dict(known.missing) == {("c", None): 0, ("a", 5): 0}
     assert take_look(known, [slow(5), slow(None, "c")])[1] == ()
 
 
 def test_another_attempt_begins_with_no_stragglers() -> None:
-    story = [("state", "STARTING: x"), (APPEARED, "rank 5 on a is slow"), ("state", "BACKOFF: y"),
-             ("state", "STARTING: z")]
+    story = [
+        ("state", "STARTING: x"),
+        (APPEARED, "rank 5 on a is slow"),
+        ("state", "BACKOFF: y"),
+        ("state", "STARTING: z"),
+    ]
     assert dict(known_from_story(2, story).missing) == {}
 
 
@@ -60,13 +73,17 @@ class Desk:
     """The controller's thread, as far as a look needs it."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.calls: "queue.Queue[Callable[[], None]]" = queue.Queue()
-        self.told: List[Tuple[str, str, str]] = []
+        self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.told: list[tuple[str, str, str]] = []
         self.disk_is_full = False
-        self.straggling = Straggling(state_dir, post=self.calls.put, tell=self._tell,
-                                     story=lambda job_id: [(kind, text) for _, kind, text in self.told])
+        self.straggling = Straggling(
+            state_dir,
+            post=self.calls.put,
+            tell=self._tell,
+            story=lambda job_id: [(kind, text) for _, kind, text in self.told],
+        )
 
-    def _tell(self, job_id: str, lines: Sequence[Tuple[str, str]]) -> None:
+    def _tell(self, job_id: str, lines: Sequence[tuple[str, str]]) -> None:
         if self.disk_is_full:
             raise OSError("no space left")
         self.told += [(job_id, kind, text) for kind, text in lines]
@@ -78,11 +95,21 @@ class Desk:
 
 def make_job(state: State = State.RUNNING) -> Job:
     nodes = (NodeProgress(host="a", node_rank=0, ranks=(0, 1)), NodeProgress(host="b", node_rank=1, ranks=(2, 3)))
-    return Job(id="j-0001", name="n", run="h-j-0001", hosts=("a", "b"), grace_s=1, start_s=1, created_at_s=0.0,
-               state=state, world_size=4, nodes=nodes)
+    return Job(
+        id="j-0001",
+        name="n",
+        run="h-j-0001",
+        hosts=("a", "b"),
+        grace_s=1,
+        start_s=1,
+        created_at_s=0.0,
+        state=state,
+        world_size=4,
+        nodes=nodes,
+    )
 
 
-def write_steps(state_dir: Path, *, slow_rank: Optional[int], first: int) -> None:
+def write_steps(state_dir: Path, *, slow_rank: int | None, first: int) -> None:
     now_s = time.time()
     for rank in range(4):
         folder = state_dir / "jobs" / "j-0001" / "attempt-1" / ("a" if rank < 2 else "b")
@@ -140,6 +167,7 @@ def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from ascendrun.health.signs import Mark
+
     one = replace(slow(5), sign=Sign.FREQUENCY, evidence=(Mark(Sign.FREQUENCY, "frequency_mhz", 900.0, 1800.0),))
     [(_, text)] = take_look(Known(1), [one])[1]
     assert text.endswith("likeliest sign: its device's clock is low · 900 MHz, others 1800")

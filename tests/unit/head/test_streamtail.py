@@ -25,7 +25,7 @@ def test_every_line_stands_where_it_says(tmp_path: Path) -> None:
     assert [line.text for line in lines] == ["first", "second 数", "bar 2", "last without end"]
     assert {line.file for line in lines} == {"n1/rank-0.err.0"}
     for line in lines:
-        assert line.offset is not None and line.text.encode() in data[line.offset:].split(b"\n")[0]
+        assert line.offset is not None and line.text.encode() in data[line.offset :].split(b"\n")[0]
 
 
 def test_a_line_came_when_its_end_came(tmp_path: Path) -> None:
@@ -36,14 +36,15 @@ def test_a_line_came_when_its_end_came(tmp_path: Path) -> None:
 
 def test_of_a_large_file_the_end_and_what_looks_like_an_error_are_read(tmp_path: Path) -> None:
     noise = b"".join(b"step %07d loss 1.0\n" % number for number in range(60_000))
-    data = noise[:22 * 30_000] + b"ValueError: the only one\n" + noise[22 * 30_000:]
+    data = noise[: 22 * 30_000] + b"ValueError: the only one\n" + noise[22 * 30_000 :]
     files = make_stream(tmp_path, data)
     lines = read_tail(files, tmp_path, Budget(tail_bytes=10_000, search_bytes=10 << 20))
     texts = [line.text for line in lines]
     assert "ValueError: the only one" in texts and texts[-1] == "step 0059999 loss 1.0"
     assert sum(len(text) for text in texts) < 60_000
-    assert all(text.startswith("step ") and len(text) == 21 or "only one" in text or not text for text in texts), \
+    assert all(text.startswith("step ") and len(text) == 21 or "only one" in text or not text for text in texts), (
         "a piece begins with a whole line"
+    )
 
 
 def test_generations_are_one_stream(tmp_path: Path) -> None:

@@ -7,13 +7,26 @@ import json
 from ascendrun.core.reports import Route
 from ascendrun.head.translate import load_report, make_report, report_values
 
-HELLO = {"root": "/r", "hostname": "n1", "boot_id": "b", "user": "u", "python": "/py", "python_version": "3.9",
-         "kernel": "5", "arch": "x", "cpus": 4}
+HELLO = {
+    "root": "/r",
+    "hostname": "n1",
+    "boot_id": "b",
+    "user": "u",
+    "python": "/py",
+    "python_version": "3.9",
+    "kernel": "5",
+    "arch": "x",
+    "cpus": 4,
+}
 
 
 def test_a_peer_without_a_route_is_missing_and_the_report_survives_the_socket():
-    probe = {"routes": {"n2": {"interface": "eth0", "source": "10.0.0.1", "error": None},
-                        "n3": {"interface": None, "source": None, "error": "n3: no such name"}}}
+    probe = {
+        "routes": {
+            "n2": {"interface": "eth0", "source": "10.0.0.1", "error": None},
+            "n3": {"interface": None, "source": None, "error": "n3: no such name"},
+        }
+    }
     report = make_report("n1", HELLO, probe, clock_offset_s=0.5)
     assert report.routes == {"n2": Route("eth0", "10.0.0.1")}
     assert load_report(report_values(report)) == report

@@ -7,8 +7,9 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable
 
 import pytest
 
@@ -28,12 +29,13 @@ def serve() -> Iterator[Make]:
     def make(*answers: Answer, **options: Answer) -> Service:
         made.append(Service(*answers, **options))
         return made[-1]
+
     yield make
     for service in made:
         service.close()
 
 
-def ask(url: str, *, deadline_s: float = 30.0, body: bytes = b"{}", cut: "Cut | None" = None) -> WebAnswer:
+def ask(url: str, *, deadline_s: float = 30.0, body: bytes = b"{}", cut: Cut | None = None) -> WebAnswer:
     return ask_web(url, headers={"X-A": "b"}, body=body, deadline_s=deadline_s, cut=cut)
 
 
@@ -93,18 +95,40 @@ def test_the_proxy_of_the_environment_is_asked(serve: Make, monkeypatch: pytest.
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-keyout", "key", "-out", "cert", "-days", "2", "-subj", "/CN=localhost"], cwd=tmp_path, check=True,
-                   capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            "key",
+            "-out",
+            "cert",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def accept() -> None:
             peer, _ = listener.accept()
             try:
                 context.wrap_socket(peer, server_side=True).close()
             except OSError:
                 peer.close()
+
         thread = threading.Thread(target=accept)
         thread.start()
         with pytest.raises(NoAnswer, match="(?i)certificate"):

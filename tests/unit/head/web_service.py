@@ -6,8 +6,9 @@ import http.server
 import json
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Union
 
 DEADLINE_S = 60.0
 
@@ -16,7 +17,7 @@ DEADLINE_S = 60.0
 class Say:
     status: int = 200
     body: bytes = b""
-    headers: Tuple[Tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 HANG, DROP, DRIP = "hang", "drop", "drip"
@@ -39,9 +40,9 @@ class Service:
     """`answers`: one for each question in turn; when they are used up, `default`."""
 
     def __init__(self, *answers: Answer, default: Answer = Say()) -> None:
-        self.answers: List[Answer] = list(answers)
+        self.answers: list[Answer] = list(answers)
         self.default = default
-        self.asked: List[Asked] = []
+        self.asked: list[Asked] = []
         self._closing = threading.Event()
         self._lock = threading.Lock()
         service = self
@@ -94,7 +95,7 @@ class Service:
     def url(self, path: str = "/hook/0123456789abcdef?key=topsecret99") -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def await_asked(self, count: int) -> List[Asked]:
+    def await_asked(self, count: int) -> list[Asked]:
         await_that(lambda: len(self.asked) >= count)
         return self.asked[:count]
 
@@ -112,8 +113,9 @@ def await_that(condition: Callable[[], Any], *, deadline_s: float = DEADLINE_S) 
         time.sleep(0.01)
 
 
-def settings_text(targets: List[Dict[str, Any]], *, hook: Optional[Dict[str, Any]] = None,
-                  deadman: Optional[Dict[str, Any]] = None) -> str:
+def settings_text(
+    targets: list[dict[str, Any]], *, hook: dict[str, Any] | None = None, deadman: dict[str, Any] | None = None
+) -> str:
     """A settings file; JSON is YAML."""
     blocks = {"notify": targets, "hook": hook, "deadman": deadman}
     return json.dumps({name: block for name, block in blocks.items() if block})

@@ -40,8 +40,17 @@ def section(label, text, code=0):
 
 
 def ran(out, **more):
-    return {"code": 0, "signal": None, "timed_out": False, "truncated": False, "wall_s": 0.1, "out": out, "err": "",
-            "setup": "fine", **more}
+    return {
+        "code": 0,
+        "signal": None,
+        "timed_out": False,
+        "truncated": False,
+        "wall_s": 0.1,
+        "out": out,
+        "err": "",
+        "setup": "fine",
+        **more,
+    }
 
 
 def smi(scene, *words):
@@ -63,8 +72,11 @@ def raw_answers(scenario, *, owners=None, shell=True, pings=(), rows=()):
     scene = scene_of(scenario, rows)
     devices = [chip.logic_id for chip in scene.node.chips]
     npu_ids = dict.fromkeys(chip.npu_id for chip in scene.node.chips)
-    cards = "".join(section(f"{view} {npu_id}", *smi(scene, "info", "-t", view, "-i", npu_id))
-                    for npu_id in npu_ids for view in CARD_VIEWS)
+    cards = "".join(
+        section(f"{view} {npu_id}", *smi(scene, "info", "-t", view, "-i", npu_id))
+        for npu_id in npu_ids
+        for view in CARD_VIEWS
+    )
     ports = ""
     for item in PORT_ITEMS:
         for device in devices:
@@ -74,15 +86,23 @@ def raw_answers(scenario, *, owners=None, shell=True, pings=(), rows=()):
                 ports += section(f"ip6 {device}", *hccn(scene, device, "ip", "-inet6"))
     answers = {
         "npu-smi": ran(section("info", *smi(scene, "info")) + section("owners", owners_text(owners or {}))),
-        "npu-devices": {"stats": {f"/dev/{name}": {"readable": True, "writable": True, "mode": 0o660}
-                                  for name in (*DRIVER_NODES, *(f"davinci{device}" for device in devices))}},
-        "npu-cards": ran(cards), "hccn": ran(ports), "ascend-files": ran(files_text(scenario, scene)),
+        "npu-devices": {
+            "stats": {
+                f"/dev/{name}": {"readable": True, "writable": True, "mode": 0o660}
+                for name in (*DRIVER_NODES, *(f"davinci{device}" for device in devices))
+            }
+        },
+        "npu-cards": ran(cards),
+        "hccn": ran(ports),
+        "ascend-files": ran(files_text(scenario, scene)),
         "cann": ran(shell_text(scenario) if shell else ""),
     }
     if pings:
-        answers["hccn-pings"] = ran("".join(
-            section(f"ping {device} {address}",
-                    *hccn_ping(scene, device, address)) for device, address in pings))
+        answers["hccn-pings"] = ran(
+            "".join(
+                section(f"ping {device} {address}", *hccn_ping(scene, device, address)) for device, address in pings
+            )
+        )
     return answers
 
 
@@ -92,8 +112,13 @@ def hccn_ping(scene, device, address):
 
 
 def files_text(scenario, scene):
-    labels = {"driver/version.info": "driver", "firmware/version.info": "firmware",
-              "etc/ascend_install.info": "install", "_toolkit_install.info": "cann", "_nnae_install.info": "cann"}
+    labels = {
+        "driver/version.info": "driver",
+        "firmware/version.info": "firmware",
+        "etc/ascend_install.info": "install",
+        "_toolkit_install.info": "cann",
+        "_nnae_install.info": "cann",
+    }
     told = section("hccn /etc/hccn.conf", cann.hccn_conf(scene.node))
     for path, text in cann.version_files(scenario, seen_as="").items():
         label = next((label for end, label in labels.items() if path.endswith(end)), None)
@@ -119,12 +144,18 @@ def shell_text(scenario):
 def node(host, scenario=None, *faults, raw=None, number=None, **more):
     """Facts of a node. `faults`: (name, card, value) of the scenario. `raw`: answers that replace its own by name."""
     number = int(host[1:]) if number is None else number
-    scenario = replace(scenario or Scenario(), number=number,
-                       faults=tuple(PlannedFault(*fault) for fault in faults))
+    scenario = replace(scenario or Scenario(), number=number, faults=tuple(PlannedFault(*fault) for fault in faults))
     asked = {name: more.pop(name) for name in ("owners", "shell", "pings", "rows") if name in more}
     answers = {**raw_answers(scenario, **asked), **(raw or {})}
-    values = {"python": PYTHON, "environ": ENVIRON, "arch": "aarch64", "user": "me", "uid": 1000,
-              "routes": {"n1": Route("eth0", f"10.0.0.{number}"), "n2": Route("eth0", f"10.0.0.{number}")}, **more}
+    values = {
+        "python": PYTHON,
+        "environ": ENVIRON,
+        "arch": "aarch64",
+        "user": "me",
+        "uid": 1000,
+        "routes": {"n1": Route("eth0", f"10.0.0.{number}"), "n2": Route("eth0", f"10.0.0.{number}")},
+        **more,
+    }
     return NodeFacts(host, npu=read_npu(read_answers(answers)), **values)
 
 
@@ -141,9 +172,26 @@ def per_node_text(per_node):
 
 def plan_of(spec, facts):
     hosts = [Host(name) for name in facts]
-    reports = {name: NodeReport(name, "/root/.ascendrun", name, f"b-{name}", None, "root", "python3", "3.10", "5.10",
-                                "aarch64", 192, 1 << 40, 1 << 40, 0.0, one.routes or {})
-               for name, one in facts.items()}
+    reports = {
+        name: NodeReport(
+            name,
+            "/root/.ascendrun",
+            name,
+            f"b-{name}",
+            None,
+            "root",
+            "python3",
+            "3.10",
+            "5.10",
+            "aarch64",
+            192,
+            1 << 40,
+            1 << 40,
+            0.0,
+            one.routes or {},
+        )
+        for name, one in facts.items()
+    }
     folders = {name: Folders("/w", "/c", "/a", "/t") for name in facts}
     return make_plan(spec, hosts, reports, job="j-1", attempt=1, tag="h-j-1.1", folders=folders, trees=())
 
@@ -155,7 +203,7 @@ def findings(one, **more):
 def the(one, code, **more):
     """The only finding of the code."""
     found = run_checks(one, **more)
-    named, = [finding for finding in found if finding.code == code] or [found]
+    (named,) = [finding for finding in found if finding.code == code] or [found]
     return named
 
 

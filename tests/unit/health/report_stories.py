@@ -6,7 +6,6 @@ import math
 import random
 from dataclasses import replace
 from functools import lru_cache
-from typing import Dict, List, Tuple
 
 from ascendrun.core.job import Job, State
 from ascendrun.core.metrics import MetricsLine
@@ -20,8 +19,20 @@ SPEC = {"devices": {"family": "npu", "per_node": 8}}
 
 
 def make_job(name: str, state: State, *, ended_s: float, attempt: int = 1) -> Job:
-    return Job(id="j-0042", name=name, run="h-j-0042", hosts=HOSTS, grace_s=60, start_s=600, created_at_s=BEGAN_S,
-               state=state, reason="all 32 ranks exited 0", attempt=attempt, world_size=32, ended_at_s=ended_s)
+    return Job(
+        id="j-0042",
+        name=name,
+        run="h-j-0042",
+        hosts=HOSTS,
+        grace_s=60,
+        start_s=600,
+        created_at_s=BEGAN_S,
+        state=state,
+        reason="all 32 ranks exited 0",
+        attempt=attempt,
+        world_size=32,
+        ended_at_s=ended_s,
+    )
 
 
 class Story:
@@ -30,9 +41,9 @@ class Story:
     def __init__(self, seed: int = 1) -> None:
         self.now_s = BEGAN_S
         self.events = [EventRow(BEGAN_S, "submitted", "qwen32b submitted for npu01, npu02, npu03, npu04")]
-        self.lines: Dict[int, List[MetricsLine]] = {}
-        self.devices: List[DeviceSample] = []
-        self.hosts: List[HostSample] = []
+        self.lines: dict[int, list[MetricsLine]] = {}
+        self.devices: list[DeviceSample] = []
+        self.hosts: list[HostSample] = []
         self.dice = random.Random(seed)
         self.attempt = 1
 
@@ -49,12 +60,22 @@ class Story:
         self.move(State.STARTING, "all nodes hold the same code", after_s=24.0)
         self.move(State.RUNNING, "all 32 ranks are alive", after_s=3.0)
 
-    def train(self, *, first: int, last: int, step_s: float, save_every: int, log_every: int, begin_s: float = 180.0
-              ) -> None:
+    def train(
+        self, *, first: int, last: int, step_s: float, save_every: int, log_every: int, begin_s: float = 180.0
+    ) -> None:
         """Steps `first` to `last`, a save of 40 s after every `save_every`."""
         lines = self.lines.setdefault(self.attempt, [])
-        lines.append(MetricsLine(at_s=self.now_s + 60, event="start", total_steps=60_000, world_size=32,
-                                 tokens_per_step=524_288.0, flops_per_step=3.2e16, peak_flops=3.2e14))
+        lines.append(
+            MetricsLine(
+                at_s=self.now_s + 60,
+                event="start",
+                total_steps=60_000,
+                world_size=32,
+                tokens_per_step=524_288.0,
+                flops_per_step=3.2e16,
+                peak_flops=3.2e14,
+            )
+        )
         if first > 1:
             lines.append(MetricsLine(at_s=self.now_s + 90, event="resume", step=first - 1, path="/ckpt"))
         self.now_s += begin_s
@@ -63,15 +84,23 @@ class Story:
             self.now_s += took_s
             if step % log_every == 0:
                 loss = 1.4 + 6.5 * math.exp(-step / 6000) + self.dice.gauss(0, 0.03)
-                lines.append(MetricsLine(at_s=self.now_s, step=step, loss=loss, lr=2e-4 * min(1, step / 2000),
-                                         grad_norm=abs(self.dice.gauss(0.9, 0.2)), step_s=took_s))
+                lines.append(
+                    MetricsLine(
+                        at_s=self.now_s,
+                        step=step,
+                        loss=loss,
+                        lr=2e-4 * min(1, step / 2000),
+                        grad_norm=abs(self.dice.gauss(0.9, 0.2)),
+                        step_s=took_s,
+                    )
+                )
             if step % save_every == 0:
                 self.now_s += 40.0
                 lines.append(MetricsLine(at_s=self.now_s, event="checkpoint", step=step, seconds=40.0, path="/ckpt"))
                 judged = {"eval_loss": 1.5 + 5 * math.exp(-step / 6000)}
                 lines.append(MetricsLine(at_s=self.now_s, step=step, evals=judged))
 
-    def sample(self, *, every_s: float, unmeasured: Tuple[float, float] = (0.0, 0.0)) -> None:
+    def sample(self, *, every_s: float, unmeasured: tuple[float, float] = (0.0, 0.0)) -> None:
         """Figures of all devices from the submission to now, but for one stretch (begin, end) of the time."""
         count = int((self.now_s - BEGAN_S) / every_s)
         running = [(event.at_s, "RUNNING" in event.text) for event in self.events if event.kind == "state"]
@@ -82,18 +111,28 @@ class Story:
             busy = [runs for began_s, runs in running if began_s <= at_s][-1:] == [True]
             for host in HOSTS:
                 for device in range(8):
-                    self.devices.append(DeviceSample(
-                        at_s, host, device, "npu", name="910B3",
-                        utilisation=(93.0 if busy else 0.0) + self.dice.uniform(0, 4),
-                        power_w=(330.0 if busy else 95.0) + self.dice.gauss(0, 8),
-                        temperature_c=(63.0 if busy else 38.0) + device + self.dice.gauss(0, 1),
-                        frequency_mhz=1800.0, memory_used_bytes=58 * 2**30, memory_total_bytes=64 * 2**30))
+                    self.devices.append(
+                        DeviceSample(
+                            at_s,
+                            host,
+                            device,
+                            "npu",
+                            name="910B3",
+                            utilisation=(93.0 if busy else 0.0) + self.dice.uniform(0, 4),
+                            power_w=(330.0 if busy else 95.0) + self.dice.gauss(0, 8),
+                            temperature_c=(63.0 if busy else 38.0) + device + self.dice.gauss(0, 1),
+                            frequency_mhz=1800.0,
+                            memory_used_bytes=58 * 2**30,
+                            memory_total_bytes=64 * 2**30,
+                        )
+                    )
                 self.hosts.append(HostSample(at_s, host, cpu=22.0 + self.dice.gauss(0, 3)))
 
     def material(self, name: str, state: State) -> Material:
         job = make_job(name, state, ended_s=self.now_s, attempt=self.attempt)
-        return Material(job, SPEC, "jobs/qwen32b.yaml", tuple(self.events), self.lines, tuple(self.devices),
-                        tuple(self.hosts))
+        return Material(
+            job, SPEC, "jobs/qwen32b.yaml", tuple(self.events), self.lines, tuple(self.devices), tuple(self.hosts)
+        )
 
 
 @lru_cache(maxsize=1)
@@ -108,8 +147,11 @@ def month() -> Material:
     story.attempt = 2
     story.start(queue_s=60.0)
     story.train(first=11_001, last=30_750, step_s=42.0, save_every=500, log_every=10)
-    story.note("npu03 (ranks 16-23) is slow: 22 % more time than the others, 15 % of every step; likeliest sign: its "
-               "device is hot · 98 °C, others 64", "straggler")
+    story.note(
+        "npu03 (ranks 16-23) is slow: 22 % more time than the others, 15 % of every step; likeliest sign: its "
+        "device is hot · 98 °C, others 64",
+        "straggler",
+    )
     story.train(first=30_751, last=36_480, step_s=48.0, save_every=500, log_every=10, begin_s=0.0)
     story.move(State.STOPPING, "npu03 was rebooted: its ranks are gone", after_s=1300.0)
     story.move(State.BACKOFF, "npu03 was rebooted: its ranks are gone", after_s=62.0)
@@ -139,7 +181,7 @@ def hostile() -> Material:
     story.start(queue_s=5.0)
     story.train(first=1, last=60, step_s=2.0, save_every=30, log_every=1, begin_s=5.0)
     story.lines[1].append(MetricsLine(at_s=story.now_s, step=60, loss=float("nan"), evals={f"eval_{HOSTILE}": 1.0}))
-    story.note(HOSTILE + "\u202e\x1b[31m", "straggler\"><script>")
+    story.note(HOSTILE + "\u202e\x1b[31m", 'straggler"><script>')
     story.sample(every_s=5.0)
     story.move(State.STOPPING, HOSTILE, after_s=1.0)
     story.move(State.FAILED, HOSTILE, after_s=1.0)

@@ -19,8 +19,17 @@ from ascendrun.health.world import World
 
 
 def ran(out="", *, code=0, err="", **more):
-    return {"code": code, "signal": None, "timed_out": False, "truncated": False, "wall_s": 0.1, "out": out,
-            "err": err, "setup": None, **more}
+    return {
+        "code": code,
+        "signal": None,
+        "timed_out": False,
+        "truncated": False,
+        "wall_s": 0.1,
+        "out": out,
+        "err": err,
+        "setup": None,
+        **more,
+    }
 
 
 def test_the_interpreter_is_read_behind_whatever_a_set_up_printed():
@@ -32,10 +41,11 @@ def test_the_interpreter_is_read_behind_whatever_a_set_up_printed():
 
 
 def test_an_interpreter_that_says_nothing_tells_why():
-    assert read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error == \
-        "set_env.sh: No such file (exit code 127)"
-    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == \
-        "it did not end within 8 s and was killed"
+    assert (
+        read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error
+        == "set_env.sh: No such file (exit code 127)"
+    )
+    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == "it did not end within 8 s and was killed"
     assert read_python({"error": "no such command: python3", "late": False}).error == "no such command: python3"
 
 
@@ -47,8 +57,10 @@ def test_a_torch_that_dies_on_import_is_an_error_at_its_step():
 
 
 def test_addresses_are_read_from_ip_and_unknown_without_it():
-    out = ("1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet 10.0.0.3/24 brd 10.0.0.255 scope global eth0\n"
-           "2: eth0    inet6 fe80::1/64 scope link\n3: veth1@if2    inet 10.1.0.1/24\n")
+    out = (
+        "1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0    inet 10.0.0.3/24 brd 10.0.0.255 scope global eth0\n"
+        "2: eth0    inet6 fe80::1/64 scope link\n3: veth1@if2    inet 10.1.0.1/24\n"
+    )
     assert read_addresses(ran(out))["eth0"] == ("10.0.0.3", "fe80::1")
     assert read_addresses(ran(code=127)) is None
 
@@ -65,24 +77,56 @@ def test_the_last_word_of_logind_counts_and_comments_do_not():
 
 
 def test_reserved_ports_are_read_as_ranges():
-    texts = {"/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
-             "/proc/sys/net/ipv4/ip_local_reserved_ports": "8080,60000-60031\n"}
+    texts = {
+        "/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
+        "/proc/sys/net/ipv4/ip_local_reserved_ports": "8080,60000-60031\n",
+    }
     assert read_port_ranges({"texts": texts}) == ((32768, 60999), ((8080, 8080), (60000, 60031)))
     assert read_port_ranges({"texts": {}}) is None
 
 
 def test_an_answer_that_is_an_error_is_unknown_and_one_that_came_too_late_is_named():
-    results = {"limits": {"error": "x", "late": False}, "disk": {"error": "no answer in time", "late": True},
-               "environ": ran(code=None, timed_out=True)}
+    results = {
+        "limits": {"error": "x", "late": False},
+        "disk": {"error": "no answer in time", "late": True},
+        "environ": ran(code=None, timed_out=True),
+    }
     said = read_answers(results)
     assert "limits" not in said and "disk" not in said and said["environ"] is None
     assert late_probes(results) == ("disk", "environ")
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers(-10, 70000) | st.text(max_size=20),
-                    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(
-                        ["out", "code", "texts", "disks", "folders", "sizes", "taken", "limits", "names", "touched",
-                         "error", "/a", "peer", "port", "at", "1"]), some, max_size=5), max_leaves=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 70000) | st.text(max_size=20),
+    lambda some: (
+        st.lists(some, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "out",
+                    "code",
+                    "texts",
+                    "disks",
+                    "folders",
+                    "sizes",
+                    "taken",
+                    "limits",
+                    "names",
+                    "touched",
+                    "error",
+                    "/a",
+                    "peer",
+                    "port",
+                    "at",
+                    "1",
+                ]
+            ),
+            some,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -96,6 +140,7 @@ def test_no_answer_of_a_node_can_make_the_head_fall_over(results, login):
 def test_only_what_fits_the_wish_is_asked():
     def names(**wish):
         return {item["name"] for item in survey_items(Wish("n", **wish))}
+
     assert "torch" in names() and "torch" not in names(is_full=False)
     assert "torch" in names(is_full=False, names=("torch", "limits"))
     assert not {"python", "torch"} & names(python=None)
@@ -129,8 +174,10 @@ def report_of(host, routes):
 
 
 def test_a_peer_is_tried_at_the_address_that_it_uses_itself_and_never_at_a_loopback():
-    reports = {"a": report_of("a", {"b": Route("eth0", "10.0.0.1")}),
-               "b": report_of("b", {"a": Route("eth0", "10.0.0.2")})}
+    reports = {
+        "a": report_of("a", {"b": Route("eth0", "10.0.0.1")}),
+        "b": report_of("b", {"a": Route("eth0", "10.0.0.2")}),
+    }
     plan = plan_touches(reports, (20001,))
     assert [(one.peer, one.address) for one in plan.targets["a"]] == [("b", "10.0.0.2")]
     assert plan.expected == {"a": ("b",), "b": ("a",)}
@@ -153,8 +200,11 @@ def test_a_secret_is_never_shown_but_equal_ones_are_seen_to_be_equal():
 
 
 def test_variables_are_folded_and_a_diff_leaves_out_what_cannot_be_the_same():
-    facts = {"n1": NodeFacts("n1", environ={"A": "1", "B": "x", "HOSTNAME": "n1"}),
-             "n2": NodeFacts("n2", environ={"A": "1", "HOSTNAME": "n2"}), "n3": NodeFacts("n3")}
+    facts = {
+        "n1": NodeFacts("n1", environ={"A": "1", "B": "x", "HOSTNAME": "n1"}),
+        "n2": NodeFacts("n2", environ={"A": "1", "HOSTNAME": "n2"}),
+        "n3": NodeFacts("n3"),
+    }
     rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
     assert [(one.value, one.hosts) for one in rows["A"]] == [("1", ("n1", "n2"))]
     assert [(one.value, one.hosts) for one in rows["B"]] == [("x", ("n1",)), (None, ("n2",))]
@@ -163,10 +213,18 @@ def test_variables_are_folded_and_a_diff_leaves_out_what_cannot_be_the_same():
 
 
 def test_what_lies_in_ascendruns_own_folder_is_no_difference_where_hosts_have_it_in_different_places():
-    facts = {host: NodeFacts(host, root=root, environ={
-        "PYTHONPATH": f"{root}/trees/ab:/opt/own", "DATA": f"/data/{host}",
-        "ASCENDRUN_CHECKPOINT_DIR": f"{root}/runs/r/checkpoints"})
-             for host, root in (("n1", "/state/n1/.ascendrun"), ("n2", "/state/n2/.ascendrun"))}
+    facts = {
+        host: NodeFacts(
+            host,
+            root=root,
+            environ={
+                "PYTHONPATH": f"{root}/trees/ab:/opt/own",
+                "DATA": f"/data/{host}",
+                "ASCENDRUN_CHECKPOINT_DIR": f"{root}/runs/r/checkpoints",
+            },
+        )
+        for host, root in (("n1", "/state/n1/.ascendrun"), ("n2", "/state/n2/.ascendrun"))
+    }
     rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
     assert [group.value for group in rows["PYTHONPATH"]] == ["<ascendrun's folder>/trees/ab:/opt/own"]
     assert [row.name for row in make_env_report(World(facts=facts), salt="s", only_differing=True).rows] == ["DATA"]
@@ -186,8 +244,9 @@ def test_the_table_shows_the_majority_first_then_outliers_then_who_is_not_known(
     facts = {f"n{number}": NodeFacts(f"n{number}", kernel="5.10") for number in range(4)}
     facts["n7"] = NodeFacts("n7", kernel="4.19", python=PythonFacts(version="3.9.1"))
     facts["n8"] = NodeFacts("n8")
-    rows = {row.name: [(group.value, len(group.hosts)) for group in row.groups]
-            for row in fact_rows(World(facts=facts))}
+    rows = {
+        row.name: [(group.value, len(group.hosts)) for group in row.groups] for row in fact_rows(World(facts=facts))
+    }
     assert rows["kernel"] == [("5.10", 4), ("4.19", 1), (None, 1)]
     assert rows["python"] == [("3.9.1", 1), (None, 5)]
     assert "torch" not in rows

@@ -39,21 +39,45 @@ def sound(host: str, **changes) -> NodeFacts:
     """A node with nothing wrong, as one of NAMES."""
     number = NAMES.index(host) + 1
     facts = NodeFacts(
-        host=host, is_local=False, root="/root/.ascendrun", login_s=0.2, login_noise="", user="root", uid=0,
-        hostname=host, boot_id=f"boot-{number}", machine_id=f"machine-{number}", kernel="5.10.0", arch="aarch64",
-        os_name="openEuler 22.03", cpus=192, memory_bytes=1500 * GIB, agent_python="3.9.9", clock_offset_s=0.02,
+        host=host,
+        is_local=False,
+        root="/root/.ascendrun",
+        login_s=0.2,
+        login_noise="",
+        user="root",
+        uid=0,
+        hostname=host,
+        boot_id=f"boot-{number}",
+        machine_id=f"machine-{number}",
+        kernel="5.10.0",
+        arch="aarch64",
+        os_name="openEuler 22.03",
+        cpus=192,
+        memory_bytes=1500 * GIB,
+        agent_python="3.9.9",
+        clock_offset_s=0.02,
         limits={"NOFILE": (65536, 65536), "NPROC": (None, None), "MEMLOCK": (None, None), "AS": (None, None)},
-        sshd=SshdFacts("10:30:100", 10), kills_user_processes=False, lingering_users=(),
-        disks={"/root/.ascendrun": Disk("/root", 900 * GIB, 1000 * GIB, 10**8, 10**8),
-               "/dev/shm": Disk("/dev/shm", 700 * GIB, 750 * GIB, 10**8, 10**8)},
+        sshd=SshdFacts("10:30:100", 10),
+        kills_user_processes=False,
+        lingering_users=(),
+        disks={
+            "/root/.ascendrun": Disk("/root", 900 * GIB, 1000 * GIB, 10**8, 10**8),
+            "/dev/shm": Disk("/dev/shm", 700 * GIB, 750 * GIB, 10**8, 10**8),
+        },
         writes={"/ckpt": WriteResult("/ckpt", uid=0, wall_s=0.01)},
         paths={"/data/train": PathSize("folder", 10 * GIB, 12)},
-        python=PythonFacts(setup="fine", executable="/opt/py/bin/python", version="3.10.13",
-                           modules={"torch": "2.1.0", "numpy": "1.26.4"}, start_s=0.1),
+        python=PythonFacts(
+            setup="fine",
+            executable="/opt/py/bin/python",
+            version="3.10.13",
+            modules={"torch": "2.1.0", "numpy": "1.26.4"},
+            start_s=0.1,
+        ),
         torch=TorchFacts(torch="2.1.0", import_s=2.0, devices=8, backend="gloo", has_backend=True),
         environ={"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/usr/local/lib"},
         routes={peer: Route("eth0", f"10.0.0.{number}") for peer in NAMES if peer != host},
-        addresses={"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)}, taken_ports={},
+        addresses={"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)},
+        taken_ports={},
         port_ranges=((32768, 60999), ((60000, 60031),)),
         touched=tuple(Touch(peer, "10.0.0.9", 20001, wall_s=0.001) for peer in NAMES if peer != host),
         runtime=("24.0", None),
@@ -69,14 +93,33 @@ def world(*changed: NodeFacts, family: str = "cpu", job: str = "", unreached=Non
     facts = {name: sound(name) for name in NAMES}
     facts.update({one.host: one for one in changed})
     spec = parse_job(f"name: j\n{job}", "job.yaml", programs={}) if job else None
-    return World(facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec else None,
-                 unreached=unreached or {})
+    return World(
+        facts=facts, family=family, job=spec, plan=plan_of(spec, facts) if spec else None, unreached=unreached or {}
+    )
 
 
 def plan_of(spec, facts):
     hosts = [Host(name) for name in facts]
-    reports = {name: NodeReport(name, "/root/.ascendrun", name, f"b-{name}", None, "root", "python3", "3.10", "5.10",
-                                "aarch64", 192, GIB, GIB, 0.0, one.routes or {}) for name, one in facts.items()}
+    reports = {
+        name: NodeReport(
+            name,
+            "/root/.ascendrun",
+            name,
+            f"b-{name}",
+            None,
+            "root",
+            "python3",
+            "3.10",
+            "5.10",
+            "aarch64",
+            192,
+            GIB,
+            GIB,
+            0.0,
+            one.routes or {},
+        )
+        for name, one in facts.items()
+    }
     folders = {name: Folders("/w", "/c", "/a", "/t") for name in facts}
     return make_plan(spec, hosts, reports, job="j-1", attempt=1, tag="h-j-1.1", folders=folders, trees=())
 
@@ -120,11 +163,12 @@ PLANTED = {
     "path-missing": ({"paths": {"/data/train": PathSize(missing=True)}}, Severity.FAIL),
     "path-unreadable": ({"paths": {"/data/train": PathSize(error="permission denied")}}, Severity.FAIL),
     "path-differs": ({"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}}, Severity.WARN),
-    "peer-is-loopback": ({"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}},
-                         Severity.FAIL),
+    "peer-is-loopback": ({"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
     "no-route": ({"routes": {"n1": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
-    "several-interfaces": ({"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
-                           Severity.WARN),
+    "several-interfaces": (
+        {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
+        Severity.WARN,
+    ),
     "peer-silent": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no answer", "silent"),)}, Severity.FAIL),
     "peer-refuses": ({"touched": (Touch("n3", "10.0.0.3", 20001, "refused", "refused"),)}, Severity.FAIL),
     "peer-wrong": ({"touched": (Touch("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)}, Severity.FAIL),
@@ -134,8 +178,10 @@ PLANTED = {
     "python-broken": ({"python": PythonFacts(error="libpython3.10.so: cannot open")}, Severity.FAIL),
     "python-differs": ({"python": PythonFacts(version="3.8.10")}, Severity.WARN),
     "python-patch-differs": ({"python": PythonFacts(version="3.10.2")}, Severity.NOTE),
-    "package-differs": ({"python": PythonFacts(version="3.10.13", modules={"torch": "2.3.1", "numpy": "1.26.4"})},
-                        Severity.WARN),
+    "package-differs": (
+        {"python": PythonFacts(version="3.10.13", modules={"torch": "2.3.1", "numpy": "1.26.4"})},
+        Severity.WARN,
+    ),
     "torch-slow": ({"torch": TorchFacts(torch="2.1.0", import_s=45.0)}, Severity.WARN),
     "container-runtime": ({"runtime": (None, "permission denied on docker.sock")}, Severity.FAIL),
     "variable-slows": ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, Severity.WARN),
@@ -151,8 +197,10 @@ NPU_PLANTED = {
     "variable-conflict": ({"environ": {"HCCL_CONNECT_TIMEOUT": "3000"}}, Severity.WARN),
     "if-ip-foreign": ({"environ": {"HCCL_IF_IP": "10.0.0.1"}}, Severity.FAIL),
     "if-ip-elsewhere": ({"environ": {"HCCL_IF_IP": "127.0.0.1"}}, Severity.FAIL),
-    "allocator-setting-new": ({"npu": with_driver("22.0.4"),
-                               "environ": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}}, Severity.WARN),
+    "allocator-setting-new": (
+        {"npu": with_driver("22.0.4"), "environ": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}},
+        Severity.WARN,
+    ),
     "devices-missing": ({"torch": TorchFacts(devices=0)}, Severity.NOTE),
     "backend-missing": ({"torch": TorchFacts(devices=8, backend="hccl", has_backend=False)}, Severity.NOTE),
 }
@@ -166,7 +214,7 @@ def test_sound_nodes_of_every_family_have_no_finding():
 @pytest.mark.parametrize("code", PLANTED)
 def test_a_fault_of_one_node_is_found_and_the_node_is_named(code):
     changes, severity = PLANTED[code]
-    one, = found(world(sound("n2", **changes)), code)
+    (one,) = found(world(sound("n2", **changes)), code)
     assert one.severity is severity
     assert "n2" in one.hosts and (one.hosts == ("n2",) or code == "machine-id-shared")
 
@@ -174,7 +222,7 @@ def test_a_fault_of_one_node_is_found_and_the_node_is_named(code):
 @pytest.mark.parametrize("code", NPU_PLANTED)
 def test_a_fault_that_matters_to_npus_is_found_there_only(code):
     changes, severity = NPU_PLANTED[code]
-    one, = found(world(sound("n2", **changes), family="npu"), code)
+    (one,) = found(world(sound("n2", **changes), family="npu"), code)
     assert (one.severity, one.hosts) == (severity, ("n2",))
     if code not in ("if-ip-foreign", "if-ip-elsewhere", "backend-missing"):
         assert not found(world(sound("n2", **changes), family="cpu"), code)
@@ -192,13 +240,16 @@ def test_the_first_address_that_a_node_prints_may_be_a_bridges():
     assert told("10.0.0.2") == []
 
 
-@pytest.mark.parametrize(("driver", "setting", "needs"), [
-    ("22.0.4", "expandable_segments:True", "driver 23.0.0"),
-    ("23.0.0", "expandable_segments:True", None),
-    ("22.0.4", "expandable_segments:False", None),
-    ("25.0.RC1", "max_split_size_mb:512, pin_memory_expandable_segments:True", "driver 25.5.0, CANN 8.5.0"),
-    (None, "expandable_segments:True", None),
-])
+@pytest.mark.parametrize(
+    ("driver", "setting", "needs"),
+    [
+        ("22.0.4", "expandable_segments:True", "driver 23.0.0"),
+        ("23.0.0", "expandable_segments:True", None),
+        ("22.0.4", "expandable_segments:False", None),
+        ("25.0.RC1", "max_split_size_mb:512, pin_memory_expandable_segments:True", "driver 25.5.0, CANN 8.5.0"),
+        (None, "expandable_segments:True", None),
+    ],
+)
 def test_an_allocator_setting_that_the_driver_does_not_have_yet_is_told(driver, setting, needs):
     node = sound("n2", npu=with_driver(driver), environ={"PYTORCH_NPU_ALLOC_CONF": setting})
     told = [one.values["needs"] for one in found(world(node, family="npu"), "allocator-setting-new")]
@@ -210,7 +261,7 @@ def test_the_bundled_programs_lie_in_a_folder_of_each_nodes_own():
         return sound(host, root=f"/home/{host}/.ascendrun", environ={"PYTHONPATH": f"/home/{host}/.ascendrun/{tree}"})
 
     assert not found(world(*[node(name, "trees/ab") for name in NAMES]), "variable-differs")
-    one, = found(world(node("n1", "trees/ab"), node("n2", "old"), node("n3", "trees/ab")), "variable-differs")
+    (one,) = found(world(node("n1", "trees/ab"), node("n2", "old"), node("n3", "trees/ab")), "variable-differs")
     assert one.hosts == ("n2",)
 
 
@@ -222,17 +273,24 @@ def test_locked_memory_matters_to_cuda():
 
 def test_two_names_of_one_machine_are_told_but_containers_of_one_machine_are_two_nodes():
     twin = sound("n2", boot_id="boot-1", hostname="n1", machine_id="machine-1")
-    one, = found(world(twin), "same-machine")
+    (one,) = found(world(twin), "same-machine")
     assert one.severity is Severity.FAIL and one.hosts == ("n1", "n2")
     assert not found(world(sound("n2", boot_id="boot-1")), "same-machine")
-    local = [replace(sound(name, boot_id="boot-1", hostname="n1", machine_id="machine-1"), is_local=True)
-             for name in NAMES]
+    local = [
+        replace(sound(name, boot_id="boot-1", hostname="n1", machine_id="machine-1"), is_local=True) for name in NAMES
+    ]
     assert run_checks(world(*local)) == ()
 
 
 def test_every_way_of_not_being_reached_has_its_own_code():
-    reasons = {"auth": "auth-failed", "host-key-unknown": "host-key-unknown", "host-key-changed": "host-key-changed",
-               "not-fit": "no-python", "unreachable": "unreachable", "deadline": "unreachable"}
+    reasons = {
+        "auth": "auth-failed",
+        "host-key-unknown": "host-key-unknown",
+        "host-key-changed": "host-key-changed",
+        "not-fit": "no-python",
+        "unreachable": "unreachable",
+        "deadline": "unreachable",
+    }
     for error, code in reasons.items():
         findings = run_checks(World(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
         assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
@@ -241,8 +299,9 @@ def test_every_way_of_not_being_reached_has_its_own_code():
 
 def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
     job = JOB % "cpu" + "env: {MASTER_PORT: 45000}\n"
-    one, = found(world(sound("n1", taken_ports={45000: PortHolder(1000, 4711, "python old.py")}), job=job),
-                 "port-taken")
+    (one,) = found(
+        world(sound("n1", taken_ports={45000: PortHolder(1000, 4711, "python old.py")}), job=job), "port-taken"
+    )
     assert one.hosts == ("n1",) and one.values["port"] == "45000" and "4711" in one.values["holder"]
     assert not found(world(sound("n2", taken_ports={45000: PortHolder()}), job=job), "port-taken")
     assert found(world(job=job), "port-ephemeral")[0].severity is Severity.NOTE
@@ -250,7 +309,7 @@ def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
 
 def test_ports_of_a_running_job_are_a_note_unless_another_job_wants_them():
     ours = sound("n2", taken_ports={60000: PortHolder(0, 77, "python train.py", "h-j-9.1")})
-    one, = found(world(ours, family="npu"), "hccl-port-taken")
+    (one,) = found(world(ours, family="npu"), "hccl-port-taken")
     assert one.severity is Severity.NOTE and "h-j-9.1" in one.values["holder"]
     assert found(world(ours, family="npu", job=JOB % "npu"), "hccl-port-taken")[0].severity is Severity.FAIL
 
@@ -264,7 +323,7 @@ def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_logi
 
 def test_fewer_devices_than_the_job_takes_are_told():
     job = "command: [python3, train.py]\ndevices: {family: npu, per_node: 8}\n"
-    one, = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
+    (one,) = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
     assert one.severity is Severity.FAIL and (one.values["found"], one.values["wanted"]) == ("7", "8")
 
 
@@ -362,16 +421,28 @@ def test_every_code_of_a_check_has_words():
 
 def test_every_code_of_the_hosts_checks_is_planted_here():
     codes = {code for check in CHECKS if check not in NPU_CHECKS for code in check.codes}
-    elsewhere = {"unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python", "limit-locked",
-                 "same-machine", "port-taken", "port-ephemeral", "torch-import", "torch-missing"}
+    elsewhere = {
+        "unreachable",
+        "auth-failed",
+        "host-key-unknown",
+        "host-key-changed",
+        "no-python",
+        "limit-locked",
+        "same-machine",
+        "port-taken",
+        "port-ephemeral",
+        "torch-import",
+        "torch-missing",
+    }
     assert codes - elsewhere == set(PLANTED) | set(NPU_PLANTED)
 
 
 def test_a_program_of_ours_needs_torch():
     from ascendrun.core.options import ProgramOptions
+
     spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
     facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}
-    one, = found(World(facts=facts, job=spec), "torch-missing")
+    (one,) = found(World(facts=facts, job=spec), "torch-missing")
     assert one.severity is Severity.FAIL and one.hosts == ("n2",)
 
 
@@ -380,8 +451,14 @@ def test_a_program_of_ours_needs_torch():
 
 def test_findings_that_differ_only_in_their_hosts_become_one_and_the_worst_come_first():
     note, fail = Severity.NOTE, Severity.FAIL
-    folded = fold_findings([Finding("a", note, ("n1",), {"x": "1"}), Finding("b", fail, ("n1",)),
-                            Finding("a", note, ("n2",), {"x": "1"}), Finding("a", note, ("n3",), {"x": "2"})])
+    folded = fold_findings(
+        [
+            Finding("a", note, ("n1",), {"x": "1"}),
+            Finding("b", fail, ("n1",)),
+            Finding("a", note, ("n2",), {"x": "1"}),
+            Finding("a", note, ("n3",), {"x": "2"}),
+        ]
+    )
     assert [(one.code, one.hosts) for one in folded] == [("b", ("n1",)), ("a", ("n1", "n2")), ("a", ("n3",))]
 
 

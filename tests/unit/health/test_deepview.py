@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -27,34 +28,53 @@ from ascendrun.health.texts import placeholders, render, texts
 GOOD = "aaaa"
 
 
-def host(*tflops: float, digests: Sequence[str] = (), wrong: Sequence[int] = (), inside: Optional[float] = 100e9,
-         why: Optional[str] = None) -> HostResult:
-    devices = tuple(DeviceResult(f"npu:{k}", value, value, digests[k] if digests else GOOD, wrong[k] if wrong else 0)
-                    for k, value in enumerate(tflops))
+def host(
+    *tflops: float,
+    digests: Sequence[str] = (),
+    wrong: Sequence[int] = (),
+    inside: float | None = 100e9,
+    why: str | None = None,
+) -> HostResult:
+    devices = tuple(
+        DeviceResult(f"npu:{k}", value, value, digests[k] if digests else GOOD, wrong[k] if wrong else 0)
+        for k, value in enumerate(tflops)
+    )
     return HostResult(devices=devices, bandwidth_bytes_per_s=inside, latency_s=1e-5, why=why)
 
 
-def report(hosts: Mapping[str, HostResult], *rounds: Sequence[Exchange], at_s: float = 1000.0,
-           busy: Optional[Mapping[str, str]] = None, unfit: Sequence[str] = ()) -> DeepReport:
-    return DeepReport(at_s=at_s, family="npu", sizes=(1024,), hosts=hosts,
-                      rounds=tuple(tuple(found) for found in rounds), busy=busy or {}, unfit=tuple(unfit))
+def report(
+    hosts: Mapping[str, HostResult],
+    *rounds: Sequence[Exchange],
+    at_s: float = 1000.0,
+    busy: Mapping[str, str] | None = None,
+    unfit: Sequence[str] = (),
+) -> DeepReport:
+    return DeepReport(
+        at_s=at_s,
+        family="npu",
+        sizes=(1024,),
+        hosts=hosts,
+        rounds=tuple(tuple(found) for found in rounds),
+        busy=busy or {},
+        unfit=tuple(unfit),
+    )
 
 
-def exchange(one: str, other: str, bandwidth: Optional[float], **rails: float) -> Exchange:
+def exchange(one: str, other: str, bandwidth: float | None, **rails: float) -> Exchange:
     if bandwidth is None:
         return Exchange(one, other, rates=None, why="j-0007 stopped after 240 s")
     named = {f"rail npu:{name[1:]}": value for name, value in rails.items()}
     return Exchange(one, other, rates={"bandwidth": bandwidth, "promptness": 5e4, **named})
 
 
-def codes(found: Sequence[Finding]) -> List[Any]:
+def codes(found: Sequence[Finding]) -> list[Any]:
     return [(one.code, one.hosts) for one in found]
 
 
 FOUR = {name: host(300.0, 301.0) for name in ("n1", "n2", "n3", "n4")}
 
 
-def pairs(**bandwidth: Optional[float]) -> List[List[Exchange]]:
+def pairs(**bandwidth: float | None) -> list[list[Exchange]]:
     """Two rounds of four hosts, as `n1n2=20e9`; the others at 20 GB/s."""
     found = {name: bandwidth.get(name, 20e9) for name in ("n1n2", "n3n4", "n1n3", "n2n4")}
     made = [exchange(name[:2], name[2:], value) for name, value in found.items()]
@@ -89,13 +109,21 @@ def test_a_bad_uplink_is_one_finding_about_two_groups() -> None:
     rounds = [*pairs(n1n3=1e9, n2n4=1.5e9), [exchange("n1", "n3", 1e9), exchange("n2", "n4", 1.4e9)]]
     [found] = deep_findings(report(FOUR, *rounds))
     assert (found.code, found.hosts) == ("deep-split-slow", ("n1", "n2", "n3", "n4"))
-    assert found.values == {"one": "n[1-2]", "other": "n[3-4]", "count": "2", "measured": "1.5 GB/s",
-                            "typical": "20 GB/s", "percent": "92%"}
+    assert found.values == {
+        "one": "n[1-2]",
+        "other": "n[3-4]",
+        "count": "2",
+        "measured": "1.5 GB/s",
+        "typical": "20 GB/s",
+        "percent": "92%",
+    }
 
 
 def test_one_bad_rail_of_eight_is_named_by_its_device() -> None:
-    rounds = [[exchange("n1", "n2", 20e9, r0=9e9, r1=9e9), exchange("n3", "n4", 19e9, r0=9e9, r1=1e9)],
-              [exchange("n1", "n3", 19e9, r0=9e9, r1=1.1e9), exchange("n2", "n4", 20e9, r0=9e9, r1=9e9)]]
+    rounds = [
+        [exchange("n1", "n2", 20e9, r0=9e9, r1=9e9), exchange("n3", "n4", 19e9, r0=9e9, r1=1e9)],
+        [exchange("n1", "n3", 19e9, r0=9e9, r1=1.1e9), exchange("n2", "n4", 20e9, r0=9e9, r1=9e9)],
+    ]
     [found] = deep_findings(report(FOUR, *rounds))
     assert (found.code, found.hosts) == ("deep-host-slow", ("n3",))
     assert found.values["measured"] == "npu:1: 1.1 GB/s" and found.values["typical"] == "9 GB/s"
@@ -123,14 +151,18 @@ def test_a_device_that_computes_something_else_is_a_failure() -> None:
 
 def test_a_host_whose_inside_is_slow_is_named() -> None:
     assert codes(deep_findings(report({**FOUR, "n1": host(300.0, 300.0, inside=50e9)}))) == [
-        ("deep-node-slow", ("n1",))]
+        ("deep-node-slow", ("n1",))
+    ]
 
 
 def test_failed_and_skipped_hosts_are_said_and_the_worst_comes_first() -> None:
     hosts = {**FOUR, "n4": HostResult(why="rank 0 on n4 exited with code 1")}
     found = deep_findings(report(hosts, busy={"n5": "j-0003"}, unfit=["n6", "n7"]))
-    assert codes(found) == [("deep-host-failed", ("n4",)), ("deep-host-busy", ("n5",)),
-                            ("deep-host-unfit", ("n6", "n7"))]
+    assert codes(found) == [
+        ("deep-host-failed", ("n4",)),
+        ("deep-host-busy", ("n5",)),
+        ("deep-host-unfit", ("n6", "n7")),
+    ]
 
 
 def test_the_last_run_is_compared_host_by_host() -> None:
@@ -140,7 +172,11 @@ def test_the_last_run_is_compared_host_by_host() -> None:
     assert found["deep-network-slower-than-before"].hosts == ("n3",)
     assert found["deep-network-slower-than-before"].values["percent"] == "41%"
     assert found["deep-device-slower-than-before"].values == {
-        "device": "npu:0", "percent": "41%", "measured": "177 TFLOP/s", "before": "300 TFLOP/s"}
+        "device": "npu:0",
+        "percent": "41%",
+        "measured": "177 TFLOP/s",
+        "before": "300 TFLOP/s",
+    }
 
 
 def test_only_a_run_of_the_same_kind_is_compared() -> None:
@@ -169,13 +205,16 @@ def test_a_second_measurement_forgives_slowness_and_never_a_wrong_product() -> N
 
 def test_the_programs_lines_are_read() -> None:
     burnt = {"measured": "device", "rank": 1, "tflops": 3.0, "tflops_slowest": 2.0, "digest": "d", "wrong": 0}
-    mesh: Dict[str, Any] = {"latency_s": 2e-5, "bandwidth_bytes_per_s": {"1024": 1e6, "65536": 5e6}}
+    mesh: dict[str, Any] = {"latency_s": 2e-5, "bandwidth_bytes_per_s": {"1024": 1e6, "65536": 5e6}}
     found = read_host([{**burnt, "device": "npu:10"}, {**burnt, "device": "npu:9"}, {**mesh, "measured": "node"}])
     assert [one.device for one in found.devices] == ["npu:9", "npu:10"]
     assert (found.bandwidth_bytes_per_s, found.latency_s) == (5e6, 2e-5)
     lines = [{**mesh, "measured": "rail", "device": "npu:0"}, {**mesh, "measured": "mesh", "device": "npu:0"}]
-    assert read_exchange("a", "b", lines).rates == {"rail npu:0": 5e6, "bandwidth": 5e6,
-                                                    "promptness": pytest.approx(5e4)}
+    assert read_exchange("a", "b", lines).rates == {
+        "rail npu:0": 5e6,
+        "bandwidth": 5e6,
+        "promptness": pytest.approx(5e4),
+    }
     assert read_exchange("a", "b", []).rates is None
 
 
@@ -188,12 +227,19 @@ def test_every_finding_has_words_in_both_languages_with_the_same_values() -> Non
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_no_value_is_missing_from_the_words(lang: str) -> None:
-    hosts = {**FOUR, "n4": host(100.0, 300.0, digests=[GOOD, "b"], inside=5e9), "n5": HostResult(why="no"),
-             "n6": host(300.0, wrong=[1])}
+    hosts = {
+        **FOUR,
+        "n4": host(100.0, 300.0, digests=[GOOD, "b"], inside=5e9),
+        "n5": HostResult(why="no"),
+        "n6": host(300.0, wrong=[1]),
+    }
     now = report(hosts, *pairs(n3n4=5e9, n1n3=6e9), busy={"n7": "j-0003"}, unfit=["n8"])
     split = [*pairs(n1n3=None, n2n4=None), *pairs(n1n3=None, n2n4=None)]
-    found = [*deep_findings(now, report(FOUR, *pairs(), at_s=1.0)), *deep_findings(report(FOUR, *pairs(n1n2=None))),
-             *deep_findings(report(FOUR, *split))]
+    found = [
+        *deep_findings(now, report(FOUR, *pairs(), at_s=1.0)),
+        *deep_findings(report(FOUR, *pairs(n1n2=None))),
+        *deep_findings(report(FOUR, *split)),
+    ]
     assert len({one.code for one in found}) >= 9 and {one.code for one in found} <= set(CODES)
     for one in found:
         words = render(one, lang)

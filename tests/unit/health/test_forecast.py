@@ -26,19 +26,28 @@ MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 RSC_1, LLAMA_3, RSC_2 = PUBLISHED
 
 
-@pytest.mark.parametrize("nodes, rate, hours", [
-    (2, RSC_1, 77 * 24), (64, RSC_1, 58), (1000, RSC_1, 3.7), (1000, LLAMA_3, 6.3), (1000, RSC_2, 10.3),
-    (200, LLAMA_3, 31.7),
-])
+@pytest.mark.parametrize(
+    "nodes, rate, hours",
+    [
+        (2, RSC_1, 77 * 24),
+        (64, RSC_1, 58),
+        (1000, RSC_1, 3.7),
+        (1000, LLAMA_3, 6.3),
+        (1000, RSC_2, 10.3),
+        (200, LLAMA_3, 31.7),
+    ],
+)
 def test_the_time_between_failures_is_the_published_one(nodes: int, rate: Rate, hours: float) -> None:
     assert make_forecast(nodes, History(), assumed=rate).between_failures_s / HOUR_S == pytest.approx(hours, rel=0.02)
 
 
-@pytest.mark.parametrize("lost_min, interval_min, first_order", [
-    (38, 30, 0.76), (38, 10, 0.81), (10, 30, 0.89), (6, 30, 0.91), (3.2, 30, 0.92), (3.2, 10, 0.96), (3.2, 60, 0.85),
-])
-def test_the_effective_share_is_near_the_first_order_formula(lost_min: float, interval_min: float, first_order: float
-                                                             ) -> None:
+@pytest.mark.parametrize(
+    "lost_min, interval_min, first_order",
+    [(38, 30, 0.76), (38, 10, 0.81), (10, 30, 0.89), (6, 30, 0.91), (3.2, 30, 0.92), (3.2, 10, 0.96), (3.2, 60, 0.85)],
+)
+def test_the_effective_share_is_near_the_first_order_formula(
+    lost_min: float, interval_min: float, first_order: float
+) -> None:
     """Meta's E[ETTR] counts a failure during a restart in full, so it is a little darker where failures are dense."""
     between_s = DAY_S / (1000 * RSC_1.per_node_day)
     share = effective_share(interval_min * MINUTE_S, between_s, save_s=0.0, restart_s=lost_min * MINUTE_S)
@@ -80,8 +89,9 @@ def test_where_failures_are_rare_daly_says_what_young_says(between_s: float, sav
 
 
 @given(st.integers(1, 100_000), st.floats(0, 1e5), st.integers(0, 10_000), st.floats(0.01, 86400))
-def test_every_forecast_is_a_share_and_more_nodes_never_help(nodes: int, days: float, failures: int, save_s: float
-                                                             ) -> None:
+def test_every_forecast_is_a_share_and_more_nodes_never_help(
+    nodes: int, days: float, failures: int, save_s: float
+) -> None:
     history = History(node_days=days, failures=failures)
     one, more = (make_forecast(count, history, save_s=save_s) for count in (nodes, nodes * 2))
     for share in (one.effective_share, one.hourly_share, more.effective_share):
@@ -113,11 +123,28 @@ def test_no_nodes_have_no_forecast() -> None:
 
 
 def test_history_counts_running_time_lost_nodes_and_the_time_of_restarts() -> None:
-    steady = JobStory(2, ((0.0, State.QUEUED), (100.0, State.RUNNING), (100.0 + DAY_S, State.STOPPING),
-                          (101.0 + DAY_S, State.SUCCEEDED)), lost_a_node=False)
-    restarted = JobStory(4, ((0.0, State.RUNNING), (DAY_S, State.STOPPING), (DAY_S + 5, State.BACKOFF),
-                             (DAY_S + 60, State.RUNNING), (2 * DAY_S + 60, State.STOPPING),
-                             (2 * DAY_S + 70, State.FAILED)), lost_a_node=True)
+    steady = JobStory(
+        2,
+        (
+            (0.0, State.QUEUED),
+            (100.0, State.RUNNING),
+            (100.0 + DAY_S, State.STOPPING),
+            (101.0 + DAY_S, State.SUCCEEDED),
+        ),
+        lost_a_node=False,
+    )
+    restarted = JobStory(
+        4,
+        (
+            (0.0, State.RUNNING),
+            (DAY_S, State.STOPPING),
+            (DAY_S + 5, State.BACKOFF),
+            (DAY_S + 60, State.RUNNING),
+            (2 * DAY_S + 60, State.STOPPING),
+            (2 * DAY_S + 70, State.FAILED),
+        ),
+        lost_a_node=True,
+    )
     live = JobStory(1, ((0.0, State.RUNNING),), lost_a_node=False)
     refused = JobStory(1, ((0.0, State.CHECKING), (1.0, State.STOPPING), (2.0, State.FAILED)), lost_a_node=False)
     history = sum_up([steady, restarted, live, refused], now_s=3 * DAY_S)

@@ -26,8 +26,12 @@ from npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scen
 
 def test_the_table_of_facts_has_the_devices_and_their_software():
     rows = {row.name: row.groups[0].value for row in fact_rows(world(node("n1")))}
-    assert (rows["npus"], rows["driver"], rows["firmware"], rows["cann"]) == \
-        ("8 x 910B3", "24.1.rc2", "7.3.0.1.231", "8.0.RC3")
+    assert (rows["npus"], rows["driver"], rows["firmware"], rows["cann"]) == (
+        "8 x 910B3",
+        "24.1.rc2",
+        "7.3.0.1.231",
+        "8.0.RC3",
+    )
 
 
 def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
@@ -35,6 +39,7 @@ def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
 
     def asked(**wish):
         return {item["name"] for item in survey_items(Wish("n", **wish))} & names
+
     assert asked(family="npu") == asked(family=None) == names
     assert asked(family="cpu") == asked(family="cuda") == set()
     light = {item["name"]: item for item in survey_items(Wish("n", family="npu", is_full=False))}
@@ -49,7 +54,7 @@ def test_sections_come_apart_whatever_stands_in_them():
 
 def test_a_number_that_was_cut_is_not_taken_for_a_whole_one():
     whole = raw_answers(Scenario())["npu-smi"]["out"]
-    cut = whole[:whole.index("3380")] + "3"
+    cut = whole[: whole.index("3380")] + "3"
     facts = read_npu(read_answers({"npu-smi": ran(cut, code=None, timed_out=True)}))
     assert facts.table.hung and all(chip.hbm_used_mb != 3 for chip in facts.table.info.chips)
 

@@ -79,9 +79,14 @@ def test_a_fault_of_one_node_has_its_code_its_node_and_its_evidence(fault, code,
 
 
 def test_what_a_planned_job_does_not_take_does_not_stop_it():
-    for fault, code in ((("health_alarm", 7), "npu-health-alarm"), (("link_down", 7), "device-link-down"),
-                        (("ecc_double", 7), "ecc-double"), (("hbm_short", 7), "hbm-short"),
-                        (("dropped", 7), "npu-missing"), (("tls_on", 7), "device-tls-differs")):
+    for fault, code in (
+        (("health_alarm", 7), "npu-health-alarm"),
+        (("link_down", 7), "device-link-down"),
+        (("ecc_double", 7), "ecc-double"),
+        (("hbm_short", 7), "hbm-short"),
+        (("dropped", 7), "npu-missing"),
+        (("tls_on", 7), "device-tls-differs"),
+    ):
         nodes = [node("n1", **RESERVED), node("n2", None, fault, **RESERVED)]
         assert the(world(*nodes, per_node=4), code).severity is Severity.WARN, code
         assert the(world(*nodes, per_node=8), code).severity is Severity.FAIL, code
@@ -105,12 +110,18 @@ def test_a_job_that_wants_more_devices_than_there_are_is_told_so():
     assert finding.severity is Severity.FAIL and finding.values["ids"] == "4-7"
 
 
-@pytest.mark.parametrize("counts, code, severity", [
-    ({"double_bit_pages": 64}, "ecc-worn", Severity.FAIL), ({"single_bit_pages": 16}, "ecc-worn", Severity.WARN),
-    ({"double_bit_total": 3}, "ecc-past", Severity.WARN), ({"single_bit_pages": 1}, "ecc-past", Severity.NOTE),
-])
+@pytest.mark.parametrize(
+    "counts, code, severity",
+    [
+        ({"double_bit_pages": 64}, "ecc-worn", Severity.FAIL),
+        ({"single_bit_pages": 16}, "ecc-worn", Severity.WARN),
+        ({"double_bit_total": 3}, "ecc-past", Severity.WARN),
+        ({"single_bit_pages": 1}, "ecc-past", Severity.NOTE),
+    ],
+)
 def test_worn_memory_is_judged_by_the_pages_out_of_use(counts, code, severity):
     from ascendrun.ascend.npu_smi_views import ChipEcc, EccCounts
+
     clean = EccCounts(0, 0, 0, 0, 0, 0)
     whole = node("n1")
     cards = replace(whole.npu.cards, ecc={3: (ChipEcc(0, clean, replace(clean, **counts)),)})
@@ -120,11 +131,13 @@ def test_worn_memory_is_judged_by_the_pages_out_of_use(counts, code, severity):
 
 def test_a_code_of_a_device_that_calls_itself_well_is_told_by_its_class():
     from ascendrun.ascend.npu_smi_views import ChipHealth
+
     whole = node("n1")
 
     def with_code(code):
         cards = replace(whole.npu.cards, health={2: (ChipHealth(0, "OK", (code,), ()),)})
         return the(world(replace(whole, npu=replace(whole.npu, cards=cards))), "npu-fault-code")
+
     assert with_code("8C03A000").severity is Severity.FAIL, "the device must be reset"
     assert with_code("80E18400").severity is Severity.NOTE
     assert with_code("12345678").severity is Severity.WARN, "unknown is not harmless"
@@ -147,8 +160,10 @@ def test_a_process_of_somebody_is_named_with_user_and_command_and_stops_a_job_th
 
 def test_a_process_of_another_ascendrun_run_is_told_as_such():
     busy = node("n1", None, GHOST, owners={4242: ("bob", "python x.py", "head-j-7.2")}, **RESERVED)
-    assert (the(world(busy), "npu-busy-run").severity, the(world(busy), "npu-busy-run").values["run"]) == \
-        (Severity.NOTE, "head-j-7")
+    assert (the(world(busy), "npu-busy-run").severity, the(world(busy), "npu-busy-run").values["run"]) == (
+        Severity.NOTE,
+        "head-j-7",
+    )
     assert the(world(busy, per_node=8), "npu-busy-run").severity is Severity.FAIL
 
 
@@ -160,16 +175,25 @@ def test_a_tool_that_hangs_is_named_and_what_it_said_before_still_counts():
     silent = node("n2", raw={"npu-smi": late, "hccn": late}, late=("hccn", "npu-smi"))
     one = world(node("n1"), silent)
     assert the(one, "npu-smi-hangs").hosts == the(one, "hccn-hangs").hosts == ("n2",)
-    killed = ran(section("link 0", "link status: DOWN\n") + section("link 1", "Killed\n", 137) + "@@ link 2\n",
-                 code=None, timed_out=True)
+    killed = ran(
+        section("link 0", "link status: DOWN\n") + section("link 1", "Killed\n", 137) + "@@ link 2\n",
+        code=None,
+        timed_out=True,
+    )
     one = world(node("n1"), node("n2", raw={"hccn": killed}))
     assert the(one, "hccn-hangs").evidence == ("link of device 1", "link of device 2")
     assert the(one, "device-link-down").values["devices"] == "0"
 
 
 def test_a_node_without_npus_is_no_matter_until_a_job_wants_some():
-    bare = {"npu-smi": ran(section("none", "")), "npu-devices": {"stats": {"/dev/davinci0": {"missing": True}}},
-            "npu-cards": ran(""), "hccn": ran(""), "ascend-files": ran(""), "cann": ran("")}
+    bare = {
+        "npu-smi": ran(section("none", "")),
+        "npu-devices": {"stats": {"/dev/davinci0": {"missing": True}}},
+        "npu-cards": ran(""),
+        "hccn": ran(""),
+        "ascend-files": ran(""),
+        "cann": ran(""),
+    }
     assert run_checks(world(node("n1", raw=bare), family=None)) == ()
     assert findings(world(node("n1", raw=bare))) == {("npu-none", "FAIL", ("n1",))}
     one = world(node("n1"), node("n2", raw=bare), family=None)
@@ -181,11 +205,14 @@ def test_devices_without_their_tool_are_an_incomplete_node():
     assert finding.values["devices"] == "0-7"
 
 
-@pytest.mark.parametrize("text, way_out", [
-    ("dcmi module initialize failed. ret is -8006", "dmesg"), ("npu-smi: error while loading shared libraries: "
-                                                               "libdcmi.so: cannot open shared object", "LD_LIBRARY"),
-    ("Get npu info failed.", "npu-smi info"),
-])
+@pytest.mark.parametrize(
+    "text, way_out",
+    [
+        ("dcmi module initialize failed. ret is -8006", "dmesg"),
+        ("npu-smi: error while loading shared libraries: libdcmi.so: cannot open shared object", "LD_LIBRARY"),
+        ("Get npu info failed.", "npu-smi info"),
+    ],
+)
 def test_whatever_else_npu_smi_complains_of_is_told_with_its_own_words(text, way_out):
     finding = the(world(node("n1", raw={"npu-smi": ran(section("info", text + "\n", 1))})), "npu-smi-error")
     assert finding.severity is Severity.FAIL and text in finding.evidence

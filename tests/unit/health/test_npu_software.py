@@ -21,8 +21,11 @@ from npu_worlds import ENVIRON, HOME, PYTHON, RESERVED, codes, node, ran, sectio
 def test_versions_that_differ_between_nodes_are_told_with_both():
     new = Scenario(driver="25.0.rc1.1", firmware="7.5.0.1.129", cann="8.1.RC1")
     one = world(node("n1"), node("n2"), node("n3", new))
-    for code, value, majority in (("driver-differs", "25.0.rc1.1", "24.1.rc2"), ("cann-differs", "8.1.RC1", "8.0.RC3"),
-                                  ("firmware-differs", "7.5.0.1.129", "7.3.0.1.231")):
+    for code, value, majority in (
+        ("driver-differs", "25.0.rc1.1", "24.1.rc2"),
+        ("cann-differs", "8.1.RC1", "8.0.RC3"),
+        ("firmware-differs", "7.5.0.1.129", "7.3.0.1.231"),
+    ):
         finding = the(one, code)
         assert finding.hosts == ("n3",) and (finding.values["value"], finding.values["majority"]) == (value, majority)
     assert the(one, "cann-differs").severity is Severity.WARN
@@ -30,13 +33,16 @@ def test_versions_that_differ_between_nodes_are_told_with_both():
     assert the(job, "cann-differs").severity is Severity.FAIL
 
 
-@pytest.mark.parametrize("modules, version, code, severity", [
-    ({"torch": "2.6.0", "torch-npu": "2.4.0"}, "3.10.13", "torch-npu-torch", Severity.FAIL),
-    ({"torch": "2.4.0+cu121", "torch-npu": "2.4.0"}, "3.10.13", "torch-build", Severity.FAIL),
-    ({"torch": "2.9.0", "torch-npu": "2.9.0"}, "3.10.13", "torch-npu-cann", Severity.WARN),
-    ({"torch": "2.4.0", "torch-npu": "2.4.0"}, "3.13.0", "torch-npu-python", Severity.WARN),
-    ({"torch": "2.4.0", "torch-npu": "2.4.0.dev20240101"}, "3.10.13", "versions-unproven", Severity.NOTE),
-])
+@pytest.mark.parametrize(
+    "modules, version, code, severity",
+    [
+        ({"torch": "2.6.0", "torch-npu": "2.4.0"}, "3.10.13", "torch-npu-torch", Severity.FAIL),
+        ({"torch": "2.4.0+cu121", "torch-npu": "2.4.0"}, "3.10.13", "torch-build", Severity.FAIL),
+        ({"torch": "2.9.0", "torch-npu": "2.9.0"}, "3.10.13", "torch-npu-cann", Severity.WARN),
+        ({"torch": "2.4.0", "torch-npu": "2.4.0"}, "3.13.0", "torch-npu-python", Severity.WARN),
+        ({"torch": "2.4.0", "torch-npu": "2.4.0.dev20240101"}, "3.10.13", "versions-unproven", Severity.NOTE),
+    ],
+)
 def test_versions_that_were_not_made_for_each_other_are_told(modules, version, code, severity):
     finding = the(world(node("n1", python=replace(PYTHON, modules=modules, version=version))), code)
     assert finding.severity is severity and finding.values["says"]
@@ -92,8 +98,9 @@ def test_an_import_of_torch_that_fails_for_want_of_cann_says_so():
 
 
 def test_a_setup_that_failed_says_nothing_of_cann():
-    ill = node("n1", raw={"cann": {**ran(""), "code": 1, "setup": "failed"}}, python=PythonFacts(setup="failed"),
-               **RESERVED)
+    ill = node(
+        "n1", raw={"cann": {**ran(""), "code": 1, "setup": "failed"}}, python=PythonFacts(setup="failed"), **RESERVED
+    )
     assert not {"set-env-missing", "cann-missing"} & codes(world(ill, per_node=8))
 
 
@@ -110,17 +117,27 @@ def test_devices_that_hccl_does_not_take_together_are_told():
     assert "device-set" not in codes(world(node("n1", **RESERVED), per_node=3))
 
 
-@pytest.mark.parametrize("command, asks", [
-    ("[python3, train.py, --bf16]", "--bf16"), ("[python3, t.py, --dtype, bfloat16]", "--dtype bfloat16"),
-    ("[python3, t.py, --precision=bf16]", "--precision=bf16"), ("[python3, t.py, --bf16, 'true', --x]", "--bf16 true"),
-    ("[python3, t.py, --bf16=False]", None), ("[python3, t.py, --bf16, 'false']", None),
-    ("[python3, t.py, --fp16]", None), ("[python3, bf16.py]", None),
-])
+@pytest.mark.parametrize(
+    "command, asks",
+    [
+        ("[python3, train.py, --bf16]", "--bf16"),
+        ("[python3, t.py, --dtype, bfloat16]", "--dtype bfloat16"),
+        ("[python3, t.py, --precision=bf16]", "--precision=bf16"),
+        ("[python3, t.py, --bf16, 'true', --x]", "--bf16 true"),
+        ("[python3, t.py, --bf16=False]", None),
+        ("[python3, t.py, --bf16, 'false']", None),
+        ("[python3, t.py, --fp16]", None),
+        ("[python3, bf16.py]", None),
+    ],
+)
 def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, asks):
     from ascendrun.core.spec import parse_job
+
     spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{family: npu}}\n", "job.yaml", programs={})
-    old, new = (World(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
-                for chip in ("910A", "910B3"))
+    old, new = (
+        World(facts={"n1": node("n1", Scenario(chip=chip), **RESERVED)}, family="npu", job=spec)
+        for chip in ("910A", "910B3")
+    )
     assert "bf16-unsupported" not in codes(new)
     if asks is None:
         assert "bf16-unsupported" not in codes(old)
@@ -131,6 +148,7 @@ def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, as
 def test_a_set_up_that_hides_devices_of_the_job_is_told():
     def with_visible(value, **more):
         return world(node("n1", environ={**ENVIRON, "ASCEND_RT_VISIBLE_DEVICES": value}, **RESERVED), **more)
+
     fewer = the(with_visible("0,1,2", per_node=8), "visible-fewer")
     assert (fewer.values["found"], fewer.values["wanted"]) == ("3", "8")
     assert the(with_visible("0, 1,2", per_node=2), "visible-fewer").values["found"] == "1", "cut at the blank"

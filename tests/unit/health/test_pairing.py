@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +18,14 @@ NOISE = 0.1
 class Fabric:
     """A cluster as numbers: a pair is as fast as the slower of its hosts and its link, give or take some noise."""
 
-    def __init__(self, count: int, *, hosts: Mapping[int, float] = {}, links: Mapping[Tuple[int, int], float] = {},
-                 seed: int = 0) -> None:
+    def __init__(
+        self, count: int, *, hosts: Mapping[int, float] = {}, links: Mapping[tuple[int, int], float] = {}, seed: int = 0
+    ) -> None:
         self.hosts = [f"n{k:04d}" for k in range(count)]
         self.bad_hosts = {self.hosts[k]: share for k, share in hosts.items()}
         self.bad_links = {pair_of(self.hosts[a], self.hosts[b]): share for (a, b), share in links.items()}
         self.chance = random.Random(seed)
-        self.rounds: List[Tuple[Pair, ...]] = []
+        self.rounds: list[tuple[Pair, ...]] = []
 
     def measure(self, pair: Pair) -> Exchange:
         share = min(self.bad_hosts.get(pair[0], 1.0), self.bad_hosts.get(pair[1], 1.0), self.bad_links.get(pair, 1.0))
@@ -33,8 +34,8 @@ class Fabric:
         noisy = share * self.chance.uniform(1 - NOISE, 1 + NOISE)
         return Exchange(*pair, rates={"bandwidth": 20e9 * noisy, "promptness": 5e4 * self.chance.uniform(0.8, 1.2)})
 
-    def run(self, partners: int = 2) -> Tuple[Judgement, List[Exchange]]:
-        results: List[Exchange] = []
+    def run(self, partners: int = 2) -> tuple[Judgement, list[Exchange]]:
+        results: list[Exchange] = []
         while True:
             pairs = next_round(self.hosts, results, shares=SHARES, partners=partners)
             if not pairs:
@@ -78,7 +79,7 @@ def test_a_healthy_cluster_names_nobody_and_everyone_had_two_partners(count: int
     fabric = Fabric(count, seed=seed)
     judged, results = fabric.run()
     assert (judged.bad_hosts, judged.bad_links, judged.unclear) == ((), (), ())
-    met: Dict[str, Set[str]] = {host: set() for host in fabric.hosts}
+    met: dict[str, set[str]] = {host: set() for host in fabric.hosts}
     for result in results:
         met[result.one].add(result.other)
         met[result.other].add(result.one)
@@ -98,17 +99,21 @@ def test_a_bad_link_that_was_met_is_named_and_its_hosts_are_not(count: int, data
 
 @settings(max_examples=20)
 @given(st.sampled_from([255, 500, 999, 1000]), st.sets(st.integers(0, 254), max_size=20), st.integers(0, 9))
-def test_a_large_cluster_needs_few_rounds(count: int, bad: FrozenSet[int], seed: int) -> None:
+def test_a_large_cluster_needs_few_rounds(count: int, bad: frozenset[int], seed: int) -> None:
     fabric = Fabric(count, hosts=dict.fromkeys(bad, 0.4), seed=seed)
     judged, _ = fabric.run()
     assert set(judged.bad_hosts) == {fabric.hosts[host] for host in bad}
     assert len(fabric.rounds) <= 6
 
 
-@given(st.sampled_from([(4, 2), (8, 4), (16, 4), (16, 8), (32, 8), (64, 16)]), st.integers(0, 7),
-       st.sampled_from([0.0, 0.05, 0.5]))
-def test_a_switch_with_a_bad_uplink_is_told_as_a_split_and_no_host_is_blamed(shape: Tuple[int, int], which: int,
-                                                                            share: float) -> None:
+@given(
+    st.sampled_from([(4, 2), (8, 4), (16, 4), (16, 8), (32, 8), (64, 16)]),
+    st.integers(0, 7),
+    st.sampled_from([0.0, 0.05, 0.5]),
+)
+def test_a_switch_with_a_bad_uplink_is_told_as_a_split_and_no_host_is_blamed(
+    shape: tuple[int, int], which: int, share: float
+) -> None:
     count, size = shape
     start = which % (count // size) * size
     behind = set(range(start, start + size))
@@ -160,7 +165,7 @@ def test_a_link_that_answers_late_is_as_bad_as_a_narrow_one() -> None:
 
 
 @pytest.mark.parametrize("rates", [None, {"bandwidth": 1.0}])
-def test_two_hosts_alone_are_never_blamed_one_by_one(rates: Optional[Dict[str, float]]) -> None:
+def test_two_hosts_alone_are_never_blamed_one_by_one(rates: dict[str, float] | None) -> None:
     results = [Exchange("a", "b", rates, "silence")]
     assert next_round(["a", "b"], results, shares=SHARES) == ()
     judged = judge(["a", "b"], results, shares=SHARES)

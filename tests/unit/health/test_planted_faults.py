@@ -33,8 +33,14 @@ def of(fault, card=None, value=None):
 
 
 def disk(**more):
-    return {"at": "/", "free_bytes": 900 * GIB, "total_bytes": 1000 * GIB, "free_inodes": 10**8,
-            "total_inodes": 10**8, **more}
+    return {
+        "at": "/",
+        "free_bytes": 900 * GIB,
+        "total_bytes": 1000 * GIB,
+        "free_inodes": 10**8,
+        "total_inodes": 10**8,
+        **more,
+    }
 
 
 def python(version="3.10.13", **modules):
@@ -45,27 +51,47 @@ def python(version="3.10.13", **modules):
 
 def environ(**more):
     home = "/usr/local/Ascend/ascend-toolkit/latest"
-    values = {"HOME": "/root", "PATH": "/opt/py/bin:/usr/bin", "ASCEND_HOME_PATH": home,
-              "LD_LIBRARY_PATH": f"{home}/lib64:/usr/lib", **more}
+    values = {
+        "HOME": "/root",
+        "PATH": "/opt/py/bin:/usr/bin",
+        "ASCEND_HOME_PATH": home,
+        "LD_LIBRARY_PATH": f"{home}/lib64:/usr/lib",
+        **more,
+    }
     return ran("".join(f"{name}={value}\0" for name, value in values.items()))
 
 
 # What the NPU tools say: the code that must be found, the scenario of the simulated node.
 OF_THE_NPUS = [
-    ("npu-missing", of("dropped", 3)), ("npu-health-warning", of("health_warning", 2)),
-    ("npu-health-alarm", of("health_alarm", 2)), ("npu-health-critical", of("health_critical", 2)),
-    ("npu-health-unknown", of("health_unknown", 2)), ("ecc-single", of("ecc_single", 1)),
-    ("ecc-double", of("ecc_double", 1)), ("hbm-short", of("hbm_short", 5)), ("hbm-held", of("hbm_held", 5)),
-    ("npu-ghost", of("ghost_process", 6)), ("device-link-down", of("link_down", 4)),
-    ("device-ip-missing", of("ip_missing", 4)), ("device-ip-family", of("ip_v6", 4)),
-    ("hccn-conf-stale", of("hccn_conf_stale", 4)), ("device-tls-differs", of("tls_on", 7)),
-    ("device-net-health", of("net_health", 0, "Unreachable")), ("device-fec-off", of("fec_none", 0)),
-    ("device-optical", of("optical_absent", 0)), ("device-optical", of("optical_dark", 0)),
-    ("npu-driver-away", of("driver_missing")), ("npu-held-elsewhere", of("device_used")),
-    ("driver-firmware", of("firmware_mismatch")), ("hccn-refused", of("hccn_refused")),
-    ("device-unreachable", of("unreachable", 3)), ("driver-incomplete", Scenario(is_complete=False)),
-    ("cann-mixed", Scenario(components={"hccl": "8.0.RC2"})), ("driver-differs", Scenario(driver="24.1.rc1")),
-    ("cann-differs", Scenario(cann="8.0.RC2")), ("chip-differs", Scenario(chip="910B1")),
+    ("npu-missing", of("dropped", 3)),
+    ("npu-health-warning", of("health_warning", 2)),
+    ("npu-health-alarm", of("health_alarm", 2)),
+    ("npu-health-critical", of("health_critical", 2)),
+    ("npu-health-unknown", of("health_unknown", 2)),
+    ("ecc-single", of("ecc_single", 1)),
+    ("ecc-double", of("ecc_double", 1)),
+    ("hbm-short", of("hbm_short", 5)),
+    ("hbm-held", of("hbm_held", 5)),
+    ("npu-ghost", of("ghost_process", 6)),
+    ("device-link-down", of("link_down", 4)),
+    ("device-ip-missing", of("ip_missing", 4)),
+    ("device-ip-family", of("ip_v6", 4)),
+    ("hccn-conf-stale", of("hccn_conf_stale", 4)),
+    ("device-tls-differs", of("tls_on", 7)),
+    ("device-net-health", of("net_health", 0, "Unreachable")),
+    ("device-fec-off", of("fec_none", 0)),
+    ("device-optical", of("optical_absent", 0)),
+    ("device-optical", of("optical_dark", 0)),
+    ("npu-driver-away", of("driver_missing")),
+    ("npu-held-elsewhere", of("device_used")),
+    ("driver-firmware", of("firmware_mismatch")),
+    ("hccn-refused", of("hccn_refused")),
+    ("device-unreachable", of("unreachable", 3)),
+    ("driver-incomplete", Scenario(is_complete=False)),
+    ("cann-mixed", Scenario(components={"hccl": "8.0.RC2"})),
+    ("driver-differs", Scenario(driver="24.1.rc1")),
+    ("cann-differs", Scenario(cann="8.0.RC2")),
+    ("chip-differs", Scenario(chip="910B1")),
     ("npu-more", Scenario(cards=10)),
 ]
 
@@ -81,9 +107,12 @@ OF_THE_ANSWERS = [
     ("login-slow", {"hello.login": {"wait_s": 12.0, "noise": ""}}),
     ("login-noise", {"hello.login": {"wait_s": 0.2, "noise": "Welcome\nread the news"}}),
     ("answer-late", {"results.os": {"error": "no answer in time", "late": True}}),
-    ("clock-off", {"report.clock_offset_s": -31.0}), ("arch-differs", {"report.arch": "x86_64"}),
-    ("kernel-differs", {"report.kernel": "4.19.90"}), ("cpus-differ", {"report.cpus": 96}),
-    ("memory-differs", {"report.memory_bytes": 750 * GIB}), ("user-differs", {"report.user": "me"}),
+    ("clock-off", {"report.clock_offset_s": -31.0}),
+    ("arch-differs", {"report.arch": "x86_64"}),
+    ("kernel-differs", {"report.kernel": "4.19.90"}),
+    ("cpus-differ", {"report.cpus": 96}),
+    ("memory-differs", {"report.memory_bytes": 750 * GIB}),
+    ("user-differs", {"report.user": "me"}),
     ("os-differs", {"results.os": {"texts": {"/etc/os-release": 'PRETTY_NAME="Ubuntu 22.04"\n'}}}),
     ("limit-files", {"results.limits.limits.NOFILE": [256, 4096]}),
     ("limit-processes", {"results.limits.limits.NPROC": [512, 512]}),
@@ -104,10 +133,22 @@ OF_THE_ANSWERS = [
     ("path-unreadable", {"results.paths.sizes./data": {"error": "permission denied"}}),
     ("no-route", {"report.routes": [["eth0", "10.0.9.1", ["n1", "n2"]]]}),
     ("peer-is-loopback", {"report.routes": [["lo", "127.0.0.1", None]]}),
-    ("peer-silent", {"results.touch.touched": [{"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "silent",
-                                                "error": "no answer"}]}),
-    ("peer-refuses", {"results.touch.touched": [{"peer": "n1", "address": "10.0.1.1", "port": 20001,
-                                                 "code": "refused", "error": "connection refused"}]}),
+    (
+        "peer-silent",
+        {
+            "results.touch.touched": [
+                {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "silent", "error": "no answer"}
+            ]
+        },
+    ),
+    (
+        "peer-refuses",
+        {
+            "results.touch.touched": [
+                {"peer": "n1", "address": "10.0.1.1", "port": 20001, "code": "refused", "error": "connection refused"}
+            ]
+        },
+    ),
     ("hccl-port-taken", {"results.ports.taken": {"60000": {"uid": 0, "pid": 77, "command": "python old.py"}}}),
     ("ports-not-reserved", {"results.port-ranges.texts./proc/sys/net/ipv4/ip_local_reserved_ports": "\n"}),
     ("python-missing", {"results.python": ran("", code=127, setup="no-command", err="python3: not found")}),
@@ -119,18 +160,26 @@ OF_THE_ANSWERS = [
     ("threads-many", {"results.environ": environ(OMP_NUM_THREADS="4000")}),
     ("interface-missing", {"results.environ": environ(GLOO_SOCKET_IFNAME="enp9")}),
     ("if-ip-foreign", {"results.environ": environ(HCCL_IF_IP="10.99.0.1")}),
-    ("allocator-setting-new",
-     {"results.environ": environ(PYTORCH_NPU_ALLOC_CONF="pin_memory_expandable_segments:True")}),
+    (
+        "allocator-setting-new",
+        {"results.environ": environ(PYTORCH_NPU_ALLOC_CONF="pin_memory_expandable_segments:True")},
+    ),
     ("visible-beyond", {"results.environ": environ(ASCEND_RT_VISIBLE_DEVICES="6,7,8")}),
 ]
 FAULTS = [*OF_THE_NPUS, *OF_THE_ANSWERS]
 
 # What else a fault makes true of its own node.
 COMPANIONS = {
-    "driver-differs": {"driver-firmware"}, "cann-differs": {"torch-npu-cann"}, "python-differs": {"torch-npu-python"},
-    "torch-npu-torch": {"package-differs"}, "device-ip-family": {"hccn-conf-stale", "device-net-health"},
-    "npu-smi-hangs": {"answer-late"}, "hccn-hangs": {"answer-late"}, "limit-files": {"limits-differ"},
-    "variable-wrong": {"variable-differs"}, "variable-slows": {"variable-differs"},
+    "driver-differs": {"driver-firmware"},
+    "cann-differs": {"torch-npu-cann"},
+    "python-differs": {"torch-npu-python"},
+    "torch-npu-torch": {"package-differs"},
+    "device-ip-family": {"hccn-conf-stale", "device-net-health"},
+    "npu-smi-hangs": {"answer-late"},
+    "hccn-hangs": {"answer-late"},
+    "limit-files": {"limits-differ"},
+    "variable-wrong": {"variable-differs"},
+    "variable-slows": {"variable-differs"},
     "allocator-setting-new": {"variable-differs"},
 }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ VALUES = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=400)
 
 
 @given(VALUES, st.integers(3, 60))
-def test_a_thinned_series_keeps_its_ends_its_least_and_its_greatest(values: List[Optional[float]], most: int) -> None:
+def test_a_thinned_series_keeps_its_ends_its_least_and_its_greatest(values: list[float | None], most: int) -> None:
     points = [(float(x), y) for x, y in enumerate(values)]
     kept = thin(points, most=most)
     assert len(kept) <= max(4, -(-4 * most // 3) + 4)
@@ -36,7 +34,7 @@ def test_nothing_to_draw_is_no_chart() -> None:
     assert make_band("power_w", "W", [[], [(1.0, None)]], since_s=0.0, until_s=10.0) is None
 
 
-def series(values: List[Tuple[float, float]]) -> List[Tuple[float, Optional[float]]]:
+def series(values: list[tuple[float, float]]) -> list[tuple[float, float | None]]:
     return [(at, y) for at, y in values]
 
 
@@ -59,4 +57,7 @@ def test_what_can_be_full_is_drawn_from_nothing_to_full_and_other_shares_are_not
     points = [(float(x), 99.9) for x in range(5)]
     drawn = {name: make_chart(name, "time", "%", points) for name in ("utilisation", "host_cpu", "mfu")}
     assert {name: chart is not None and chart.is_load for name, chart in drawn.items()} == {
-        "utilisation": True, "host_cpu": True, "mfu": False}
+        "utilisation": True,
+        "host_cpu": True,
+        "mfu": False,
+    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +11,17 @@ from ascendrun.core.samples import DeviceSample
 from ascendrun.health.reportcost import count_cost, held_spans, integrate
 from ascendrun.health.reporttime import find_stays
 
-MOVES = [(100.0, State.CHECKING), (110.0, State.STAGING), (120.0, State.STARTING), (130.0, State.RUNNING),
-         (3700.0, State.SUCCEEDED)]
+MOVES = [
+    (100.0, State.CHECKING),
+    (110.0, State.STAGING),
+    (120.0, State.STARTING),
+    (130.0, State.RUNNING),
+    (3700.0, State.SUCCEEDED),
+]
 STAYS = find_stays(MOVES, created_s=0.0, until_s=3700.0)
 
 
-def measured(device: int, begin_s: float, end_s: float, watts: float, every_s: float = 5.0) -> List[DeviceSample]:
+def measured(device: int, begin_s: float, end_s: float, watts: float, every_s: float = 5.0) -> list[DeviceSample]:
     count = int((end_s - begin_s) / every_s)
     return [DeviceSample(begin_s + k * every_s, "a", device, "npu", power_w=watts) for k in range(count)]
 
@@ -45,8 +48,11 @@ def test_what_was_not_measured_is_not_guessed() -> None:
 
 
 def test_means_of_minutes_and_of_ten_minutes_count_alike() -> None:
-    coarse = [*measured(0, 100.0, 1900.0, 300.0, 600.0), *measured(0, 1900.0, 3100.0, 300.0, 60.0),
-              *measured(0, 3100.0, 3700.0, 300.0, 5.0)]
+    coarse = [
+        *measured(0, 100.0, 1900.0, 300.0, 600.0),
+        *measured(0, 1900.0, 3100.0, 300.0, 60.0),
+        *measured(0, 3100.0, 3700.0, 300.0, 5.0),
+    ]
     cost = count_cost(STAYS, devices=1, family="npu", samples=coarse)
     assert cost.energy_known == pytest.approx(1.0) and cost.energy_kwh == pytest.approx(0.3)
 
@@ -62,7 +68,7 @@ def test_between_two_samples_power_changes_evenly() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 500)), max_size=30, unique_by=lambda point: point[0]))
-def test_no_more_is_known_than_there_was(points: List[Tuple[float, float]]) -> None:
+def test_no_more_is_known_than_there_was(points: list[tuple[float, float]]) -> None:
     ordered = sorted(points)
     total, known_s = integrate(ordered, [(100.0, 400.0), (500.0, 900.0)])
     highest = max((watts for _, watts in points), default=0.0)

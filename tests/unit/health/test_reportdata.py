@@ -47,10 +47,15 @@ def test_a_month_with_failures_tells_each_attempt_and_what_of_it_was_kept(a_mont
     spent = {one.use: one.seconds for one in a_month.time}
     assert a_month.effective_ratio == pytest.approx(spent["training"] / a_month.wall_s)
     assert [(one.first_step, one.last_step, one.resumed) for one in a_month.attempts] == [
-        (10, 11_300, None), (11_010, 36_480, 11_000), (36_010, 60_000, 36_000)]
+        (10, 11_300, None),
+        (11_010, 36_480, 11_000),
+        (36_010, 60_000, 36_000),
+    ]
     assert sum(one.kept_s for one in a_month.attempts) == pytest.approx(spent["training"])
     assert [one.reason for one in a_month.attempts][:2] == [
-        "rank 13 on npu02 was killed by signal 9", "npu03 was rebooted: its ranks are gone"]
+        "rank 13 on npu02 was killed by signal 9",
+        "npu03 was rebooted: its ranks are gone",
+    ]
     redone_s = 300 * 42.0 + 480 * 48.0
     assert spent["lost"] == pytest.approx(redone_s + 5 * 3600 + 1300 + 2 * 180, rel=0.06)
     assert spent["checkpoint"] == 40.0 * (22 + 50 + 48)  # those of steps that were kept
@@ -93,13 +98,23 @@ def test_throughput_and_mfu_follow_from_what_the_start_tells(a_month: Report) ->
 def test_of_a_step_that_was_done_twice_the_later_attempt_is_drawn() -> None:
     story = Story()
     story.start(queue_s=1.0)
-    story.lines = {1: [MetricsLine(at_s=story.now_s + step, step=step, loss=9.0) for step in range(1, 11)],
-                   2: [MetricsLine(at_s=story.now_s + 50 + step, step=step, loss=1.0) for step in range(6, 9)]}
+    story.lines = {
+        1: [MetricsLine(at_s=story.now_s + step, step=step, loss=9.0) for step in range(1, 11)],
+        2: [MetricsLine(at_s=story.now_s + 50 + step, step=step, loss=1.0) for step in range(6, 9)],
+    }
     story.attempt = 2
     made = story.material("twice", State.RUNNING)
     found = chart(make_report(replace(made, job=replace(made.job, ended_at_s=None)), now_s=story.now_s + 100), "loss")
-    assert list(zip(found.xs, found.lines[0].ys)) == [(1, 9.0), (2, 9.0), (3, 9.0), (4, 9.0), (5, 9.0), (6, 1.0),
-                                                      (7, 1.0), (8, 1.0)]
+    assert list(zip(found.xs, found.lines[0].ys)) == [
+        (1, 9.0),
+        (2, 9.0),
+        (3, 9.0),
+        (4, 9.0),
+        (5, 9.0),
+        (6, 1.0),
+        (7, 1.0),
+        (8, 1.0),
+    ]
 
 
 def test_a_job_that_lives_is_reported_up_to_now() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +13,13 @@ S = State
 START = [(10.0, S.CHECKING), (13.0, S.STAGING), (18.0, S.STARTING), (20.0, S.RUNNING)]
 
 
-def steps(begin_s: float, count: int, *, first: int = 1, each_s: float = 1.0) -> Tuple[Tuple[float, int], ...]:
+def steps(begin_s: float, count: int, *, first: int = 1, each_s: float = 1.0) -> tuple[tuple[float, int], ...]:
     return tuple((begin_s + each_s * (k + 1), first + k) for k in range(count))
 
 
 def spend(
-    moves: List[Tuple[float, State]], attempts: Dict[int, AttemptSteps], *, until_s: float = 1e9
-) -> Dict[str, float]:
+    moves: list[tuple[float, State]], attempts: dict[int, AttemptSteps], *, until_s: float = 1e9
+) -> dict[str, float]:
     end_s = min(until_s, moves[-1][0]) if moves[-1][1] in (S.SUCCEEDED, S.FAILED, S.STOPPED) else until_s
     found = account(find_stays(moves, created_s=0.0, until_s=end_s), attempts)
     check(found, end_s)
@@ -39,20 +37,41 @@ def check(found: Accounting, wall_s: float) -> None:
 def test_a_run_that_went_well() -> None:
     told = AttemptSteps(steps(50.0, 100), began_s=50.0, saves=[(90.0, 95.0, 40), (155.0, 158.0, 100)])
     assert spend([*START, (160.0, S.SUCCEEDED)], {1: told}) == {
-        "queue": 10.0, "checks": 3.0, "staging": 5.0, "start-up": 2.0 + 30.0, "training": 95.0, "checkpoint": 8.0,
-        "ending": 7.0}
+        "queue": 10.0,
+        "checks": 3.0,
+        "staging": 5.0,
+        "start-up": 2.0 + 30.0,
+        "training": 95.0,
+        "checkpoint": 8.0,
+        "ending": 7.0,
+    }
 
 
-RETRY = [*START, (100.0, S.STOPPING), (102.0, S.BACKOFF), (112.0, S.QUEUED), (113.0, S.CHECKING), (114.0, S.STAGING),
-         (115.0, S.STARTING), (116.0, S.RUNNING), (200.0, S.SUCCEEDED)]
+RETRY = [
+    *START,
+    (100.0, S.STOPPING),
+    (102.0, S.BACKOFF),
+    (112.0, S.QUEUED),
+    (113.0, S.CHECKING),
+    (114.0, S.STAGING),
+    (115.0, S.STARTING),
+    (116.0, S.RUNNING),
+    (200.0, S.SUCCEEDED),
+]
 
 
 def test_after_a_failure_what_was_done_again_is_lost_and_all_that_it_took_to_come_back() -> None:
     first = AttemptSteps(steps(30.0, 60), began_s=30.0, saves=[(59.0, 60.0, 30), (80.0, 82.0, 51)])
     again = AttemptSteps(steps(130.0, 70, first=31), began_s=130.0, resumed=30)
     assert spend(RETRY, {1: first, 2: again}) == {
-        "queue": 10.0, "checks": 3.0, "staging": 5.0, "start-up": 2.0 + 10.0, "training": 29.0 + 70.0,
-        "checkpoint": 1.0, "lost": 40.0 + 2.0 + 10.0 + 4.0 + 14.0}
+        "queue": 10.0,
+        "checks": 3.0,
+        "staging": 5.0,
+        "start-up": 2.0 + 10.0,
+        "training": 29.0 + 70.0,
+        "checkpoint": 1.0,
+        "lost": 40.0 + 2.0 + 10.0 + 4.0 + 14.0,
+    }
 
 
 def test_where_an_attempt_does_not_tell_what_it_resumed_its_first_step_does() -> None:
@@ -109,13 +128,16 @@ def test_a_job_that_just_came_has_waited_only() -> None:
 
 def test_clocks_that_were_set_back_or_are_wrong_never_make_time_out_of_nothing() -> None:
     told = AttemptSteps(((-500.0, 1), (99999.0, 2), (3.0, 3)), began_s=-1e6, saves=[(-50.0, 5e5, 2)])
-    stays = find_stays([(10.0, S.CHECKING), (5.0, S.STAGING), (4.0, S.STARTING), (20.0, S.RUNNING),
-                        (19.0, S.SUCCEEDED)], created_s=0.0, until_s=30.0)
+    stays = find_stays(
+        [(10.0, S.CHECKING), (5.0, S.STAGING), (4.0, S.STARTING), (20.0, S.RUNNING), (19.0, S.SUCCEEDED)],
+        created_s=0.0,
+        until_s=30.0,
+    )
     check(account(stays, {1: told}), 30.0)
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> Tuple[List[Tuple[float, State]], Dict[int, AttemptSteps], float]:
+def stories(draw: st.DrawFn) -> tuple[list[tuple[float, State]], dict[int, AttemptSteps], float]:
     """Any walk through the table of moves, at any times, with any metrics beside it."""
     at, state, moves = 0.0, S.QUEUED, []
     times = st.floats(-5, 50, allow_nan=False)
@@ -137,7 +159,7 @@ def stories(draw: st.DrawFn) -> Tuple[List[Tuple[float, State]], Dict[int, Attem
 
 @given(stories())
 def test_whatever_happened_the_parts_sum_to_the_whole(
-    story: Tuple[List[Tuple[float, State]], Dict[int, AttemptSteps], float]
+    story: tuple[list[tuple[float, State]], dict[int, AttemptSteps], float],
 ) -> None:
     moves, attempts, until_s = story
     check(account(find_stays(moves, created_s=0.0, until_s=until_s), attempts), until_s)

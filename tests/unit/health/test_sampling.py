@@ -5,7 +5,7 @@ import json
 import subprocess
 import zlib
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -29,7 +29,7 @@ def section(label: str, text: str, code: int = 0) -> str:
     return f"@@ {label}\n{text}\n@@= {code}\n"
 
 
-def table(reader: DeviceReader, name: str = "npu_smi_info/L1-910B3-busy", at_s: float = T) -> List[DeviceSample]:
+def table(reader: DeviceReader, name: str = "npu_smi_info/L1-910B3-busy", at_s: float = T) -> list[DeviceSample]:
     return list(reader.take(Said("npu-smi", at_s, recording(name)))[0])
 
 
@@ -58,8 +58,7 @@ def test_what_slow_items_said_stands_in_the_samples_until_it_is_too_old() -> Non
     reader = DeviceReader("a1")
     table(reader)
     assert reader.take(Said("npu-cards", T, section("common 0", recording("common/910B1-with-mcu")))) == ((), ())
-    reader.take(Said("npu-ports", T, section("link 0", "link status: DOWN\n")
-                     + section("link 1", "link status: UP\n")))
+    reader.take(Said("npu-ports", T, section("link 0", "link status: DOWN\n") + section("link 1", "link status: UP\n")))
     first = table(reader, at_s=T + 5)
     assert first[0].frequency_mhz == 1500 and first[0].link_up is False
     assert first[1].frequency_mhz is None and first[1].link_up is True
@@ -79,7 +78,7 @@ def test_what_is_said_beyond_the_figures_is_kept_when_it_changes_and_now_and_the
     reader.take(Said("npu-ports", T, section("stat 0", "packet statistics:\nroce_rx_err_pkt_num:5\nother_num:1\n")))
     reader.take(Said("npu-ecc", T, section("ecc 0", recording("ecc/910B-hbm-only"))))
     table(reader, at_s=T + 10)
-    changed, = reader.new_details()
+    (changed,) = reader.new_details()
     assert changed.device == 0 and changed.values["roce_rx_err_pkt_num"] == 5 and "other_num" not in changed.values
     assert "hbm_single_bit" in changed.values and "hbm_double_bit_pages" in changed.values
     table(reader, at_s=T + 41)
@@ -91,6 +90,7 @@ def test_what_is_said_beyond_the_figures_is_kept_when_it_changes_and_now_and_the
 def test_rates_of_a_port_come_with_the_second_look_and_never_below_zero() -> None:
     def stat(tx: int, rx: int) -> str:
         return section("stat 0", f"packet statistics:\nmac_tx_total_oct_num:{tx}\nmac_rx_total_oct_num:{rx}\n")
+
     reader = DeviceReader("a1")
     reader.take(Said("npu-ports", T, stat(1000, 500)))
     assert table(reader, at_s=T)[0].link_tx_bytes_s is None
@@ -101,15 +101,27 @@ def test_rates_of_a_port_come_with_the_second_look_and_never_below_zero() -> Non
 
 def test_how_often_a_link_went_down_is_known_of_old_drivers_too() -> None:
     reader = DeviceReader("a1")
-    reader.take(Said("npu-history", T, section("link_stat 2", recording("link-history/old"))
-                     + section("link_stat 5", recording("link-history/new-still-down"))
-                     + section("link_stat 6", recording("link-history/never-changed"))))
+    reader.take(
+        Said(
+            "npu-history",
+            T,
+            section("link_stat 2", recording("link-history/old"))
+            + section("link_stat 5", recording("link-history/new-still-down"))
+            + section("link_stat 6", recording("link-history/never-changed")),
+        )
+    )
     assert [table(reader)[device].link_downs for device in (2, 5, 7)] == [2, 1, None]
 
 
-@pytest.mark.parametrize("text, why", [
-    (recording("npu_smi_info/error-driver-not-loaded"), "the tool says"),
-    ("Segmentation fault\n", "not understood"), ("", "no device"), ("\0\ufffd" * 50, "not understood")])
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (recording("npu_smi_info/error-driver-not-loaded"), "the tool says"),
+        ("Segmentation fault\n", "not understood"),
+        ("", "no device"),
+        ("\0\ufffd" * 50, "not understood"),
+    ],
+)
 def test_a_text_that_is_no_table_is_kept_once_with_the_reason(text: str, why: str) -> None:
     reader = DeviceReader("a1")
     samples, raw = reader.take(Said("npu-smi", T, text))
@@ -131,9 +143,21 @@ def test_gpus_are_told_with_the_processes_of_their_bus() -> None:
     samples, raw = DeviceReader("g1").take(Said("nvidia-smi", T, text))
     assert raw == ()
     assert samples[0] == DeviceSample(
-        T, "g1", 0, "cuda", name="NVIDIA H200", utilisation=97.0, memory_used_bytes=120034 * MB,
-        memory_total_bytes=143771 * MB, power_w=612.43, temperature_c=58.0, frequency_mhz=1980.0, ecc_errors=0,
-        pids=(4711,), source="nvidia-smi")
+        T,
+        "g1",
+        0,
+        "cuda",
+        name="NVIDIA H200",
+        utilisation=97.0,
+        memory_used_bytes=120034 * MB,
+        memory_total_bytes=143771 * MB,
+        power_w=612.43,
+        temperature_c=58.0,
+        frequency_mhz=1980.0,
+        ecc_errors=0,
+        pids=(4711,),
+        source="nvidia-smi",
+    )
     assert samples[1].pids == (4712,) and samples[1].utilisation == 0.0
 
 
@@ -155,11 +179,13 @@ def test_only_the_tools_of_the_family_are_asked_and_never_faster_than_wanted() -
 
 # The items themselves, against the simulated tools
 
+
 def run_items(root: Path, reader: DeviceReader, at_s: float, *, last: str = "npu-smi") -> Any:
     items = {item["name"]: item for item in sampling_items("npu")}
     for name in [*(name for name in items if name != last), last]:
-        done = subprocess.run(items[name]["argv"], env=environ_of(root, {"PATH": "/usr/bin:/bin"}), capture_output=True,
-                              text=True)
+        done = subprocess.run(
+            items[name]["argv"], env=environ_of(root, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
+        )
         samples, raw = reader.take(Said(name, at_s, done.stdout, done.returncode))
         assert raw == (), (name, raw)
     return samples
@@ -181,8 +207,12 @@ def test_a_simulated_node_is_read_completely(tmp_path: Path) -> None:
 
 def test_a_node_without_npus_answers_that_the_tool_is_not_there(tmp_path: Path) -> None:
     for item in sampling_items(None):
-        done = subprocess.run(item["argv"], env={"PATH": "/usr/bin:/bin", "ASCENDRUN_SIM_ROOT": str(tmp_path)},
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            item["argv"],
+            env={"PATH": "/usr/bin:/bin", "ASCENDRUN_SIM_ROOT": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
         reader = DeviceReader("n1")
         assert reader.take(Said(item["name"], T, done.stdout, done.returncode)) == ((), ()), item["name"]
 
@@ -190,30 +220,45 @@ def test_a_node_without_npus_answers_that_the_tool_is_not_there(tmp_path: Path) 
 def test_a_driver_that_is_away_is_kept_as_text(tmp_path: Path) -> None:
     install_tree(tmp_path, Scenario(cards=2, faults=(PlannedFault("driver_missing"),)))
     item = sampling_items("npu")[0]
-    done = subprocess.run(item["argv"], env=environ_of(tmp_path, {"PATH": "/usr/bin:/bin"}), capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        item["argv"], env=environ_of(tmp_path, {"PATH": "/usr/bin:/bin"}), capture_output=True, text=True
+    )
     samples, raw = DeviceReader("n1").take(Said(item["name"], T, done.stdout, done.returncode))
     assert samples == () and "-8005" in raw[0].why
 
 
 # Lines
 
+
 def test_lines_of_the_sampler_become_samples_by_the_heads_clock() -> None:
     reader = LineReader("a1", job="j-0001", attempt=2)
-    line = {"at_ns": int((T + 90) * 1e9), "host": {"cpu": 12.5, "memory_used_bytes": 5},
-            "ranks": [{"rank": 3, "pid": 77, "device": 3, "cpu": 100.0, "state": "R"}]}
+    line = {
+        "at_ns": int((T + 90) * 1e9),
+        "host": {"cpu": 12.5, "memory_used_bytes": 5},
+        "ranks": [{"rank": 3, "pid": 77, "device": 3, "cpu": 100.0, "state": "R"}],
+    }
     assert reader.read(json.loads(json.dumps(line)), ahead_s=90.0).samples == (
         HostSample(T, "a1", cpu=12.5, memory_used_bytes=5),
-        RankSample(T, "a1", "j-0001", 2, 3, pid=77, device=3, cpu=100.0, state="R"))
+        RankSample(T, "a1", "j-0001", 2, 3, pid=77, device=3, cpu=100.0, state="R"),
+    )
     packed = base64.b64encode(zlib.compress(recording("npu_smi_info/L1-910B3-busy").encode())).decode()
     tool = {"at_ns": int(T * 1e9), "tool": "npu-smi", "code": 0, "z": packed}
     assert list(reader.read(tool).samples) == table(DeviceReader("a1"))
 
 
-@pytest.mark.parametrize("line", [
-    {}, {"at_ns": "x"}, {"at_ns": -1}, {"at_ns": 10**30, "host": {}}, {"at_ns": 1, "host": 3, "ranks": {}},
-    {"at_ns": 1, "ranks": [None, 3, {"rank": "0"}, {"rank": -1}]}, {"at_ns": 1, "tool": 5},
-    {"at_ns": 1, "tool": "nobody", "z": "!!"}])
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"at_ns": "x"},
+        {"at_ns": -1},
+        {"at_ns": 10**30, "host": {}},
+        {"at_ns": 1, "host": 3, "ranks": {}},
+        {"at_ns": 1, "ranks": [None, 3, {"rank": "0"}, {"rank": -1}]},
+        {"at_ns": 1, "tool": 5},
+        {"at_ns": 1, "tool": "nobody", "z": "!!"},
+    ],
+)
 def test_a_line_that_is_none_of_the_samplers_gives_nothing(line: Any) -> None:
     assert LineReader("a1", job="j").read(line).samples == ()
 

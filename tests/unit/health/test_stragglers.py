@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 import pytest
 
@@ -22,10 +22,13 @@ OWN = ("step_s", "data_s", "comm_s", "at_s")
 NO_COMM = ("step_s", "at_s")
 
 
-def look(world: World, samples: Optional[Newest] = None, *, error_s: Optional[float] = 0.001
-         ) -> Tuple[Straggler, ...]:
-    return find_stragglers(world.step_times(error_s=error_s), samples or world.samples(),
-                           hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s)
+def look(world: World, samples: Newest | None = None, *, error_s: float | None = 0.001) -> tuple[Straggler, ...]:
+    return find_stragglers(
+        world.step_times(error_s=error_s),
+        samples or world.samples(),
+        hosts_of_ranks=world.hosts_of_ranks,
+        now_s=world.ended_s,
+    )
 
 
 SHAPES = ((2, 8), (1, 2), (2, 1), (1, 8), (8, 8))
@@ -48,7 +51,7 @@ def test_of_very_many_healthy_runs_none_has_a_straggler() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("tells", [NO_COMM, ("at_s",), ("step_s",)], ids="+".join)
-def test_a_healthy_run_whose_program_tells_less_has_none_either(seed: int, tells: Tuple[str, ...]) -> None:
+def test_a_healthy_run_whose_program_tells_less_has_none_either(seed: int, tells: tuple[str, ...]) -> None:
     assert look(World(seed=seed, noise=0.1, tells=tells, skew_s={"npu01": 40.0}).run(), Newest()) == ()
 
 
@@ -112,21 +115,28 @@ def test_who_is_slower_by_what_nobody_notices_is_left_in_peace() -> None:
 
 
 def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_steps() -> None:
-    steps = {rank: make_step_times(MetricsLine(step=step, step_s=1.6 if rank == 2 else 1.0)
-                                   for step in range(1, 50 if rank == 2 else 80)) for rank in range(4)}
+    steps = {
+        rank: make_step_times(
+            MetricsLine(step=step, step_s=1.6 if rank == 2 else 1.0) for step in range(1, 50 if rank == 2 else 80)
+        )
+        for rank in range(4)
+    }
     [found] = find_stragglers(steps, Newest(), hosts_of_ranks=dict.fromkeys(range(4), "a"), now_s=0.0)
     assert (found.rank, found.slower_by) == (2, 1.6)
 
 
-def late(rank: int, *, error_s: Optional[float]) -> Tuple[StepTimes, ...]:
-    return tuple(StepTimes(step, at_s=1000.0 + step + (0.3 if rank == 2 else 0.0), step_s=1.0, error_s=error_s)
-                 for step in range(1, 60))
+def late(rank: int, *, error_s: float | None) -> tuple[StepTimes, ...]:
+    return tuple(
+        StepTimes(step, at_s=1000.0 + step + (0.3 if rank == 2 else 0.0), step_s=1.0, error_s=error_s)
+        for step in range(1, 60)
+    )
 
 
 def test_where_nothing_else_is_told_who_is_always_last_is_named_once_clocks_are_known() -> None:
     hosts = {rank: f"h{rank}" for rank in range(4)}
-    [found] = find_stragglers({rank: late(rank, error_s=0.002) for rank in range(4)}, Newest(), hosts_of_ranks=hosts,
-                              now_s=1060.0)
+    [found] = find_stragglers(
+        {rank: late(rank, error_s=0.002) for rank in range(4)}, Newest(), hosts_of_ranks=hosts, now_s=1060.0
+    )
     assert (found.rank, found.host) == (2, "h2")
     for error_s in (None, 0.5):
         unsure = {rank: late(rank, error_s=error_s) for rank in range(4)}
@@ -157,22 +167,26 @@ def at_rank_5(value: object) -> Change:
     return lambda rank, part: value if rank == 5 else None
 
 
-@pytest.mark.parametrize("sign, changes", [
-    (Sign.FREQUENCY, {"frequency_mhz": at_rank_5(1200.0)}),
-    (Sign.FREQUENCY, {"frequency_mhz": lambda rank, part: 1800.0 - 900.0 * part if rank == 5 else None}),
-    (Sign.TEMPERATURE, {"frequency_mhz": at_rank_5(1200.0), "temperature_c": at_rank_5(98.0)}),
-    (Sign.TEMPERATURE, {"temperature_c": at_rank_5(98.0)}),
-    (Sign.LINK, {"link_downs": lambda rank, part: 2 + int(10 * part) if rank == 5 else None}),
-    (Sign.LINK, {"link_up": at_rank_5(False)}),
-    (Sign.LINK, {"link_tx_bytes_s": at_rank_5(1e9)}),
-    (Sign.CPU, {"cpu": lambda rank, part: 99.0 if rank == 0 else None}),
-    (Sign.CPU, {"memory_used_bytes": lambda rank, part: 1020 * 2**30 if rank == 0 else None}),
-    (Sign.CPU, {"rank_cpu": at_rank_5(20.0)}),
-    (Sign.SHARED, {"pids": at_rank_5((1005, 77777))}),
-    (Sign.HEALTH, {"health": at_rank_5("Warning")}),
-    (None, {}),
-], ids=lambda value: value.value if isinstance(value, Sign) else "-".join(value) if isinstance(value, dict) else None)
-def test_the_likeliest_sign_is_found(sign: Optional[Sign], changes: dict[str, Change]) -> None:
+@pytest.mark.parametrize(
+    "sign, changes",
+    [
+        (Sign.FREQUENCY, {"frequency_mhz": at_rank_5(1200.0)}),
+        (Sign.FREQUENCY, {"frequency_mhz": lambda rank, part: 1800.0 - 900.0 * part if rank == 5 else None}),
+        (Sign.TEMPERATURE, {"frequency_mhz": at_rank_5(1200.0), "temperature_c": at_rank_5(98.0)}),
+        (Sign.TEMPERATURE, {"temperature_c": at_rank_5(98.0)}),
+        (Sign.LINK, {"link_downs": lambda rank, part: 2 + int(10 * part) if rank == 5 else None}),
+        (Sign.LINK, {"link_up": at_rank_5(False)}),
+        (Sign.LINK, {"link_tx_bytes_s": at_rank_5(1e9)}),
+        (Sign.CPU, {"cpu": lambda rank, part: 99.0 if rank == 0 else None}),
+        (Sign.CPU, {"memory_used_bytes": lambda rank, part: 1020 * 2**30 if rank == 0 else None}),
+        (Sign.CPU, {"rank_cpu": at_rank_5(20.0)}),
+        (Sign.SHARED, {"pids": at_rank_5((1005, 77777))}),
+        (Sign.HEALTH, {"health": at_rank_5("Warning")}),
+        (None, {}),
+    ],
+    ids=lambda value: value.value if isinstance(value, Sign) else "-".join(value) if isinstance(value, dict) else None,
+)
+def test_the_likeliest_sign_is_found(sign: Sign | None, changes: dict[str, Change]) -> None:
     world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
     [found] = look(world, world.samples(**changes))
     assert (found.rank, found.sign) == (5, sign)
@@ -198,8 +212,10 @@ def test_waiting_for_data_is_seen_where_nothing_tells_of_the_collectives() -> No
 
 def test_a_node_that_is_slow_and_hot_is_told_with_its_sign() -> None:
     world = World(nodes=4, slower=lambda rank, step: 1.4 if rank // 8 == 2 else 1.0).run()
-    hot = world.samples(temperature_c=lambda rank, part: 99.0 if rank // 8 == 2 else None,
-                        frequency_mhz=lambda rank, part: 1300.0 if rank // 8 == 2 else None)
+    hot = world.samples(
+        temperature_c=lambda rank, part: 99.0 if rank // 8 == 2 else None,
+        frequency_mhz=lambda rank, part: 1300.0 if rank // 8 == 2 else None,
+    )
     [found] = look(world, hot)
     assert (found.rank, found.host, found.sign) == (None, "npu02", Sign.TEMPERATURE)
 
@@ -230,8 +246,9 @@ def test_a_link_that_is_down_slows_all_alike_and_is_named_for_itself() -> None:
 def test_old_figures_do_not_count() -> None:
     world = World(slower=lambda rank, step: 1.3 if rank == 5 else 1.0, steps=60, pauses=False).run()
     old = world.samples(frequency_mhz=at_rank_5(1000.0))
-    [found] = find_stragglers(world.step_times(), old, hosts_of_ranks=world.hosts_of_ranks,
-                              now_s=world.ended_s + 10_000.0)
+    [found] = find_stragglers(
+        world.step_times(), old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0
+    )
     assert found.sign is Sign.FREQUENCY  # the steps are as old as they
     assert find_stragglers({}, old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0) == ()
 

@@ -25,8 +25,11 @@ NODES = examples(250, thorough=1000)
 MOST_REFERENCES = 2.5
 """1.4 to 2.0, as busy as the machine's caches are; before anything was read once for all nodes it was 3 of them."""
 ROUNDS_PER_NODE = 20_000
-ODD = {"npu0050": Scenario(driver="23.0.7", firmware="7.1.0.11.220"), "npu0070": Scenario(cards=7),
-       "npu0060": Scenario(faults=(PlannedFault("link_down", 3),))}
+ODD = {
+    "npu0050": Scenario(driver="23.0.7", firmware="7.1.0.11.220"),
+    "npu0070": Scenario(cards=7),
+    "npu0060": Scenario(faults=(PlannedFault("link_down", 3),)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +73,12 @@ def test_many_answers_become_a_screen_for_less_than_a_plain_loop_of_50_thousand_
 def test_of_many_nodes_the_screen_shows_what_differs_and_little_else(answers, capsys):
     report = aggregate(answers)
     told = {(view.code, view.hosts) for view in report.findings}
-    assert told == {("npu-missing", ("npu0070",)), ("device-link-down", ("npu0060",)),
-                    ("driver-differs", ("npu0050",)), ("firmware-differs", ("npu0050",))}
+    assert told == {
+        ("npu-missing", ("npu0070",)),
+        ("device-link-down", ("npu0060",)),
+        ("driver-differs", ("npu0050",)),
+        ("firmware-differs", ("npu0050",)),
+    }
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 40 and max(map(len, lines)) < 400
     assert f"driver    24.1.rc2  npu[0001-0049,0051-{NODES:04d}]" in lines

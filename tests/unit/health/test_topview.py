@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,30 @@ NOW_S = 1000.0
 
 
 def device(host: str = "a", number: int = 0, **changes: Any) -> DeviceSample:
-    return replace(DeviceSample(NOW_S - 2, host, number, "npu", name="910B3", utilisation=0.0, health="OK",
-                                memory_used_bytes=3 << 30, memory_total_bytes=64 << 30, pids=()), **changes)
+    return replace(
+        DeviceSample(
+            NOW_S - 2,
+            host,
+            number,
+            "npu",
+            name="910B3",
+            utilisation=0.0,
+            health="OK",
+            memory_used_bytes=3 << 30,
+            memory_total_bytes=64 << 30,
+            pids=(),
+        ),
+        **changes,
+    )
 
 
-def job(places: Mapping[int, Tuple[str, Optional[int]]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> JobSeen:
+def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> JobSeen:
     ranks = tuple(RankPlace(rank, host, number, pid=100 + rank) for rank, (host, number) in places.items())
     hosts = tuple(dict.fromkeys(host for host, _ in places.values()))
     return replace(JobSeen("j-1", "train", "RUNNING", "", 1, hosts, len(ranks), places=ranks), **changes)
 
 
-def rows_of(**world: Any) -> Dict[Tuple[str, Optional[int], Optional[int]], TopRow]:
+def rows_of(**world: Any) -> dict[tuple[str, int | None, int | None], TopRow]:
     return {(row.host, row.device, row.rank): row for row in make_view(now_s=NOW_S, **world).rows}
 
 
@@ -80,16 +94,19 @@ def test_ranks_without_a_device_have_rows_of_their_own() -> None:
     assert rows[("b", None, 1)].cpu == 98.0 and rows[("a", None, 0)].cpu is None
 
 
-@pytest.mark.parametrize("pids, on_it, foreign", [
-    (None, True, None),  # the tool does not tell
-    ((), True, ()),
-    ((100,), True, ()),
-    ((100, 555), True, (555,)),
-    ((4711,), True, None),  # perhaps a child of the rank's: cannot be told
-    ((4711,), False, (4711,)),  # no rank there: somebody else's for sure
-])
+@pytest.mark.parametrize(
+    "pids, on_it, foreign",
+    [
+        (None, True, None),  # the tool does not tell
+        ((), True, ()),
+        ((100,), True, ()),
+        ((100, 555), True, (555,)),
+        ((4711,), True, None),  # perhaps a child of the rank's: cannot be told
+        ((4711,), False, (4711,)),  # no rank there: somebody else's for sure
+    ],
+)
 def test_processes_of_others_are_named_only_when_that_is_certain(
-    pids: Optional[Tuple[int, ...]], on_it: bool, foreign: Optional[Tuple[int, ...]]
+    pids: tuple[int, ...] | None, on_it: bool, foreign: tuple[int, ...] | None
 ) -> None:
     jobs = [job(places={0: ("a", 0)})] if on_it else []
     row = next(iter(rows_of(devices=[device(pids=pids)], jobs=jobs).values()))
@@ -115,21 +132,24 @@ def test_an_age_is_never_negative_where_clocks_differ() -> None:
 # ---------------------------------------------------------------- hosts without figures
 
 
-@pytest.mark.parametrize("world, why", [
-    ({"names": ["x"]}, "not-asked"),
-    ({"names": ["x"], "was_asked": True}, "no-samples"),
-    ({"names": ["x"], "refused": {"x": "refused"}}, "no-answer"),
-    ({"jobs": [job(places={0: ("x", 0)})]}, "no-samples"),
-    ({"jobs": [job(places={0: ("x", 0)}, state="STARTING")]}, "starting"),
-    ({"jobs": [job(places={0: ("x", 0)}, liveness={"x": "SUSPECT"})]}, "unreachable"),
-])
-def test_a_host_without_figures_is_listed_with_the_reason(world: Dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(
+    "world, why",
+    [
+        ({"names": ["x"]}, "not-asked"),
+        ({"names": ["x"], "was_asked": True}, "no-samples"),
+        ({"names": ["x"], "refused": {"x": "refused"}}, "no-answer"),
+        ({"jobs": [job(places={0: ("x", 0)})]}, "no-samples"),
+        ({"jobs": [job(places={0: ("x", 0)}, state="STARTING")]}, "starting"),
+        ({"jobs": [job(places={0: ("x", 0)}, liveness={"x": "SUSPECT"})]}, "unreachable"),
+    ],
+)
+def test_a_host_without_figures_is_listed_with_the_reason(world: dict[str, Any], why: str) -> None:
     (host,) = make_view(now_s=NOW_S, **world).hosts
     assert (host.host, host.why, host.age_s) == ("x", why, None)
 
 
 def test_a_host_with_any_figures_has_no_reason() -> None:
-    worlds: List[Dict[str, Any]] = [{"devices": [device()]}, {"hosts": [HostSample(NOW_S, "a", cpu=1.0)]}]
+    worlds: list[dict[str, Any]] = [{"devices": [device()]}, {"hosts": [HostSample(NOW_S, "a", cpu=1.0)]}]
     for world in worlds:
         (host,) = make_view(now_s=NOW_S, refused={"a": "late"}, **world).hosts
         assert host.why is None
@@ -146,7 +166,7 @@ def test_a_host_with_neither_device_nor_rank_has_a_row_of_its_own() -> None:
 
 
 def test_old_figures_of_a_host_that_nobody_named_and_no_job_holds_are_gone() -> None:
-    old: Dict[str, Any] = {"devices": [device("a", at_s=NOW_S - 300)], "hosts": [HostSample(NOW_S - 300, "a", cpu=5.0)]}
+    old: dict[str, Any] = {"devices": [device("a", at_s=NOW_S - 300)], "hosts": [HostSample(NOW_S - 300, "a", cpu=5.0)]}
     assert make_view(now_s=NOW_S, **old).hosts == ()
     (row,) = make_view(now_s=NOW_S, names=["a"], **old).rows
     assert row.problems == ("stale",)
@@ -155,7 +175,7 @@ def test_old_figures_of_a_host_that_nobody_named_and_no_job_holds_are_gone() -> 
 # ---------------------------------------------------------------- step times
 
 
-def lines(times: List[float], **more: Any) -> List[MetricsLine]:
+def lines(times: list[float], **more: Any) -> list[MetricsLine]:
     return [MetricsLine(step=step, step_s=time_s, **more) for step, time_s in enumerate(times)]
 
 
@@ -191,7 +211,7 @@ def test_a_rank_is_compared_with_the_others_not_with_itself() -> None:
 
 def test_what_ranks_wait_for_each_other_is_taken_off_where_all_tell_it() -> None:
     progress = {rank: Progress(step_s=2.0, own_s=1.5 if rank == 1 else 1.0) for rank in range(4)}
-    places: Dict[int, Tuple[str, Optional[int]]] = {rank: ("a", rank) for rank in range(4)}
+    places: dict[int, tuple[str, int | None]] = {rank: ("a", rank) for rank in range(4)}
     found = rows_of(jobs=[job(places=places, progress=progress)])
     assert found[("a", 1, 1)].slower_by == 1.5
     progress[2] = Progress(step_s=2.0)  # one that does not: then whole steps are compared
@@ -231,19 +251,33 @@ def test_the_greatest_first_and_unknown_last_in_both_directions() -> None:
 
 
 def test_rows_of_a_job_stand_in_rank_order() -> None:
-    rows = [TopRow("a", 0, job="j-2", rank=1), TopRow("b", 0), TopRow("c", 0, job="j-10", rank=0),
-            TopRow("d", 0, job="j-2", rank=0)]
+    rows = [
+        TopRow("a", 0, job="j-2", rank=1),
+        TopRow("b", 0),
+        TopRow("c", 0, job="j-10", rank=0),
+        TopRow("d", 0, job="j-2", rank=0),
+    ]
     assert [row.host for row in sort_rows(rows, "job")] == ["d", "a", "c", "b"]
 
 
-@pytest.mark.parametrize("choice, hosts", [
-    (Choice(job="train"), "ab"), (Choice(hosts=("a", "d*")), "ad"), (Choice(only_bad=True), "c"),
-    (Choice(only_busy=True), "ab"), (Choice(text="ALARM"), "c"), (Choice(text="rank1"), "b"),
-    (Choice(text="?"), "abcd"), (Choice(text="[ab]"), "ab"), (Choice(text="nothing"), ""),
-])
+@pytest.mark.parametrize(
+    "choice, hosts",
+    [
+        (Choice(job="train"), "ab"),
+        (Choice(hosts=("a", "d*")), "ad"),
+        (Choice(only_bad=True), "c"),
+        (Choice(only_busy=True), "ab"),
+        (Choice(text="ALARM"), "c"),
+        (Choice(text="rank1"), "b"),
+        (Choice(text="?"), "abcd"),
+        (Choice(text="[ab]"), "ab"),
+        (Choice(text="nothing"), ""),
+    ],
+)
 def test_rows_are_chosen(choice: Choice, hosts: str) -> None:
-    world = make_view(now_s=NOW_S, jobs=[job(places={0: ("a", 0), 1: ("b", 0)})],
-                      devices=[device("c", health="Alarm"), device("d")])
+    world = make_view(
+        now_s=NOW_S, jobs=[job(places={0: ("a", 0), 1: ("b", 0)})], devices=[device("c", health="Alarm"), device("d")]
+    )
     assert "".join(row.host for row in choose_rows(world.rows, choice)) == hosts
 
 
@@ -263,11 +297,19 @@ def test_hosts_that_idle_alike_become_one_line_and_none_is_lost() -> None:
     assert folded.temperature_c == (30.0, 34.0) and len(lines_) == 2
 
 
-@pytest.mark.parametrize("change", [
-    {"health": "Warning"}, {"link_up": False}, {"pids": (5,)}, {"utilisation": 50.0}, {"utilisation": None},
-    {"health": None}, {"name": "910B2"},
-])
-def test_a_host_that_differs_stands_for_itself(change: Dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"health": "Warning"},
+        {"link_up": False},
+        {"pids": (5,)},
+        {"utilisation": 50.0},
+        {"utilisation": None},
+        {"health": None},
+        {"name": "910B2"},
+    ],
+)
+def test_a_host_that_differs_stands_for_itself(change: dict[str, Any]) -> None:
     world = [device(f"n{host}") for host in range(4)] + [device("odd", **change)]
     rows = make_view(now_s=NOW_S, devices=world).rows
     assert [line.host for line in fold_idle(rows) if isinstance(line, TopRow)] == ["odd"]

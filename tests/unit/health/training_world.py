@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
@@ -33,10 +34,10 @@ class World:
     slower: Own = lambda rank, step: 1.0
     data_more_s: Callable[[int, int], float] = lambda rank, step: 0.0
     pauses: bool = True
-    tells: Tuple[str, ...] = ("step_s", "data_s", "comm_s", "at_s")
+    tells: tuple[str, ...] = ("step_s", "data_s", "comm_s", "at_s")
     log_every: int = 1
     skew_s: Mapping[str, float] = field(default_factory=dict)
-    lines: Dict[int, List[MetricsLine]] = field(default_factory=dict)
+    lines: dict[int, list[MetricsLine]] = field(default_factory=dict)
     ended_s: float = 0.0
 
     @property
@@ -47,20 +48,26 @@ class World:
         return f"npu{rank // self.per_node:02d}"
 
     @property
-    def hosts_of_ranks(self) -> Dict[int, str]:
+    def hosts_of_ranks(self) -> dict[int, str]:
         return {rank: self.host(rank) for rank in self.ranks}
 
-    def run(self) -> "World":
+    def run(self) -> World:
         """Plays all steps: the collective waits for the last rank, so every rank's step takes equally long."""
         dice = random.Random(self.seed)
         devices = {rank: 1.0 + dice.gauss(0, self.device_noise) for rank in self.ranks}
         self.lines = {rank: [] for rank in self.ranks}
         now_s = BEGAN_S
         for step in range(1, self.steps + 1):
-            data = {rank: abs(dice.gauss(self.data_s, self.data_s / 3)) + self.data_more_s(rank, step)
-                    for rank in self.ranks}
-            own = {rank: data[rank] + self.compute_s * devices[rank] * self.slower(rank, step)
-                   * max(0.5, dice.gauss(1, self.noise)) + self._pause(dice, rank, step) for rank in self.ranks}
+            data = {
+                rank: abs(dice.gauss(self.data_s, self.data_s / 3)) + self.data_more_s(rank, step)
+                for rank in self.ranks
+            }
+            own = {
+                rank: data[rank]
+                + self.compute_s * devices[rank] * self.slower(rank, step) * max(0.5, dice.gauss(1, self.noise))
+                + self._pause(dice, rank, step)
+                for rank in self.ranks
+            }
             step_s = max(own.values()) + self.shared_s
             now_s += step_s
             if step % self.log_every == 0:
@@ -77,45 +84,80 @@ class World:
         saving = 8.0 if step % 10 == 0 and rank == 0 else 0.0
         return compiling + garbage + evaluation + saving
 
-    def _write(self, step: int, step_s: float, now_s: float, data: Mapping[int, float], own: Mapping[int, float],
-               dice: random.Random) -> None:
+    def _write(
+        self,
+        step: int,
+        step_s: float,
+        now_s: float,
+        data: Mapping[int, float],
+        own: Mapping[int, float],
+        dice: random.Random,
+    ) -> None:
         for rank in self.ranks:
             late_s = max(0.0, dice.gauss(0.002, 0.001))
-            values = {"step_s": step_s, "data_s": data[rank], "comm_s": step_s - own[rank],
-                      "at_s": now_s + late_s + self.skew_s.get(self.host(rank), 0.0)}
+            values = {
+                "step_s": step_s,
+                "data_s": data[rank],
+                "comm_s": step_s - own[rank],
+                "at_s": now_s + late_s + self.skew_s.get(self.host(rank), 0.0),
+            }
             self.lines[rank].append(MetricsLine(step=step, loss=1.0, **{name: values[name] for name in self.tells}))
 
-    def step_times(self, *, error_s: Optional[float] = 0.001) -> Dict[int, Tuple[StepTimes, ...]]:
+    def step_times(self, *, error_s: float | None = 0.001) -> dict[int, tuple[StepTimes, ...]]:
         """With the hosts' clocks taken off, known to `error_s`; None: nobody measured them."""
+
         def clock(host: str) -> Callable[[float], float]:
             return lambda at_s: at_s - self.skew_s.get(host, 0.0) if error_s is not None else at_s
-        return {rank: make_step_times(self.lines[rank], to_head_s=clock(self.host(rank)), error_s=error_s)
-                for rank in self.ranks}
+
+        return {
+            rank: make_step_times(self.lines[rank], to_head_s=clock(self.host(rank)), error_s=error_s)
+            for rank in self.ranks
+        }
 
     def samples(self, **changes: Callable[[int, float], object]) -> Newest:
         """Five minutes of healthy figures; `changes`: NAME_OF_A_FIGURE(rank or node's first rank, 0…1 of the time)."""
         dice = random.Random(self.seed + 1)
-        devices: List[DeviceSample] = []
-        hosts: List[HostSample] = []
-        ranks: List[RankSample] = []
+        devices: list[DeviceSample] = []
+        hosts: list[HostSample] = []
+        ranks: list[RankSample] = []
         count = int(280 / SAMPLED_S)
         for turn in range(count):
             at_s, part = self.ended_s - 280 + turn * SAMPLED_S, turn / count
             for rank in self.ranks:
-                figures = {"utilisation": 90.0 + dice.gauss(0, 4), "power_w": 300.0 + dice.gauss(0, 10),
-                           "temperature_c": 58.0 + dice.gauss(0, 3), "frequency_mhz": 1800.0, "health": "OK",
-                           "link_up": True, "link_downs": 2, "link_tx_bytes_s": 5e9 * (1 + dice.gauss(0, 0.1)),
-                           "pids": (1000 + rank,)}
+                figures = {
+                    "utilisation": 90.0 + dice.gauss(0, 4),
+                    "power_w": 300.0 + dice.gauss(0, 10),
+                    "temperature_c": 58.0 + dice.gauss(0, 3),
+                    "frequency_mhz": 1800.0,
+                    "health": "OK",
+                    "link_up": True,
+                    "link_downs": 2,
+                    "link_tx_bytes_s": 5e9 * (1 + dice.gauss(0, 0.1)),
+                    "pids": (1000 + rank,),
+                }
                 given = {name: make(rank, part) for name, make in changes.items() if name in figures}
                 figures.update({name: value for name, value in given.items() if value is not None})
                 devices.append(DeviceSample(at_s, self.host(rank), rank % self.per_node, "npu", **figures))
                 cpu = changes.get("rank_cpu", lambda rank, part: None)(rank, part)
-                ranks.append(RankSample(at_s, self.host(rank), "j-0001", 1, rank, pid=1000 + rank,
-                                        device=rank % self.per_node, cpu=105.0 if cpu is None else float(str(cpu))))
+                ranks.append(
+                    RankSample(
+                        at_s,
+                        self.host(rank),
+                        "j-0001",
+                        1,
+                        rank,
+                        pid=1000 + rank,
+                        device=rank % self.per_node,
+                        cpu=105.0 if cpu is None else float(str(cpu)),
+                    )
+                )
             for node in range(self.nodes):
-                busy: Dict[str, Any] = {"cpu": 30.0 + dice.gauss(0, 5), "memory_used_bytes": 400 * 2**30}
-                given = {name: make(node * self.per_node, part) for name, make in changes.items()
-                         if name in ("cpu", "memory_used_bytes")}
+                busy: dict[str, Any] = {"cpu": 30.0 + dice.gauss(0, 5), "memory_used_bytes": 400 * 2**30}
+                given = {
+                    name: make(node * self.per_node, part)
+                    for name, make in changes.items()
+                    if name in ("cpu", "memory_used_bytes")
+                }
                 busy.update({name: value for name, value in given.items() if value is not None})
                 hosts.append(HostSample(at_s, self.host(node * self.per_node), memory_total_bytes=1024 * 2**30, **busy))
         return Newest(tuple(devices), tuple(hosts), tuple(ranks))

@@ -51,10 +51,19 @@ def test_steps_that_were_slept_through_are_all_taken_in_order():
     assert taken(ladder("head", 10.0), 1000.0) == [("USR1", False), ("TERM", True), ("KILL", True)]
 
 
-@pytest.mark.parametrize("line, done", [(b'{"done": true}', True), (b'{"step": 1, "done":true, "x": 2}', True),
-                                        (b'{"done": false}', False), (b'{"done": "true"}', False),
-                                        (b'{"done": true', False), (b'"done"', False), (b'\xff"done"', False),
-                                        (b'[{"done": true}]', False)])
+@pytest.mark.parametrize(
+    "line, done",
+    [
+        (b'{"done": true}', True),
+        (b'{"step": 1, "done":true, "x": 2}', True),
+        (b'{"done": false}', False),
+        (b'{"done": "true"}', False),
+        (b'{"done": true', False),
+        (b'"done"', False),
+        (b'\xff"done"', False),
+        (b'[{"done": true}]', False),
+    ],
+)
 def test_only_a_whole_object_that_says_done_counts(line, done):
     assert linger.says_done(line) is done
 
@@ -108,8 +117,10 @@ def process(pid, ppid, session, *, state="S", start=1):
 
 
 def test_kin_are_found_through_all_generations_and_strangers_are_not():
-    table = {p.pid: p for p in (process(1, 0, 1), process(10, 1, 10), process(11, 10, 10), process(12, 11, 12),
-                                process(20, 1, 20))}
+    table = {
+        p.pid: p
+        for p in (process(1, 0, 1), process(10, 1, 10), process(11, 10, 10), process(12, 11, 12), process(20, 1, 20))
+    }
     assert reap.descendants(table, [10]) == {10, 11, 12}
     assert reap.descendants(table, [99]) == set()
 
@@ -128,8 +139,10 @@ def test_a_process_name_may_hold_anything(name):
 
 
 def test_group_paths_are_read_from_the_kernels_tables():
-    mounts = ("35 24 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-              "36 24 0:31 / /sys/fs/my\\040group rw,nosuid shared:9 - cgroup2 cgroup2 rw\n")
+    mounts = (
+        "35 24 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "36 24 0:31 / /sys/fs/my\\040group rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
+    )
     assert cgroup.parse_mount(mounts) == "/sys/fs/my group"
     assert cgroup.parse_mount(mounts.splitlines()[0]) is None
     assert cgroup.parse_own("4:memory:/a\n0::/user.slice/x.scope\n") == "/user.slice/x.scope"
@@ -140,8 +153,12 @@ def test_a_route_answer_is_read_and_no_route_is_none():
     def attribute(kind, value):
         return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
-    body = b"\0" * 12 + attribute(1, bytes([10, 0, 0, 3])) + attribute(4, struct.pack("=I", 3)) + \
-        attribute(7, bytes([10, 0, 0, 2]))
+    body = (
+        b"\0" * 12
+        + attribute(1, bytes([10, 0, 0, 3]))
+        + attribute(4, struct.pack("=I", 3))
+        + attribute(7, bytes([10, 0, 0, 2]))
+    )
     message = struct.pack("=IHHII", 16 + len(body), 24, 0, 1, 0) + body
     assert routes.parse_answer(message) == (3, bytes([10, 0, 0, 2]))
     assert routes.parse_answer(struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -101) + b"\0" * 16) == (None, None)
@@ -164,10 +181,17 @@ def test_the_port_token_is_the_plans():
 
 def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
     login = {b"PATH": b"/bin", b"X": b"login", b"ASCENDRUN_FAILPOINT": b"x=kill", b"ASCENDRUN_TAG": b"outer.1"}
-    env = ranks.rank_environ(login, {"X": "plan", "Y": "plan"}, master_port=1, secret={"Y": "secret"}, tag="run.1",
-                             root="/r")
-    assert env == {b"PATH": b"/bin", b"X": b"plan", b"Y": b"secret", b"MASTER_PORT": b"1", b"ASCENDRUN_TAG": b"run.1",
-                   b"ASCENDRUN_NODE_ROOT": b"/r"}
+    env = ranks.rank_environ(
+        login, {"X": "plan", "Y": "plan"}, master_port=1, secret={"Y": "secret"}, tag="run.1", root="/r"
+    )
+    assert env == {
+        b"PATH": b"/bin",
+        b"X": b"plan",
+        b"Y": b"secret",
+        b"MASTER_PORT": b"1",
+        b"ASCENDRUN_TAG": b"run.1",
+        b"ASCENDRUN_NODE_ROOT": b"/r",
+    }
 
 
 @pytest.mark.parametrize("numbers, text", [([], ""), ([5], "5"), ([5, 6, 7, 9], "5-7, 9"), ([9, 5], "9, 5")])
@@ -175,8 +199,9 @@ def test_ports_are_folded_for_people(numbers, text):
     assert attempts.fold_numbers(numbers) == text
 
 
-frames = st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)),
-                  max_size=5)
+frames = st.lists(
+    st.tuples(st.dictionaries(st.text(), st.integers() | st.text(), max_size=3), st.binary(max_size=50)), max_size=5
+)
 
 
 @settings(deadline=None)
@@ -184,6 +209,6 @@ frames = st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text()
 def test_frames_survive_any_cutting_behind_any_noise(frames, piece, noise):
     data = noise + wire.MAGIC + b"".join(wire.pack(header, body) for header, body in frames)
     reader = wire.FrameReader(expect_magic=True)
-    found = [frame for at in range(0, len(data), piece) for frame in reader.feed(data[at:at + piece])]
+    found = [frame for at in range(0, len(data), piece) for frame in reader.feed(data[at : at + piece])]
     assert found == [(json.loads(json.dumps(header)), body) for header, body in frames]
     assert reader.noise == noise

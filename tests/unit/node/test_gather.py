@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import pytest
 
@@ -21,17 +21,19 @@ START_NS = 1_763_000_000 * 10**9
 class Desk:
     """A node root with one attempt, and what was sent to the head."""
 
-    def __init__(self, root: Path, *, env: Optional[Dict[str, str]] = None) -> None:
+    def __init__(self, root: Path, *, env: dict[str, str] | None = None) -> None:
         self.root = root
         self.home = root / "home"
         self.folder = Path(layout.attempt_dir(str(root), TAG))
         self.folder.mkdir(parents=True)
-        events = [{"seq": 1, "at_ns": START_NS, "event": "supervising"},
-                  {"seq": 2, "at_ns": START_NS + 1, "event": "rank_started", "rank": 0, "pid": 4242}]
+        events = [
+            {"seq": 1, "at_ns": START_NS, "event": "supervising"},
+            {"seq": 2, "at_ns": START_NS + 1, "event": "rank_started", "rank": 0, "pid": 4242},
+        ]
         (self.folder / "events.0").write_text("".join(json.dumps(one) + "\n" for one in events))
         (self.folder / layout.PREPARED).write_text(json.dumps({"ranks": [{"rank": 0, "env": env or {}}]}))
         self.login = {b"HOME": os.fsencode(self.home), b"PATH": os.environb[b"PATH"]}
-        self.sent: List[Tuple[Dict[str, Any], bytes]] = []
+        self.sent: list[tuple[dict[str, Any], bytes]] = []
 
     def write(self, path: str, data: bytes, *, age_s: float = 0.0) -> Path:
         """`age_s`: how long after the attempt's start it was changed last."""
@@ -41,13 +43,18 @@ class Desk:
         os.utime(place, ns=(START_NS, START_NS + int(age_s * 1e9)))
         return place
 
-    def gather(self, *items: Dict[str, Any], **more: Any) -> Dict[str, Any]:
+    def gather(self, *items: dict[str, Any], **more: Any) -> dict[str, Any]:
         request = {"tag": TAG, "items": [{"name": "plog", **item} for item in items], **more}
-        return Gathering(str(self.root), request, login=self.login, commands=Commands(self.login, 0o022),
-                         send=lambda header, body: self.sent.append((header, body))).run()
+        return Gathering(
+            str(self.root),
+            request,
+            login=self.login,
+            commands=Commands(self.login, 0o022),
+            send=lambda header, body: self.sent.append((header, body)),
+        ).run()
 
-    def got(self) -> Dict[str, bytes]:
-        files: Dict[str, bytearray] = {}
+    def got(self) -> dict[str, bytes]:
+        files: dict[str, bytearray] = {}
         for header, body in self.sent:
             kept = files.setdefault(header["file"], bytearray())
             assert header["offset"] == len(kept)
@@ -55,8 +62,13 @@ class Desk:
         return {name: bytes(data) for name, data in files.items()}
 
 
-PLOG = {"kind": "glob", "bases": ["$ASCEND_PROCESS_LOG_PATH", "~/ascend/log"], "since_start": True,
-        "patterns": ["debug/plog/plog-*", "run/plog/plog-*"], "pid_regex": r"plog-(\d+)_"}
+PLOG = {
+    "kind": "glob",
+    "bases": ["$ASCEND_PROCESS_LOG_PATH", "~/ascend/log"],
+    "since_start": True,
+    "patterns": ["debug/plog/plog-*", "run/plog/plog-*"],
+    "pid_regex": r"plog-(\d+)_",
+}
 
 
 @pytest.fixture
@@ -70,7 +82,9 @@ def test_plogs_of_the_attempt_are_sent_whole_those_of_our_ranks_first(desk: Desk
     desk.write("ascend/log/debug/plog/plog-9_0.log", b"of last week", age_s=-600_000)
     reply = desk.gather(PLOG)
     assert [(one["file"], one["bytes"], one["is_ours"]) for one in reply["files"]] == [
-        ("debug/plog/plog-4242_1.log", 200_000, True), ("run/plog/plog-7_2.log", 9, False)]
+        ("debug/plog/plog-4242_1.log", 200_000, True),
+        ("run/plog/plog-7_2.log", 9, False),
+    ]
     assert desk.got() == {"debug/plog/plog-4242_1.log": b"x" * 200_000, "run/plog/plog-7_2.log": b"another's"}
     assert reply["problems"] == [] and reply["start_ns"] == START_NS
 
@@ -106,7 +120,7 @@ def test_a_file_that_is_too_long_is_sent_as_its_beginning_and_its_end(desk: Desk
     sent = desk.got()["debug/plog/plog-4242_1.log"]
     cut = one["cut_at"]
     assert (one["bytes"], one["of_bytes"], len(sent)) == (80_000, 800_000, 80_000)
-    assert sent[:cut] == data[:cut] and sent[cut:] == data[-(80_000 - cut):] and 0 < cut < 40_000
+    assert sent[:cut] == data[:cut] and sent[cut:] == data[-(80_000 - cut) :] and 0 < cut < 40_000
 
 
 def test_what_finds_no_room_is_named(desk: Desk) -> None:
@@ -119,14 +133,29 @@ def test_what_finds_no_room_is_named(desk: Desk) -> None:
 
 
 def test_the_first_command_that_works_is_taken(desk: Desk) -> None:
-    reply = desk.gather({"kind": "argv", "file": "out.txt", "commands": [
-        ["no-such-tool-at-all"], ["sh", "-c", "echo denied >&2; exit 1"], ["printf", "fine"], ["printf", "unused"]]})
+    reply = desk.gather(
+        {
+            "kind": "argv",
+            "file": "out.txt",
+            "commands": [
+                ["no-such-tool-at-all"],
+                ["sh", "-c", "echo denied >&2; exit 1"],
+                ["printf", "fine"],
+                ["printf", "unused"],
+            ],
+        }
+    )
     assert desk.got() == {"out.txt": b"fine"} and reply["problems"] == []
 
 
 def test_when_no_command_works_the_reason_of_each_is_told(desk: Desk) -> None:
-    reply = desk.gather({"kind": "argv", "file": "out.txt", "commands": [
-        ["no-such-tool-at-all"], ["sh", "-c", "echo denied >&2; exit 1"]]})
+    reply = desk.gather(
+        {
+            "kind": "argv",
+            "file": "out.txt",
+            "commands": [["no-such-tool-at-all"], ["sh", "-c", "echo denied >&2; exit 1"]],
+        }
+    )
     (problem,) = reply["problems"]
     assert "no such command: no-such-tool-at-all" in problem["text"] and "exit code 1: denied" in problem["text"]
 
@@ -166,33 +195,45 @@ continued without a stamp
 
 
 def test_of_the_kernels_log_telling_lines_and_their_neighbours_since_the_start_are_kept() -> None:
-    text = sift.excerpt(sift.since_kernel_time(KERNEL, 150.0), ["out of memory", "oom-", "link is (?:up|down)"],
-                        around=1)
+    text = sift.excerpt(
+        sift.since_kernel_time(KERNEL, 150.0), ["out of memory", "oom-", "link is (?:up|down)"], around=1
+    )
     assert text.decode().split("\n") == [
-        "[  200.000000] python invoked oom-killer: gfp_mask=0x0", "continued without a stamp",
-        "[  200.100000] Mem-Info:", "[  200.200000] Out of memory: Killed process 4242 (python)",
-        "[  300.000000] quiet", "...", "[  300.200000] quiet", "[  400.000000] eth0: link is up", ""]
+        "[  200.000000] python invoked oom-killer: gfp_mask=0x0",
+        "continued without a stamp",
+        "[  200.100000] Mem-Info:",
+        "[  200.200000] Out of memory: Killed process 4242 (python)",
+        "[  300.000000] quiet",
+        "...",
+        "[  300.200000] quiet",
+        "[  400.000000] eth0: link is up",
+        "",
+    ]
 
 
 def test_kernel_lines_are_chosen_by_the_attempts_start(desk: Desk) -> None:
     now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     old_s = now_s - (time.time() - START_NS / 1e9) - 3600
     lines = f"[{max(0.0, old_s):.6f}] oom long ago\n[{now_s:.6f}] oom just now\n"
-    reply = desk.gather({"kind": "argv", "file": "k", "kernel_time": old_s > 0, "keep": ["oom"],
-                         "commands": [["printf", "%s", lines]]})
+    reply = desk.gather(
+        {"kind": "argv", "file": "k", "kernel_time": old_s > 0, "keep": ["oom"], "commands": [["printf", "%s", lines]]}
+    )
     assert b"oom just now" in desk.got()["k"]
     assert abs(reply["boot_ns"] / 1e9 + now_s - time.time()) < 60
 
 
-@pytest.mark.parametrize(("bases", "environ", "path"), [
-    (["$A/x", "~/y"], {"HOME": "/h"}, "/h/y"),
-    (["$A/x", "~/y"], {"HOME": "/h", "A": "/a"}, "/a/x"),
-    (["${A}/x"], {"A": "/a"}, "/a/x"),
-    (["$A/x"], {"A": ""}, None),
-    (["$A/x"], {"A": "relative"}, None),
-    (["~other/x"], {"HOME": "/h"}, None),
-])
+@pytest.mark.parametrize(
+    ("bases", "environ", "path"),
+    [
+        (["$A/x", "~/y"], {"HOME": "/h"}, "/h/y"),
+        (["$A/x", "~/y"], {"HOME": "/h", "A": "/a"}, "/a/x"),
+        (["${A}/x"], {"A": "/a"}, "/a/x"),
+        (["$A/x"], {"A": ""}, None),
+        (["$A/x"], {"A": "relative"}, None),
+        (["~other/x"], {"HOME": "/h"}, None),
+    ],
+)
 def test_the_first_folder_whose_variables_are_set_counts(
-    bases: List[str], environ: Dict[str, str], path: Optional[str]
+    bases: list[str], environ: dict[str, str], path: str | None
 ) -> None:
     assert sift.expand_first(bases, environ) == path

@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -23,8 +23,11 @@ from ascendrun.node.refusal import Refusal
 
 TAG = "head-job.1"
 CODE = Path(__file__).resolve().parents[3]
-AGENT = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(CODE)!r})\n"
-                               "from ascendrun.node.grep import main; sys.exit(main())"]
+AGENT = [
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(CODE)!r})\nfrom ascendrun.node.grep import main; sys.exit(main())",
+]
 
 
 class Node:
@@ -40,7 +43,7 @@ class Node:
         with open(self.folder / f"{name}.times.{generation}", "ab") as file:
             file.write(struct.pack("!QQ", path.stat().st_size, int(at_s * 1e9)))
 
-    def grep(self, *patterns: str, files: Any = None, **more: Any) -> Tuple[List[Tuple[Dict[str, Any], str]], bool]:
+    def grep(self, *patterns: str, files: Any = None, **more: Any) -> tuple[list[tuple[dict[str, Any], str]], bool]:
         request = {"tag": TAG, "patterns": list(patterns), "files": files or {"rank-0.out": [0, 0]}, **more}
         login = dict(os.environb)
         fields, body = grep(str(self.root), request, agent=AGENT, commands=Commands(login, 0o022), login=login)
@@ -54,7 +57,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def texts(found: Tuple[List[Tuple[Dict[str, Any], str]], bool]) -> List[str]:
+def texts(found: tuple[list[tuple[dict[str, Any], str]], bool]) -> list[str]:
     assert found[1]
     return [text for _header, text in found[0]]
 
@@ -65,7 +68,9 @@ def test_only_lines_in_which_a_pattern_is_found_are_sent_with_their_times(node: 
     hits, is_complete = node.grep("^t")
     assert is_complete
     assert [(header["offset"], header["at_ns"], text) for header, text in hits] == [
-        (4, 10**9, "two"), (8, 2 * 10**9, "three")]
+        (4, 10**9, "two"),
+        (8, 2 * 10**9, "three"),
+    ]
 
 
 def test_what_the_head_has_is_not_looked_at_again(node: Node) -> None:
@@ -102,7 +107,7 @@ def test_more_hits_than_asked_for_are_cut_and_said_to_be(node: Node) -> None:
 
 
 @pytest.mark.parametrize("request_", [{"patterns": ["("], "files": {}}, {"patterns": ["x"], "files": {"../x": [0, 0]}}])
-def test_nonsense_is_refused(node: Node, request_: Dict[str, Any]) -> None:
+def test_nonsense_is_refused(node: Node, request_: dict[str, Any]) -> None:
     with pytest.raises(Refusal):
         grep(str(node.root), {"tag": TAG, **request_}, agent=AGENT, commands=Commands({}, 0o022), login={})
 
@@ -110,11 +115,22 @@ def test_nonsense_is_refused(node: Node, request_: Dict[str, Any]) -> None:
 def test_both_ends_see_the_same_lines(node: Node) -> None:
     """The node's own splitting against the head's: bars, giants, NULs, old Chinese, lines over generations."""
     shuffle = random.Random(7)
-    pieces = [b"plain\n", b"\n", b"bar 1\rbar 2\n", b"\x00nul\n", b"x" * 70_000 + b"\n", b"\xff\xfe\n", b"half",
-              "汉\n".encode(), "设备\n".encode("gbk"), b"windows\r\n", b"y" * 1_500_000 + b"\n"]
+    pieces = [
+        b"plain\n",
+        b"\n",
+        b"bar 1\rbar 2\n",
+        b"\x00nul\n",
+        b"x" * 70_000 + b"\n",
+        b"\xff\xfe\n",
+        b"half",
+        "汉\n".encode(),
+        "设备\n".encode("gbk"),
+        b"windows\r\n",
+        b"y" * 1_500_000 + b"\n",
+    ]
     data = b"".join(shuffle.choice(pieces) for _ in range(400))
-    node.write(data[:len(data) // 2])
-    node.write(data[len(data) // 2:], generation=1)
+    node.write(data[: len(data) // 2])
+    node.write(data[len(data) // 2 :], generation=1)
     splitter = LineSplitter()
     heads = [*splitter.feed(data), *filter(None, [splitter.finish()])]
     nodes = [line.text for line in read_lines(str(node.folder), "rank-0.out", 0, 0)]

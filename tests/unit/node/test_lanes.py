@@ -18,16 +18,25 @@ print(json.dumps([agent.lane_of(op, header) for op, header in json.loads(sys.arg
 def lanes_of(root: Path, *orders: tuple[str, str]) -> list[str]:
     """Asked in a process of its own: an agent that nobody listens to ends its process."""
     asked = json.dumps([(op, {"tag": tag}) for op, tag in orders])
-    done = subprocess.run([sys.executable, "-c", ASK, str(root), asked], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(root), asked],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found: list[str] = json.loads(done.stderr)
     return found
 
 
 def test_a_slow_release_holds_up_no_stop_and_itself_alone(tmp_path: Path) -> None:
     release, again, of_other, *orders = lanes_of(
-        tmp_path, ("release", "job.1"), ("release", "job.1"), ("release", "job.2"),
-        *((op, "job.1") for op in ("stop", "go", "prepare", "forget")))
+        tmp_path,
+        ("release", "job.1"),
+        ("release", "job.1"),
+        ("release", "job.2"),
+        *((op, "job.1") for op in ("stop", "go", "prepare", "forget")),
+    )
     assert release == again != of_other  # asked again it takes no lane more
     assert release not in orders and len(set(orders)) == 1
     assert lanes_of(tmp_path, ("stop", "job.1"), ("stop", "job.2"))[0] == orders[0]

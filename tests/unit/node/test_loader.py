@@ -32,15 +32,16 @@ def test_only_the_start_of_a_hash_goes_into_the_line(bad):
 def test_the_dialogue_survives_noise_and_any_cutting(noise, piece, leftover):
     data = noise + NEED + wire.MAGIC + leftover
     boot = loader.Boot()
-    steps = [step for at in range(0, len(data), piece) for step in boot.feed(data[at:at + piece])]
+    steps = [step for at in range(0, len(data), piece) for step in boot.feed(data[at : at + piece])]
     assert [(step.kind, step.detail) for step in steps] == [(loader.NEED_AGENT, "0123456789abcdef"), (loader.READY, "")]
     assert boot.noise == noise and boot.leftover == leftover and boot.is_over
 
 
 def test_failures_are_told_with_their_reason_and_end_the_dialogue():
     boot = loader.Boot()
-    assert boot.feed(b"motd\nASCENDRUN-FAILED No space left on device\n") == \
-        [loader.Step(loader.FAILED, "No space left on device")]
+    assert boot.feed(b"motd\nASCENDRUN-FAILED No space left on device\n") == [
+        loader.Step(loader.FAILED, "No space left on device")
+    ]
     assert boot.is_over and boot.feed(NEED) == []
     boot = loader.Boot()
     assert boot.feed(b"\nASCENDRUN-NO-PYTHON\n")[0].kind == loader.NO_PYTHON

@@ -25,15 +25,19 @@ def test_memory_that_could_be_had_is_not_used() -> None:
 
 
 def test_only_whole_disks_count() -> None:
-    text = ("   8  0 sda 10 0 100 5 20 0 300 5 0 5 5\n   8  1 sda1 10 0 100 5 20 0 300 5 0 5 5\n"
-            " 253  0 dm-0 1 0 7 5 1 0 9 5 0 5 5\n")
+    text = (
+        "   8  0 sda 10 0 100 5 20 0 300 5 0 5 5\n   8  1 sda1 10 0 100 5 20 0 300 5 0 5 5\n"
+        " 253  0 dm-0 1 0 7 5 1 0 9 5 0 5 5\n"
+    )
     assert hostfigures.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
     assert hostfigures.parse_disks(text, None) == (-1, -1)
 
 
 def test_the_loopback_is_no_network() -> None:
-    text = ("Inter-|   Receive\n face |bytes\n    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
-            "  no-such-if0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\nno-such-if1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n")
+    text = (
+        "Inter-|   Receive\n face |bytes\n    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
+        "  no-such-if0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\nno-such-if1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n"
+    )
     assert hostfigures.parse_net(text) == (75, 36)
 
 
@@ -50,8 +54,10 @@ def test_a_folder_that_cannot_be_looked_at_has_no_free_bytes() -> None:
 
 
 def test_a_process_is_read_whatever_its_name_is() -> None:
-    line = (b"42 (a) b (c) R 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 5 0 987654 1000 250 1844674407 "
-            b"0 0 0 0 0 0 0 0 0 0 17 1 0 0\n")
+    line = (
+        b"42 (a) b (c) R 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 5 0 987654 1000 250 1844674407 "
+        b"0 0 0 0 0 0 0 0 0 0 17 1 0 0\n"
+    )
     assert rankfigures.parse_process(line) == Process(42, "R", 7, 110, 5, 987654)
 
 
@@ -64,13 +70,16 @@ def totals(at_s: float, **ticks: int) -> rankfigures._Totals:
     return made
 
 
-@pytest.mark.parametrize("before, now, cpu", [
-    ({"p1": 100}, {"p1": 150}, 50.0),
-    ({"p1": 100, "p2": 500}, {"p1": 600}, 0.0),  # the second ended; its parent has its time now, nobody used any
-    ({"p1": 100}, {"p1": 110, "p2": 9000}, 10.0),  # an old process, found only now
-    ({"p1": 100}, {"p1": 110, "q2": 30}, 40.0),  # a new process
-    ({"p1": 100, "p2": 500}, {"p1": 100}, 0.0),  # the second was adopted away with all its time
-])
+@pytest.mark.parametrize(
+    "before, now, cpu",
+    [
+        ({"p1": 100}, {"p1": 150}, 50.0),
+        ({"p1": 100, "p2": 500}, {"p1": 600}, 0.0),  # the second ended; its parent has its time now, nobody used any
+        ({"p1": 100}, {"p1": 110, "p2": 9000}, 10.0),  # an old process, found only now
+        ({"p1": 100}, {"p1": 110, "q2": 30}, 40.0),  # a new process
+        ({"p1": 100, "p2": 500}, {"p1": 100}, 0.0),  # the second was adopted away with all its time
+    ],
+)
 def test_a_ranks_cpu_is_that_of_its_family_without_counting_twice(before, now, cpu) -> None:
     ticks = rankfigures.procs.TICKS_PER_S
     scaled = [{name: value * ticks // 100 for name, value in one.items()} for one in (before, now)]

@@ -96,8 +96,11 @@ def folder(tmp_path: Path) -> Path:
 def held(**counts: int) -> dict[str, dict[str, int]]:
     """Of `rank_0_out=4` the generations 0 to 3 are whole at the head, with their times."""
     logs = {name.replace("_", "-", 1).replace("_", "."): range(count) for name, count in counts.items()}
-    return {f"{log}{part}": {str(one): size for one in there} for log, there in logs.items()
-            for part, size in (("", 1000), (".times", 16))}
+    return {
+        f"{log}{part}": {str(one): size for one in there}
+        for log, there in logs.items()
+        for part, size in (("", 1000), (".times", 16))
+    }
 
 
 def left(folder: Path) -> list[str]:

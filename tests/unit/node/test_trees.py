@@ -38,8 +38,12 @@ EVIL = {
     "empty part": [("a", DIR, b""), ("a//x", {}, b"")],
     "absolute link": [("l", {**LINK, "linkname": "/etc"}, b"")],
     "link up": [("l", {**LINK, "linkname": "../x"}, b"")],
-    "link up through links": [("a", DIR, b""), ("a/b", DIR, b""), ("a/b/top", {**LINK, "linkname": "../.."}, b""),
-                              ("a/b/out", {**LINK, "linkname": "top/../x"}, b"")],
+    "link up through links": [
+        ("a", DIR, b""),
+        ("a/b", DIR, b""),
+        ("a/b/top", {**LINK, "linkname": "../.."}, b""),
+        ("a/b/out", {**LINK, "linkname": "top/../x"}, b""),
+    ],
     "link to itself": [("l", {**LINK, "linkname": "l"}, b"")],
     "file through a link": [("d", DIR, b""), ("l", {**LINK, "linkname": "d"}, b""), ("l/x", {}, b"")],
     "file over a link": [("l", {**LINK, "linkname": "d"}, b""), ("l", {}, b"x")],
@@ -56,8 +60,20 @@ EVIL = {
     "long name": [("x" * 300, {}, b"")],
     "long path": [("/".join(["y" * 200] * 30), {}, b"")],
     "NUL": [("a", {"pax_headers": {"path": "a\0b"}}, b"")],
-    "sparse": [("a", {"pax_headers": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9",
-                                      "GNU.sparse.name": "a"}}, b"1\n0\n0\n" + b"\0" * 506)],
+    "sparse": [
+        (
+            "a",
+            {
+                "pax_headers": {
+                    "GNU.sparse.major": "1",
+                    "GNU.sparse.minor": "0",
+                    "GNU.sparse.realsize": "9",
+                    "GNU.sparse.name": "a",
+                }
+            },
+            b"1\n0\n0\n" + b"\0" * 506,
+        )
+    ],
 }
 
 
@@ -109,10 +125,17 @@ def test_a_tree_comes_out_of_its_archive_with_the_same_name(tmp_path):
     assert [entry._replace(size=0) for entry in entries] == treehash.parse_canonical(treehash.canonical(entries))
 
 
-@pytest.mark.parametrize("change", [
-    lambda f: (f / "sub" / "run").chmod(0o644), lambda f: (f / "sub" / "run").write_text("y"),
-    lambda f: (f / "new").mkdir(), lambda f: (f / "sub" / "deep").rmdir(),
-    lambda f: ((f / "link").unlink(), (f / "link").symlink_to("sub")), lambda f: (f / "link").rename(f / "lynk")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: (f / "sub" / "run").chmod(0o644),
+        lambda f: (f / "sub" / "run").write_text("y"),
+        lambda f: (f / "new").mkdir(),
+        lambda f: (f / "sub" / "deep").rmdir(),
+        lambda f: ((f / "link").unlink(), (f / "link").symlink_to("sub")),
+        lambda f: (f / "link").rename(f / "lynk"),
+    ],
+)
 def test_every_change_that_counts_changes_the_name(change, tmp_path):
     before = treehash.tree_hash(str(fill(tmp_path)))
     change(tmp_path)
@@ -134,11 +157,22 @@ def test_sockets_and_pipes_are_refused_by_name(tmp_path):
     assert treehash.list_tree(str(tmp_path), ["pipe"]) == []
 
 
-@pytest.mark.parametrize("pattern, path, is_dir, out", [
-    ("data/", b"data", True, True), ("data/", b"a/data", True, True), ("data/", b"data", False, False),
-    ("*.pt", b"a/b.pt", False, True), ("*.pt", b"a.ptx", False, False), ("/build", b"build", True, True),
-    ("/build", b"a/build", True, False), ("a/b", b"a/b", False, True), ("a/b", b"x/a/b", False, False),
-    (".git/", b".git", True, True), ("*.PT", b"a.pt", False, False)])
+@pytest.mark.parametrize(
+    "pattern, path, is_dir, out",
+    [
+        ("data/", b"data", True, True),
+        ("data/", b"a/data", True, True),
+        ("data/", b"data", False, False),
+        ("*.pt", b"a/b.pt", False, True),
+        ("*.pt", b"a.ptx", False, False),
+        ("/build", b"build", True, True),
+        ("/build", b"a/build", True, False),
+        ("a/b", b"a/b", False, True),
+        ("a/b", b"x/a/b", False, False),
+        (".git/", b".git", True, True),
+        ("*.PT", b"a.pt", False, False),
+    ],
+)
 def test_exclude_patterns(pattern, path, is_dir, out):
     assert treehash.is_excluded(path, [pattern], is_dir=is_dir) is out
 
@@ -167,6 +201,7 @@ names = st.lists(st.sampled_from([b"a", b"b", b"..", b"c"]), min_size=1, max_siz
 @example({b"a/b": b"..", b"a/b/b": b"..", b"b/a": b"b"})
 def test_a_link_that_is_allowed_never_leads_out_of_a_real_tree(links):
     import tempfile
+
     with tempfile.TemporaryDirectory() as base:
         tree = os.path.join(os.path.realpath(base), "tree").encode()
         os.makedirs(tree)
@@ -218,7 +253,8 @@ def test_links_that_are_right_are_left_alone_while_others_may_be_using_them(tmp_
     assert link("one") == []
     now = {name: os.lstat(str(work / name)) for name in os.listdir(str(work))}
     assert {name: (facts.st_ino, facts.st_ctime_ns) for name, facts in before.items()} == {
-        name: (facts.st_ino, facts.st_ctime_ns) for name, facts in now.items()}
+        name: (facts.st_ino, facts.st_ctime_ns) for name, facts in now.items()
+    }
 
     assert link("two") == ["new.py"]
     assert (work / "train.py").read_text() == "two" and (work / "new.py").read_text() == "the user's own"

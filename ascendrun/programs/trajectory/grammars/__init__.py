@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable
 
 from ascendrun.programs.trajectory.grammars.compact import compact_words
 from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, guide_words, make_words
@@ -14,16 +15,19 @@ from ascendrun.programs.trajectory.tracks import Track
 Grammar = Callable[..., Words]
 """(track, resolution=…) -> Words; no grammar looks at the track's label."""
 
-GRAMMARS: Dict[str, Grammar] = {
-    "compact": compact_words, "motion": motion_words, "motion_size": sized_words, "guide": guide_words,
+GRAMMARS: dict[str, Grammar] = {
+    "compact": compact_words,
+    "motion": motion_words,
+    "motion_size": sized_words,
+    "guide": guide_words,
     **{name: partial(make_words, cell_words=words) for name, words in PUBLISHED.items()},
 }
 
 
-def as_texts(tracks: Sequence[Track], *, grammar: str, resolution: int) -> List[Words]:
+def as_texts(tracks: Sequence[Track], *, grammar: str, resolution: int) -> list[Words]:
     return [GRAMMARS[grammar](track, resolution=resolution) for track in tracks]
 
 
-def text_of(track: Track, text: Dict[str, Any]) -> str:
+def text_of(track: Track, text: dict[str, Any]) -> str:
     """`text`: grammar and resolution, as a saved model holds them."""
     return as_texts([track], **text)[0].text()

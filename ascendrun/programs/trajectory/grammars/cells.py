@@ -12,8 +12,10 @@ def library() -> Any:
     try:
         import h3
     except ImportError:
-        raise BadData("this grammar names H3 cells and the Python package h3 is not installed here; install it "
-                      "(pip install h3), or take --grammar=motion, which needs none") from None
+        raise BadData(
+            "this grammar names H3 cells and the Python package h3 is not installed here; install it "
+            "(pip install h3), or take --grammar=motion, which needs none"
+        ) from None
     return h3
 
 

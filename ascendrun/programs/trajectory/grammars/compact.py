@@ -16,8 +16,11 @@ REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
 def compact_words(track: Track, *, resolution: int) -> Words:
     """Two words a point. A short text leaves little to learn by heart when only a few thousand tracks are at hand."""
     region = cell_at(np.median(track.lat), np.median(track.lon), resolution)
-    cells = tuple(f"R{level}_{library().cell_to_parent(region, level)}" for level in REGION_LEVELS
-                  if level <= resolution)
-    points = tuple((binned("S", speed, SPEED_EDGES), binned("T", degrees, TURN_EDGES))
-                   for speed, degrees in zip(track.sog, turns(track)))
+    cells = tuple(
+        f"R{level}_{library().cell_to_parent(region, level)}" for level in REGION_LEVELS if level <= resolution
+    )
+    points = tuple(
+        (binned("S", speed, SPEED_EDGES), binned("T", degrees, TURN_EDGES))
+        for speed, degrees in zip(track.sog, turns(track))
+    )
     return Words((*cells, *summary_words(track)), points)

@@ -6,7 +6,7 @@ made with it: `cell_based` too, whose digits are off by one, so that the seven c
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Optional
 
 from ascendrun.programs.trajectory.bins import compass, speed_word, time_words
 from ascendrun.programs.trajectory.grammars.cells import cell_at, library
@@ -17,17 +17,24 @@ END = "POINT_END"
 PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))
 """Levels of the hierarchical grammars: their name and how many letters of the cell they show."""
 
-CellWords = Callable[[str, Optional[str]], Tuple[str, ...]]
+CellWords = Callable[[str, Optional[str]], tuple[str, ...]]
 """The words of a cell; the cell of the point before, None for the first."""
 
 
 def make_words(track: Track, cell_words: CellWords, *, resolution: int) -> Words:
-    before: Optional[str] = None
+    before: str | None = None
     points = []
     for i in range(len(track)):
         cell = cell_at(track.lat[i], track.lon[i], resolution)
-        points.append((*time_words(int(track.time[i])), *cell_words(cell, before), f"SPD_{speed_word(track.sog[i])}",
-                       f"COG_{compass(track.cog[i])}", END))
+        points.append(
+            (
+                *time_words(int(track.time[i])),
+                *cell_words(cell, before),
+                f"SPD_{speed_word(track.sog[i])}",
+                f"COG_{compass(track.cog[i])}",
+                END,
+            )
+        )
         before = cell
     return Words((), tuple(points))
 
@@ -37,7 +44,7 @@ def guide_words(track: Track, *, resolution: int) -> Words:
     return make_words(track, lambda cell, before: digits_of(cell), resolution=resolution)
 
 
-def digits_of(cell: str) -> Tuple[str, ...]:
+def digits_of(cell: str) -> tuple[str, ...]:
     """An H3 cell as its resolution, base cell (0-121) and one digit (0-6) for each resolution below it.
 
     The index keeps the digit of resolution r in the three bits from 3 * (15 - r) up; the seven children of a cell
@@ -46,38 +53,51 @@ def digits_of(cell: str) -> Tuple[str, ...]:
     return written(cell, lowest_bit=lambda level: 3 * (15 - level))
 
 
-def cell_based(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def cell_based(cell: str, before: str | None) -> tuple[str, ...]:
     """As published: each digit is that of the resolution above, and the finest is lost."""
     return written(cell, lowest_bit=lambda level: 3 * (16 - level))
 
 
-def written(cell: str, *, lowest_bit: Callable[[int], int]) -> Tuple[str, ...]:
+def written(cell: str, *, lowest_bit: Callable[[int], int]) -> tuple[str, ...]:
     h3 = library()
     resolution, index = h3.get_resolution(cell), h3.str_to_int(cell)
     digits = (index >> lowest_bit(level) & 7 for level in range(1, resolution + 1))
-    return (f"H3_res_{resolution}", f"H3_base_{h3.get_base_cell_number(cell)}",
-            *(f"H3_cell_{level}_{digit}" for level, digit in enumerate(digits, start=1)))
+    return (
+        f"H3_res_{resolution}",
+        f"H3_base_{h3.get_base_cell_number(cell)}",
+        *(f"H3_cell_{level}_{digit}" for level, digit in enumerate(digits, start=1)),
+    )
 
 
-def char_split(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def char_split(cell: str, before: str | None) -> tuple[str, ...]:
     return tuple(f"H3_CHAR_{i}_{letter}" for i, letter in enumerate(cell))
 
 
-def hierarchical_optimized(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def hierarchical_optimized(cell: str, before: str | None) -> tuple[str, ...]:
     return (f"H3_RES_{cell[1]}", *(f"H3_{level}_{cell[:end]}" for level, end in PREFIXES))
 
 
-def semantic(cell: str, before: Optional[str]) -> Tuple[str, ...]:
-    return (f"H3_VER_{cell[0]}", f"H3_RES_{cell[1]}", f"H3_BASE_{cell[2:6]}", f"H3_SUB_{cell[6:10]}",
-            f"H3_PRECISE_{cell[10:13]}")
+def semantic(cell: str, before: str | None) -> tuple[str, ...]:
+    return (
+        f"H3_VER_{cell[0]}",
+        f"H3_RES_{cell[1]}",
+        f"H3_BASE_{cell[2:6]}",
+        f"H3_SUB_{cell[6:10]}",
+        f"H3_PRECISE_{cell[10:13]}",
+    )
 
 
-def grid_based(cell: str, before: Optional[str]) -> Tuple[str, ...]:
-    return (f"GRID_RES_{cell[1]}", f"GRID_MAJOR_{cell[2:4]}", f"GRID_MID_{cell[4:7]}", f"GRID_MINOR_{cell[7:10]}",
-            f"GRID_MICRO_{cell[10:13]}")
+def grid_based(cell: str, before: str | None) -> tuple[str, ...]:
+    return (
+        f"GRID_RES_{cell[1]}",
+        f"GRID_MAJOR_{cell[2:4]}",
+        f"GRID_MID_{cell[4:7]}",
+        f"GRID_MINOR_{cell[7:10]}",
+        f"GRID_MICRO_{cell[10:13]}",
+    )
 
 
-def relative(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def relative(cell: str, before: str | None) -> tuple[str, ...]:
     """What changed since the point before, level by level; the first point in full."""
     if before is None:
         return hierarchical_optimized(cell, None)
@@ -86,19 +106,25 @@ def relative(cell: str, before: Optional[str]) -> Tuple[str, ...]:
         if cell[:end] == before[:end]:
             words.append(f"H3_{level}_SAME")
         else:
-            words += [f"H3_{level}_CHANGE", f"H3_{level}_NEW_{cell[end - 2:end]}"]
+            words += [f"H3_{level}_CHANGE", f"H3_{level}_NEW_{cell[end - 2 : end]}"]
     return tuple(words)
 
 
-def simple(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def simple(cell: str, before: str | None) -> tuple[str, ...]:
     return (f"H3_{cell}",)
 
 
-def grouped(cell: str, before: Optional[str]) -> Tuple[str, ...]:
+def grouped(cell: str, before: str | None) -> tuple[str, ...]:
     return (f"H3_PREFIX_{cell[:5]}", f"H3_MID_{cell[5:10]}", f"H3_SUFFIX_{cell[10:]}")
 
 
-PUBLISHED: Dict[str, CellWords] = {
-    "cell_based": cell_based, "char_split": char_split, "hierarchical_optimized": hierarchical_optimized,
-    "semantic": semantic, "grid_based": grid_based, "relative": relative, "simple": simple, "grouped": grouped,
+PUBLISHED: dict[str, CellWords] = {
+    "cell_based": cell_based,
+    "char_split": char_split,
+    "hierarchical_optimized": hierarchical_optimized,
+    "semantic": semantic,
+    "grid_based": grid_based,
+    "relative": relative,
+    "simple": simple,
+    "grouped": grouped,
 }

@@ -4,8 +4,8 @@ one before. It needs no library, and reads headings where the data has them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Iterator, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,28 @@ COARSEST_DEGREES = 8.0
 """Each level's cells are a quarter as wide as those before: 8 degrees, 2, … down to 220 m."""
 STILL_KNOTS = 0.5
 DRIFT_EDGES = (2.0, 5.0, 10.0, 20.0, 45.0, 90.0, 135.0)
-LENGTH_EDGES = (10.0, 15.0, 20.0, 23.0, 26.0, 30.0, 35.0, 42.0, 50.0, 65.0, 80.0, 100.0, 130.0, 160.0, 180.0, 195.0,
-                210.0, 235.0, 260.0, 300.0)
+LENGTH_EDGES = (
+    10.0,
+    15.0,
+    20.0,
+    23.0,
+    26.0,
+    30.0,
+    35.0,
+    42.0,
+    50.0,
+    65.0,
+    80.0,
+    100.0,
+    130.0,
+    160.0,
+    180.0,
+    195.0,
+    210.0,
+    235.0,
+    260.0,
+    300.0,
+)
 WIDTH_EDGES = (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0, 24.0, 28.0, 31.0, 33.0, 40.0)
 STAY_EDGES = (60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0, 14400.0)
 PLACE_EDGES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, *NET_EDGES[3:], 20_000.0)
@@ -44,9 +64,14 @@ def motion_words(track: Track, *, resolution: int) -> Words:
     drift = np.abs(between(track.cog, track.heading))
     points = tuple(
         (binned("S", track.sog[i], SPEED_EDGES), binned("T", degrees, TURN_EDGES), binned("D", drift[i], DRIFT_EDGES))
-        for i, degrees in enumerate(turns(track)))
-    head = (*grid_words(float(np.median(track.lat)), float(np.median(track.lon))), *summary_words(track),
-            *bow_words(track, drift), *stay_words(track))
+        for i, degrees in enumerate(turns(track))
+    )
+    head = (
+        *grid_words(float(np.median(track.lat)), float(np.median(track.lon))),
+        *summary_words(track),
+        *bow_words(track, drift),
+        *stay_words(track),
+    )
     return Words(head, points)
 
 
@@ -54,8 +79,11 @@ def sized_words(track: Track, *, resolution: int) -> Words:
     """The motion grammar and the ship's size, which its static messages tell."""
     words = motion_words(track, resolution=resolution)
     slim = track.length / track.width if track.width else float("nan")
-    size = (binned("LEN", track.length or float("nan"), LENGTH_EDGES),
-            binned("WID", track.width or float("nan"), WIDTH_EDGES), binned("SLIM", slim, SLIM_EDGES))
+    size = (
+        binned("LEN", track.length or float("nan"), LENGTH_EDGES),
+        binned("WID", track.width or float("nan"), WIDTH_EDGES),
+        binned("SLIM", slim, SLIM_EDGES),
+    )
     return Words((*words.head, *size), words.points)
 
 
@@ -63,29 +91,37 @@ def grid_words(lat: float, lon: float) -> Iterator[str]:
     """The cell of every level in each of two grids; the second is moved by half a cell, so that no place is at the
     border of both."""
     for level in range(GRID_LEVELS):
-        degrees = COARSEST_DEGREES / 4 ** level
+        degrees = COARSEST_DEGREES / 4**level
         for name, moved in (("G", 0.0), ("F", 0.5)):
             yield f"{name}{level}_{math.floor(lat / degrees + moved)}_{math.floor(lon / degrees + moved)}"
 
 
-def bow_words(track: Track, drift: Floats) -> Tuple[str, ...]:
+def bow_words(track: Track, drift: Floats) -> tuple[str, ...]:
     """Of the headings: the share that is not given, mean turn, usual drift from the course."""
     swing = np.abs(given(np.diff(track.heading) if len(track) > 1 else track.heading * np.nan))
     swing = np.minimum(swing, 360 - swing)
-    return (binned("HU", float(np.isnan(track.heading).mean()), SHARE_EDGES),
-            binned("HK", float(swing.mean()), MEAN_TURN_EDGES),
-            binned("HD", float(np.median(given(drift))), DRIFT_EDGES))
+    return (
+        binned("HU", float(np.isnan(track.heading).mean()), SHARE_EDGES),
+        binned("HK", float(swing.mean()), MEAN_TURN_EDGES),
+        binned("HD", float(np.median(given(drift))), DRIFT_EDGES),
+    )
 
 
-def stay_words(track: Track) -> Tuple[str, ...]:
+def stay_words(track: Track) -> tuple[str, ...]:
     """Share of points that lie still, their longest row in seconds, spread of the place in metres, hour of the day."""
     still = np.nan_to_num(track.sog, nan=0.0) < STILL_KNOTS
-    spread = math.hypot(float(track.lat.std()) * METRES_PER_DEGREE,
-                        float(track.lon.std()) * METRES_PER_DEGREE * math.cos(math.radians(float(track.lat[0]))))
+    spread = math.hypot(
+        float(track.lat.std()) * METRES_PER_DEGREE,
+        float(track.lon.std()) * METRES_PER_DEGREE * math.cos(math.radians(float(track.lat[0]))),
+    )
     hour = datetime.fromtimestamp(int(track.time[0]), timezone.utc).hour
-    return (binned("Z", float(still.mean()), SHARE_EDGES), binned("ZL", longest_stay_s(track, still), STAY_EDGES),
-            binned("P", spread, PLACE_EDGES), f"HOUR_{hour}",
-            binned("MINS", float(given(track.sog).min()), SPEED_EDGES))
+    return (
+        binned("Z", float(still.mean()), SHARE_EDGES),
+        binned("ZL", longest_stay_s(track, still), STAY_EDGES),
+        binned("P", spread, PLACE_EDGES),
+        f"HOUR_{hour}",
+        binned("MINS", float(given(track.sog).min()), SPEED_EDGES),
+    )
 
 
 def longest_stay_s(track: Track, still: NDArray[np.bool_]) -> float:

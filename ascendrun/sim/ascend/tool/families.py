@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+from typing import NamedTuple
 
 
 class Family(NamedTuple):
@@ -13,7 +13,7 @@ class Family(NamedTuple):
 
     name: str
     map_name: str
-    layouts: Tuple[str, ...]
+    layouts: tuple[str, ...]
     dies: int
     hbm_mb: int
     ddr_mb: int
@@ -25,7 +25,7 @@ class Family(NamedTuple):
     cores: int
     mhz: int
     idle_mhz: int
-    buses: Tuple[str, ...]
+    buses: tuple[str, ...]
     pci_device: int
     speed_mbit: int
     has_vector: bool = True
@@ -57,7 +57,7 @@ def _a1(name: str) -> Family:
     )  # fmt: skip
 
 
-def _small(name: str, dies: int, memory_mb: int, buses: Tuple[str, ...], product: str) -> Family:
+def _small(name: str, dies: int, memory_mb: int, buses: tuple[str, ...], product: str) -> Family:
     return Family(
         name=name, map_name=f"Ascend {name}", layouts=("L3", "L3a"), dies=dies, hbm_mb=0, ddr_mb=memory_mb,
         hbm_idle_mb=0, idle_w=12.8, busy_w=70.0, idle_c=45, busy_c=70, cores=8, mhz=1080, idle_mhz=1080,
@@ -80,7 +80,7 @@ _A3 = Family(
 )  # fmt: skip
 
 # By the name that a scenario uses; the A3 is "910_93" there, since npu-smi calls it only Ascend910.
-FAMILIES: Dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "910A": _a1("910A"),
     "910ProB": _a1("910ProB"),
     "910B1": _a2("910B1", 65536, 24),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool.model import Fault
 
@@ -14,11 +14,11 @@ class Kind(NamedTuple):
 
     of: str
     says: str
-    default: Optional[str] = None
+    default: str | None = None
     is_number: bool = False  # plain, without a sign
 
 
-KINDS: Dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "dropped": Kind(OF_CARD, "the card is off the bus: no list has it, asking for it is an invalid card id"),
     "driver_reset": Kind(
         OF_CARD, "the driver answers -8005 for VALUE seconds, then the card is off the bus", "5", is_number=True
@@ -68,27 +68,27 @@ class Faults:
     """The faults in force at one moment."""
 
     def __init__(self, faults: Sequence[Fault], now_s: float) -> None:
-        self._active: List[Fault] = [fault for fault in faults if fault.since_s <= now_s]
+        self._active: list[Fault] = [fault for fault in faults if fault.since_s <= now_s]
         self._now_s = now_s
 
-    def of(self, name: str, card: Optional[int] = None) -> Optional[Fault]:
+    def of(self, name: str, card: int | None = None) -> Fault | None:
         """The fault in force on this card (None: the node), or None."""
         for fault in self._active:
             if fault.name == name and fault.card == card:
                 return fault
         return None
 
-    def any_of(self, name: str) -> Optional[Fault]:
+    def any_of(self, name: str) -> Fault | None:
         """The fault in force on any card."""
         return next((fault for fault in self._active if fault.name == name), None)
 
-    def has(self, name: str, card: Optional[int] = None) -> bool:
+    def has(self, name: str, card: int | None = None) -> bool:
         return self.of(name, card) is not None
 
     def age_s(self, fault: Fault) -> float:
         return self._now_s - fault.since_s
 
-    def number(self, name: str, card: Optional[int] = None) -> Optional[float]:
+    def number(self, name: str, card: int | None = None) -> float | None:
         """The value of the fault in force as a number; None where it is not in force."""
         fault = self.of(name, card)
         return None if fault is None else float(value_of(fault))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
 from ascendrun.sim.ascend.tool.live import Reading
@@ -32,7 +32,7 @@ class Port(NamedTuple):
         return self.faults.has(name, self.chip.npu_id)
 
     @property
-    def address(self) -> Optional[str]:
+    def address(self) -> str | None:
         """Its IPv4 address; None where it has none."""
         if self.chip.address is None or self.fault("ip_missing") or self.fault("ip_v6"):
             return None
@@ -76,7 +76,7 @@ def _clock(at_s: float) -> str:
     return time.asctime(time.gmtime(at_s))
 
 
-def link_changes(port: Port) -> List[Tuple[float, bool]]:
+def link_changes(port: Port) -> list[tuple[float, bool]]:
     """When the link changed and whether it came up, oldest first: once at boot, and what the faults did since."""
     booted_s = port.node.booted_s
     changes = [(booted_s, True)] if booted_s <= port.now_s else []
@@ -195,11 +195,11 @@ def _stat(port: Port) -> str:
     return "packet statistics:\n" + "".join(f"{name}:{counts.get(name, 0)}\n" for name in STAT_NAMES)
 
 
-def _priorities(head: str) -> Tuple[str, ...]:
+def _priorities(head: str) -> tuple[str, ...]:
     return (f"{head}_pkt_num", *(f"{head}_pri{number}_pkt_num" for number in range(8)))
 
 
-STAT_NAMES: Tuple[str, ...] = (
+STAT_NAMES: tuple[str, ...] = (
     "mac_tx_mac_pause_num",
     "mac_rx_mac_pause_num",
     *_priorities("mac_tx_pfc"),
@@ -316,7 +316,7 @@ def _status(port: Port) -> str:
     )
 
 
-ITEMS: Dict[str, Callable[[Port], str]] = {
+ITEMS: dict[str, Callable[[Port], str]] = {
     "-link": _link,
     "-link_stat": _link_stat,
     "-ip": _ip,

@@ -6,7 +6,7 @@ Both forms are understood: `-i N -ITEM -g` and the 950's `-g -ITEM -i N -u UDIE 
 from __future__ import annotations
 
 import time
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from ascendrun.sim.ascend.tool.hccn import ITEMS, NOT_DONE, REFUSED, Port, render_item
 from ascendrun.sim.ascend.tool.npu_smi import Answer, Scene
@@ -28,7 +28,7 @@ def answer(arguments: Sequence[str], scene: Scene) -> Answer:
     return Answer(text, 1 if text == f"{NOT_DONE}\n" else 0)
 
 
-def _read(arguments: Sequence[str]) -> Tuple[str, List[str], List[str]]:
+def _read(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """The device ("" without one), the items, and the other words."""
     device, items, words = "", [], []
     rest = list(arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from ascendrun.sim.ascend.tool.live import Reading, memory_of, percent
 from ascendrun.sim.ascend.tool.model import Chip, Node
@@ -80,7 +80,7 @@ def cpus_of(node: Node, chip: Chip) -> str:
     return f"{slot * share}-{slot * share + share - 1}"
 
 
-def _legend(node: Node) -> List[str]:
+def _legend(node: Node) -> list[str]:
     return [
         "  X    = Self",
         "  SYS  = Path traversing PCIe and NUMA nodes. Nodes are connected through SMP, such as QPI, UPI.",
@@ -103,16 +103,16 @@ def watch_rows(node: Node, readings: Sequence[Reading]) -> str:
     return "".join("".join(f"{cell:<12}" for cell in _watch_row(node, reading)) + "\n" for reading in readings)
 
 
-def _watch_columns(node: Node) -> Tuple[str, ...]:
+def _watch_columns(node: Node) -> tuple[str, ...]:
     columns = ("NpuID(Idx)", "ChipId(Idx)", "Pwr(W)", "Temp(C)", "AI Core(%)", "AI Cpu(%)", "Ctrl Cpu(%)",
                "Memory(%)", "Memory BW(%)")  # fmt: skip
     return (*columns, "NPU Util(%)", "AI Cube(%)") if node.is_new and node.family.has_vector else columns
 
 
-def _watch_row(node: Node, reading: Reading) -> List[object]:
+def _watch_row(node: Node, reading: Reading) -> list[object]:
     load, chip = reading.load_percent, reading.chip
     power = shown_power(node, reading)
-    row: List[object] = [chip.npu_id, chip.chip_id, "NA" if power == "-" else power, reading.temperature_c, load, 0,
+    row: list[object] = [chip.npu_id, chip.chip_id, "NA" if power == "-" else power, reading.temperature_c, load, 0,
                          3 if load else 0, percent(*memory_of(reading)), load * 38 // 100]  # fmt: skip
     return [*row, load, load * 97 // 100][: len(_watch_columns(node))]
 
@@ -140,10 +140,10 @@ def render_help() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _type_lines() -> List[str]:
+def _type_lines() -> list[str]:
     """The types, as many a line as the tool's own help has them."""
     rest = list(TYPES)
-    lines: List[str] = []
+    lines: list[str] = []
     for count in _TYPES_A_LINE:
         words, rest = rest[:count], rest[count:]
         lines.append(" " * 22 + ("type: " if not lines else " " * 6) + ", ".join(words) + ("," if rest else "."))

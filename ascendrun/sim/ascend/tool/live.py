@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool.families import Family
 from ascendrun.sim.ascend.tool.faults import Faults, value_of
@@ -16,7 +16,7 @@ _HEALTH = (
     ("health_warning", "Warning"),
     ("health_unknown", "UNKNOWN"),
 )
-CHANGES: Dict[str, Tuple[str, ...]] = {
+CHANGES: dict[str, tuple[str, ...]] = {
     **{name: ("health", "error_codes") for name, _ in _HEALTH},
     "hot": ("temperature_c",),
     "throttled": ("temperature_c",),
@@ -33,7 +33,7 @@ class Reading(NamedTuple):
 
     chip: Chip
     health: str
-    error_codes: Tuple[str, ...]
+    error_codes: tuple[str, ...]
     power_w: float
     temperature_c: int
     load_percent: int
@@ -43,10 +43,10 @@ class Reading(NamedTuple):
     hbm_mb: int
     single_bit: int
     double_bit: int
-    rows: Tuple[Row, ...]
+    rows: tuple[Row, ...]
 
 
-def readings(node: Node, faults: Faults, rows: Sequence[Row]) -> List[Reading]:
+def readings(node: Node, faults: Faults, rows: Sequence[Row]) -> list[Reading]:
     """The chips that answer, in order; `rows`: processes that run on the node now."""
     present = [chip for chip in node.chips if not faults.is_gone(chip.npu_id)]
     return [_reading(node.family, chip, faults, (*node.rows, *rows)) for chip in present]
@@ -94,7 +94,7 @@ def _fixed(chip: Chip, faults: Faults) -> Any:
     return fixed
 
 
-def _ghosts(chip: Chip, faults: Faults) -> Tuple[Row, ...]:
+def _ghosts(chip: Chip, faults: Faults) -> tuple[Row, ...]:
     ghost = faults.of("ghost_process", chip.npu_id)
     if ghost is None:
         return ()
@@ -102,7 +102,7 @@ def _ghosts(chip: Chip, faults: Faults) -> Tuple[Row, ...]:
     return (Row(chip.logic_id, int(float(value_of(ghost))), "python", memory_mb, 0, 0.0),)
 
 
-def _health(faults: Faults, card: int) -> Tuple[str, Tuple[str, ...]]:
+def _health(faults: Faults, card: int) -> tuple[str, tuple[str, ...]]:
     for name, word in _HEALTH:
         fault = faults.of(name, card)
         if fault is not None:
@@ -115,7 +115,7 @@ def percent(used: int, total: int) -> int:
     return used * 100 // total if total else 0
 
 
-def memory_of(reading: Reading) -> Tuple[int, int]:
+def memory_of(reading: Reading) -> tuple[int, int]:
     """Used and total of the chip's main memory: HBM, or DDR where that is all it has."""
     if reading.hbm_mb:
         return reading.hbm_used_mb, reading.hbm_mb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
 
@@ -29,14 +29,14 @@ class Chip(NamedTuple):
     hugepages_used: int
     idle_w: float
     idle_c: int
-    address: Optional[str]
-    netmask: Optional[str]
-    gateway: Optional[str]
-    netdetect: Optional[str]
-    vnic: Optional[str]
+    address: str | None
+    netmask: str | None
+    gateway: str | None
+    netdetect: str | None
+    vnic: str | None
     has_tls: bool
     serial: str
-    fixed: Dict[str, Any]
+    fixed: dict[str, Any]
 
 
 class Row(NamedTuple):
@@ -54,9 +54,9 @@ class Fault(NamedTuple):
     """One fault: of a card, or of the whole node (`card` None); in force from `since_s` (UTC seconds) on."""
 
     name: str
-    card: Optional[int]
+    card: int | None
     since_s: float
-    value: Optional[str]
+    value: str | None
 
 
 class Node(NamedTuple):
@@ -70,8 +70,8 @@ class Node(NamedTuple):
     is_compatible: bool
     booted_s: float
     cpus: int
-    chips: Tuple[Chip, ...]
-    rows: Tuple[Row, ...]
+    chips: tuple[Chip, ...]
+    rows: tuple[Row, ...]
 
     @property
     def family(self) -> Family:
@@ -98,11 +98,11 @@ def load_node(text: str) -> Node:
     return Node(**raw)
 
 
-def dump_faults(faults: List[Fault]) -> str:
+def dump_faults(faults: list[Fault]) -> str:
     return json.dumps({"faults": [dict(fault._asdict()) for fault in faults]}, indent=1)
 
 
-def load_faults(text: str) -> List[Fault]:
+def load_faults(text: str) -> list[Fault]:
     return [Fault(**raw) for raw in json.loads(text)["faults"]]
 
 
@@ -111,7 +111,7 @@ def read_node(home: str) -> Node:
         return load_node(file.read())
 
 
-def read_faults(home: str) -> List[Fault]:
+def read_faults(home: str) -> list[Fault]:
     """All faults that were ever switched on and not off, also those of a later moment."""
     try:
         with open(os.path.join(home, STATE_FILE), encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool import lists
 from ascendrun.sim.ascend.tool.faults import Faults
@@ -36,7 +36,7 @@ class Scene(NamedTuple):
 
     node: Node
     faults: Faults
-    readings: List[Reading]
+    readings: list[Reading]
     is_complete: bool
     is_privileged: bool
 
@@ -87,7 +87,7 @@ def _table(scene: Scene) -> str:
     return render_table(scene.node, scene.readings, is_complete=scene.is_complete)
 
 
-_WHOLE: Dict[str, Callable[[Scene], str]] = {
+_WHOLE: dict[str, Callable[[Scene], str]] = {
     "": _table,
     "-l": lambda scene: lists.render_cards(scene.node, scene.readings),
     "-m": lambda scene: lists.render_mapping(scene.node, scene.readings),
@@ -95,7 +95,7 @@ _WHOLE: Dict[str, Callable[[Scene], str]] = {
 }
 
 
-def _options(words: Sequence[str]) -> Optional[Dict[str, str]]:
+def _options(words: Sequence[str]) -> dict[str, str] | None:
     """The flags with their values; None when a word is no flag or a flag has no value."""
     pairs = list(zip(words[::2], words[1::2]))
     if len(words) % 2 or any(flag not in _FLAGS for flag, _ in pairs):
@@ -103,7 +103,7 @@ def _options(words: Sequence[str]) -> Optional[Dict[str, str]]:
     return dict(pairs)
 
 
-def _typed(options: Dict[str, str], scene: Scene) -> Answer:
+def _typed(options: dict[str, str], scene: Scene) -> Answer:
     kind = options["-t"]
     if kind == "topo":
         return Answer(lists.render_topology(scene.node, scene.readings))
@@ -123,19 +123,19 @@ def _typed(options: Dict[str, str], scene: Scene) -> Answer:
         return Answer(f"This device does not support querying {kind}.\n", 1)
 
 
-def _chosen(card: List[Reading], options: Dict[str, str]) -> Tuple[List[Reading], Optional[int]]:
+def _chosen(card: list[Reading], options: dict[str, str]) -> tuple[list[Reading], int | None]:
     if "-c" not in options:
         return card, None
     chips = [one for one in card if str(one.chip.chip_id) == options["-c"]]
     return chips, chips[0].chip.chip_id if chips else None
 
 
-def _watched(words: Sequence[str], scene: Scene) -> List[Reading]:
+def _watched(words: Sequence[str], scene: Scene) -> list[Reading]:
     options = _options(words) or {}
     return [one for one in scene.readings if options.get("-i") in (None, str(one.chip.npu_id))]
 
 
-def watch_delay_s(arguments: Sequence[str]) -> Optional[float]:
+def watch_delay_s(arguments: Sequence[str]) -> float | None:
     """Seconds between the rounds of `info watch`; None for every other command."""
     if list(arguments[:2]) != ["info", "watch"]:
         return None

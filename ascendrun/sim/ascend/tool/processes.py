@@ -11,7 +11,7 @@ environment must name that folder too (ASCENDRUN_SIM_ROOT): other nodes may shar
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from ascendrun.sim.ascend.tool.model import Row
 
@@ -29,13 +29,13 @@ class _Use(NamedTuple):
     load: int
 
 
-def find_rows(root: str, marker_folder: str, count: int) -> List[Row]:
+def find_rows(root: str, marker_folder: str, count: int) -> list[Row]:
     """The processes on the `count` chips of the node at `root`, lowest pid first.
 
     What may not be looked at, or has just ended, is left out.
     """
-    uses: Dict[int, List[_Use]] = {}
-    parents: Dict[int, Tuple[int, float]] = {}
+    uses: dict[int, list[_Use]] = {}
+    parents: dict[int, tuple[int, float]] = {}
     has_markers = os.path.isdir(marker_folder) and bool(os.listdir(marker_folder))
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -58,7 +58,7 @@ def find_rows(root: str, marker_folder: str, count: int) -> List[Row]:
     return rows
 
 
-def _uses(pid: int, root: str, marker_folder: Optional[str], count: int) -> List[_Use]:
+def _uses(pid: int, root: str, marker_folder: str | None, count: int) -> list[_Use]:
     environ = _environ(pid)
     device = device_of(environ, count) if root in ("/", environ.get(ROOT_VARIABLE)) else None
     memory_mb = _number(environ.get(MEMORY_VARIABLE), DEFAULT_MEMORY_MB)
@@ -69,7 +69,7 @@ def _uses(pid: int, root: str, marker_folder: Optional[str], count: int) -> List
     return uses
 
 
-def device_of(environ: Dict[str, str], count: int) -> Optional[int]:
+def device_of(environ: dict[str, str], count: int) -> int | None:
     """The logic id of the chip that a process of this environment uses; None where it uses none."""
     word = environ.get(DEVICE_VARIABLE, "")
     if word.isdigit():
@@ -83,8 +83,8 @@ def device_of(environ: Dict[str, str], count: int) -> Optional[int]:
     return chosen if chosen < count else None
 
 
-def _open_markers(pid: int, folder: str, count: int) -> List[_Use]:
-    uses: Dict[int, _Use] = {}
+def _open_markers(pid: int, folder: str, count: int) -> list[_Use]:
+    uses: dict[int, _Use] = {}
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -104,12 +104,12 @@ def _open_markers(pid: int, folder: str, count: int) -> List[_Use]:
     return list(uses.values())
 
 
-def _environ(pid: int) -> Dict[str, str]:
+def _environ(pid: int) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in _read(f"/proc/{pid}/environ").split("\0")]
     return {name: value for name, _, value in pairs}
 
 
-def _status(pid: int) -> Optional[Tuple[int, float]]:
+def _status(pid: int) -> tuple[int, float] | None:
     """Its parent, and when it started in seconds after the boot."""
     words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(words) < 20 or words[0] == "Z":
@@ -117,7 +117,7 @@ def _status(pid: int) -> Optional[Tuple[int, float]]:
     return int(words[1]), int(words[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _number(word: Optional[str], default: int) -> int:
+def _number(word: str | None, default: int) -> int:
     return int(word) if word and word.isdigit() else default
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool.live import Reading
 from ascendrun.sim.ascend.tool.model import Chip, Node, Row
@@ -18,16 +18,16 @@ INCOMPLETE = (
 class Layout(NamedTuple):
     """The cells' widths, the two lines of heads, and how a chip's two rows and a process are formatted."""
 
-    cells: Tuple[int, ...]
-    title: Tuple[int, int]
-    heads: Tuple[str, str]
+    cells: tuple[int, ...]
+    title: tuple[int, int]
+    heads: tuple[str, str]
     power: str
     load: str
-    foot_cells: Tuple[int, ...]
+    foot_cells: tuple[int, ...]
     foot_head: str
     process: str
     die_rule: str = "dashes"  # between dies of one NPU: "dashes" (one cell) or "cells"
-    npu_rule: Tuple[int, ...] = ()  # cells of the line after an NPU, where they are not `cells`
+    npu_rule: tuple[int, ...] = ()  # cells of the line after an NPU, where they are not `cells`
 
 
 _L1 = Layout(
@@ -131,7 +131,7 @@ _L4C = _L4._replace(
     process="| {npu:<25} | {pid:<13} | {name:<18} | {mb:<21} | {inner:<23} |",
     npu_rule=(27, 15, 70),
 )
-LAYOUTS: Dict[str, Layout] = {
+LAYOUTS: dict[str, Layout] = {
     "L1": _L1, "L1b": _L1B, "L1c": _L1C, "L2": _of_a3(_L1), "L2c": _of_a3(_L1C), "L3": _L3, "L3a": _L3A,
     "L4": _L4, "L4c": _L4C,
 }  # fmt: skip
@@ -162,7 +162,7 @@ def _rule(*cells: int, mark: str = "-") -> str:
     return "+" + "+".join(mark * cell for cell in cells) + "+"
 
 
-def _values(node: Node, reading: Reading) -> Dict[str, object]:
+def _values(node: Node, reading: Reading) -> dict[str, object]:
     chip = reading.chip
     return {
         "npu": chip.npu_id,
@@ -191,7 +191,7 @@ def shown_power(node: Node, reading: Reading) -> str:
     return "-" if node.family.dies == 2 and reading.chip.chip_id else f"{reading.power_w:.1f}"
 
 
-def _foot(layout: Layout, readings: Sequence[Reading]) -> List[str]:
+def _foot(layout: Layout, readings: Sequence[Reading]) -> list[str]:
     lines = [_rule(*layout.foot_cells), layout.foot_head, _rule(*layout.foot_cells, mark="=")]
     width = sum(layout.foot_cells) + len(layout.foot_cells) + 1
     for npu_id in dict.fromkeys(reading.chip.npu_id for reading in readings):

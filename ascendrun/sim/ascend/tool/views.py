@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 from ascendrun.sim.ascend.tool.live import Reading, memory_of, percent
 from ascendrun.sim.ascend.tool.model import Node
@@ -25,7 +25,7 @@ class View(NamedTuple):
 
     node: Node
     readings: Sequence[Reading]
-    chip_id: Optional[int]
+    chip_id: int | None
     is_privileged: bool
     is_compatible: bool
 
@@ -42,8 +42,8 @@ def render_view(kind: str, view: View) -> str:
 
 
 def _per_chip(
-    view: View, block: Callable[[Reading], List[str]], *, width: int = 30, chip_first: bool = False
-) -> List[str]:
+    view: View, block: Callable[[Reading], list[str]], *, width: int = 30, chip_first: bool = False
+) -> list[str]:
     """The card's head, then a block a chip with its id first or last; the 950 has neither chips nor their ids."""
     npu_id = view.readings[0].chip.npu_id
     if view.node.chip.startswith("Ascend950"):
@@ -55,11 +55,11 @@ def _per_chip(
     return lines
 
 
-def _usages(view: View) -> List[str]:
+def _usages(view: View) -> list[str]:
     return _per_chip(view, lambda reading: _usage(view.node, reading))
 
 
-def _usage(node: Node, reading: Reading) -> List[str]:
+def _usage(node: Node, reading: Reading) -> list[str]:
     chip, load = reading.chip, reading.load_percent
     has_hbm = chip.hbm_mb > 0
     ddr, ram = ("DDR ", "DDR") if has_hbm else ("", "Memory")
@@ -86,8 +86,8 @@ def _usage(node: Node, reading: Reading) -> List[str]:
     return lines
 
 
-def _common(view: View) -> List[str]:
-    def block(reading: Reading) -> List[str]:
+def _common(view: View) -> list[str]:
+    def block(reading: Reading) -> list[str]:
         used, total = memory_of(reading)
         lines = [line("Memory Usage Rate(%)", percent(reading.ddr_used_mb, reading.chip.ddr_mb))]
         if reading.chip.hbm_mb:
@@ -110,7 +110,7 @@ def _common(view: View) -> List[str]:
     return lines
 
 
-def _power(view: View) -> List[str]:
+def _power(view: View) -> list[str]:
     chip = view.node.chip
     if chip.startswith("310P"):
         return _per_chip(view, lambda reading: [line("Rated Power Dissipation(W)", "72.0")])
@@ -118,14 +118,14 @@ def _power(view: View) -> List[str]:
     return _per_chip(view, lambda reading: [line(name, f"{reading.power_w:.1f}")])
 
 
-def _temp(view: View) -> List[str]:
+def _temp(view: View) -> list[str]:
     is_server = view.node.chip.startswith("910")
     name = "NPU Temperature (C)" if is_server else "Temperature (C)"
     return _per_chip(view, lambda reading: [line(name, reading.temperature_c)])
 
 
-def _memory(view: View) -> List[str]:
-    def block(reading: Reading) -> List[str]:
+def _memory(view: View) -> list[str]:
+    def block(reading: Reading) -> list[str]:
         chip = reading.chip
         if not chip.hbm_mb:
             return [line("Capacity(MB)", chip.ddr_mb), line("Clock Speed(MHz)", 2133)]
@@ -141,11 +141,11 @@ def _memory(view: View) -> List[str]:
     return _per_chip(view, block)
 
 
-def _ecc(view: View) -> List[str]:
+def _ecc(view: View) -> list[str]:
     has_hbm = view.readings[0].chip.hbm_mb > 0
     has_ddr_totals = view.readings[0].chip.ddr_mb > 0
 
-    def block(reading: Reading) -> List[str]:
+    def block(reading: Reading) -> list[str]:
         hbm = (reading.single_bit, reading.double_bit)
         return [
             line(f"{ram} {bits} {what}", count if ram == "HBM" or not has_hbm else 0, 40)
@@ -162,13 +162,13 @@ def _ecc(view: View) -> List[str]:
     return _per_chip(view, block, width=40)
 
 
-def _health(view: View) -> List[str]:
+def _health(view: View) -> list[str]:
     if view.chip_id is not None:
         return _health_lines("Health Status", view.readings[0])
     return _per_chip(view, lambda reading: _health_lines("Health", reading))
 
 
-def _health_lines(label: str, reading: Reading) -> List[str]:
+def _health_lines(label: str, reading: Reading) -> list[str]:
     words = [_CODE_WORDS.get(code, f"fault event {code}") for code in reading.error_codes] or ["NA"]
     lines = [line(label, reading.health), line("Error Code", " ".join(reading.error_codes) or "NA")]
     lines.append(line("Error Information", words[0]))
@@ -177,8 +177,8 @@ def _health_lines(label: str, reading: Reading) -> List[str]:
     return lines
 
 
-def _processes(view: View) -> List[str]:
-    def block(reading: Reading) -> List[str]:
+def _processes(view: View) -> list[str]:
+    def block(reading: Reading) -> list[str]:
         rows = [
             f"\tProcess id:{row.pid:<7} Process name:{row.name[:NAME_LENGTH]:<17} Process memory(MB):{row.memory_mb}"
             for row in reading.rows
@@ -188,11 +188,11 @@ def _processes(view: View) -> List[str]:
     return _per_chip(view, block)
 
 
-def _board(view: View) -> List[str]:
+def _board(view: View) -> list[str]:
     return _chip_board(view) if view.chip_id is not None else _card_board(view)
 
 
-def _card_board(view: View) -> List[str]:
+def _card_board(view: View) -> list[str]:
     node, chip = view.node, view.readings[0].chip
     is_a1 = node.chip in ("910A", "910ProB")
     maker = () if is_a1 else (
@@ -221,7 +221,7 @@ def _card_board(view: View) -> List[str]:
     ]
 
 
-def _chip_board(view: View) -> List[str]:
+def _chip_board(view: View) -> list[str]:
     node, chip = view.node, view.readings[0].chip
     return [
         line("NPU ID", chip.npu_id),
@@ -246,13 +246,13 @@ def _die_id(logic_id: int, seed: int) -> str:
     return " ".join(f"{word:08X}" for word in words)
 
 
-def _product(view: View) -> List[str]:
+def _product(view: View) -> list[str]:
     chip = view.readings[0].chip
     return [line("NPU ID", chip.npu_id), line("Product Name", view.node.family.product),
             line("Serial Number", chip.serial)]  # fmt: skip
 
 
-VIEWS: Dict[str, Callable[[View], List[str]]] = {
+VIEWS: dict[str, Callable[[View], list[str]]] = {
     "board": _board,
     "usages": _usages,
     "common": _common,
@@ -266,7 +266,7 @@ VIEWS: Dict[str, Callable[[View], List[str]]] = {
 }
 
 # The types that the help lists and that ask for a card; those without a view here say that they are not supported.
-TYPES: Tuple[str, ...] = (
+TYPES: tuple[str, ...] = (
     "board", "flash", "memory", "usages", "sensors", "temp", "power", "volt", "mac-addr", "common", "health", "product",
     "ecc", "ip", "sys-time", "i2c_check", "work-mode", "ecc-enable", "p2p-enable", "ssh-enable", "license",
     "customized-info", "device-share", "nve-level", "aicpu-config", "pcie-err", "mcu-monitor", "err-count", "boot-area",

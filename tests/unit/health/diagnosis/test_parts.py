@@ -36,14 +36,21 @@ def test_a_log_in_local_time_is_set_by_the_end_of_its_process() -> None:
     assert with_stamps([line], until_s=east + 2.0)[0].at_s == east
 
 
-@pytest.mark.parametrize("text, kind, wait", [
-    ("|  10.0.0.9(7)   |  16666  |   10.0.0.8(1)   |  3234  |  client  | time out |   ENABLE  | x", "link", "connect"),
-    ("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4102", "lost", "lost"),
-    ("The Notify register has not received the Notify record from remote rank: [7].", "remote", "exec"),
-    ("fault_info[\"Failed to connect agent[1,3,]\"]", "missing", "connect"),
-    ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "clients", "connect"),
-    ("c10d: failed to connect to [npu01]:29511 (errno: 113 - No route to host).", "unreached", "connect"),
-])
+@pytest.mark.parametrize(
+    "text, kind, wait",
+    [
+        (
+            "|  10.0.0.9(7)   |  16666  |   10.0.0.8(1)   |  3234  |  client  | time out |   ENABLE  | x",
+            "link",
+            "connect",
+        ),
+        ("gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4102", "lost", "lost"),
+        ("The Notify register has not received the Notify record from remote rank: [7].", "remote", "exec"),
+        ('fault_info["Failed to connect agent[1,3,]"]', "missing", "connect"),
+        ("DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined.", "clients", "connect"),
+        ("c10d: failed to connect to [npu01]:29511 (errno: 113 - No route to host).", "unreached", "connect"),
+    ],
+)
 def test_words_about_other_ranks_are_read(text: str, kind: str, wait: str) -> None:
     words = list(find_words([Line(text, "f")]))
     assert (kind, wait) in [(word.kind, word.wait) for word in words], words
@@ -69,20 +76,38 @@ def test_of_a_job_without_any_trace_nothing_is_made_up() -> None:
     assert tell(found, "zh").says and tell(found).says
 
 
-@pytest.mark.parametrize("text", [
-    "Warning : ASCEND_HOME_PATH environment variable is not set.", "WARNING: no space", "[WARNING] no space",
-    "[W1120 18:20:01.402 socket.cpp:697] [c10d] no", "[rank3]:[W1120 18:20:01.402 init.cpp:90] no", "[W a.ts:51] no",
-    "W1120 18:20:09.990000 31011 site-packages/torch/api.py:897] Sending process 7 closing signal SIGTERM",
-    "2026-11-20 18:05:02,114 - WARNING - no space", "2026-11-20 18:05:02 | WARNING  | a.py:3 | no",
-    "/opt/lib/io.py:15: UserWarning: CUDA error: out of memory", "FutureWarning: old", "  warnings.warn("])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Warning : ASCEND_HOME_PATH environment variable is not set.",
+        "WARNING: no space",
+        "[WARNING] no space",
+        "[W1120 18:20:01.402 socket.cpp:697] [c10d] no",
+        "[rank3]:[W1120 18:20:01.402 init.cpp:90] no",
+        "[W a.ts:51] no",
+        "W1120 18:20:09.990000 31011 site-packages/torch/api.py:897] Sending process 7 closing signal SIGTERM",
+        "2026-11-20 18:05:02,114 - WARNING - no space",
+        "2026-11-20 18:05:02 | WARNING  | a.py:3 | no",
+        "/opt/lib/io.py:15: UserWarning: CUDA error: out of memory",
+        "FutureWarning: old",
+        "  warnings.warn(",
+    ],
+)
 def test_a_warning_is_known_by_its_own_level(text: str) -> None:
     assert is_warning(text)
 
 
-@pytest.mark.parametrize("text", [
-    "npu01:40:41 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.3<47644> with status=12",
-    "[E1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has timed out", "RuntimeError: no warning was given",
-    "2026-11-20 18:05:02,114 - ERROR - warning lights: WARNING", "What: W", "[rank0]: WorkerError: Warning ignored"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "npu01:40:41 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.3<47644> with status=12",
+        "[E1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has timed out",
+        "RuntimeError: no warning was given",
+        "2026-11-20 18:05:02,114 - ERROR - warning lights: WARNING",
+        "What: W",
+        "[rank0]: WorkerError: Warning ignored",
+    ],
+)
 def test_an_error_is_no_warning_whatever_it_speaks_of(text: str) -> None:
     assert not is_warning(text)
 
@@ -91,13 +116,22 @@ def test_only_a_warned_refusal_of_the_store_is_one_of_several_tries() -> None:
     said = "[c10d] The client socket has failed to connect to [npu01]:29500 (errno: 111 - Connection refused)."
     assert is_try(f"[W1120 18:20:01.402 socket.cpp:697] {said}")
     assert not is_try(f"[E1120 18:20:01.402 socket.cpp:697] {said}")
-    assert not is_try("[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to "
-                      "[npu01]:29500 (errno: 113 - No route to host).")
+    assert not is_try(
+        "[W1120 18:20:01.402 socket.cpp:697] [c10d] The client socket has failed to connect to "
+        "[npu01]:29500 (errno: 113 - No route to host)."
+    )
 
 
 def crashed(code: int, *lines: Line, dmesg: str = "") -> Evidence:
-    rank = RankEvidence(0, "a", pid=4711, code=code if code > 0 else None, signal=-code if code < 0 else None,
-                        exited_at_s=10.0, lines=lines)
+    rank = RankEvidence(
+        0,
+        "a",
+        pid=4711,
+        code=code if code > 0 else None,
+        signal=-code if code < 0 else None,
+        exited_at_s=10.0,
+        lines=lines,
+    )
     host = HostEvidence("a", clock=FixedClock(0.0, 0.001), dmesg=(Line(dmesg, "a/dmesg", 0, None, "dmesg"),))
     return Evidence("j", "FAILED", world_size=1, ranks=(rank,), hosts=(host,))
 

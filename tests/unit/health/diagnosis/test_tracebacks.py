@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.tracebacks import Chain, find_chains
 
 
-def lines(text: str) -> List[Line]:
+def lines(text: str) -> list[Line]:
     return [Line(one, "f", 0, None, "err") for one in text.split("\n")]
 
 
@@ -22,13 +22,13 @@ def only(text: str) -> Chain:
     return chains[0]
 
 
-PLAIN = '''Traceback (most recent call last):
+PLAIN = """Traceback (most recent call last):
   File "/job/train.py", line 8, in <module>
     main()
   File "/opt/lib/python3.10/site-packages/torch/nn/module.py", line 99, in forward
     raise ValueError("no")
 ValueError: no
-'''
+"""
 
 
 def test_the_place_is_the_last_line_of_code_that_is_not_a_library_s() -> None:
@@ -41,8 +41,13 @@ def test_ranks_that_share_a_stream_are_read_apart() -> None:
     assert [chain.rank for chain in find_chains([Line(one, "f", 0, None, "err") for one in mixed])] == [3, 5]
 
 
-@pytest.mark.parametrize("link", ["During handling of the above exception, another exception occurred:",
-                                  "The above exception was the direct cause of the following exception:"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
 def test_linked_exceptions_are_one_chain_with_the_first_as_its_root(link: str) -> None:
     chain = only(f"{PLAIN}\n{link}\n\n{PLAIN.replace('ValueError', 'KeyError')}")
     assert [one.type for one in chain.raised] == ["ValueError", "KeyError"]
@@ -82,9 +87,22 @@ def test_a_line_that_only_looks_like_an_exception_is_none(text: str) -> None:
     assert find_chains(lines(text)) == ()
 
 
-@given(st.lists(st.sampled_from([*PLAIN.split("\n"), "", "step 1", "During handling of the above exception, another "
-                                 "exception occurred:", "│ /a.py:3 in f", "[rank1]: ValueError: x", "Exception ignored "
-                                 "in: x"]), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *PLAIN.split("\n"),
+                "",
+                "step 1",
+                "During handling of the above exception, another exception occurred:",
+                "│ /a.py:3 in f",
+                "[rank1]: ValueError: x",
+                "Exception ignored in: x",
+            ]
+        ),
+        max_size=30,
+    )
+)
 def test_no_mixture_of_lines_breaks_the_search(texts: Sequence[str]) -> None:
     found = find_chains([Line(text, "f", 0, None, "err") for text in texts])
     assert all(0 <= chain.first <= chain.last < len(texts) for chain in found)

@@ -10,16 +10,22 @@ from ascendrun.health.diagnosis import Line
 from ascendrun.health.diagnosis.tracebacks import find_chains
 from ascendrun.health.diagnosis.unfolding import unfold
 
-TRACEBACK = ('Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n'
-             "    rate = parts[\"a\\\\b\"] / n\nValueError: 比率 'a' is \"odd\"\n")
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n'
+    '    rate = parts["a\\\\b"] / n\nValueError: 比率 \'a\' is "odd"\n'
+)
 
 
-@pytest.mark.parametrize("text", [
-    json.dumps({"level": "error", "exc_info": TRACEBACK, "rank": 3}),
-    json.dumps({"level": "error", "exc_info": TRACEBACK}, ensure_ascii=False),
-    f"{{'level': 'error', 'exc_info': {TRACEBACK!r}}}",
-    f"ERROR {TRACEBACK!r}",
-], ids=["json", "json-unicode", "repr-in-a-dictionary", "repr"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"level": "error", "exc_info": TRACEBACK, "rank": 3}),
+        json.dumps({"level": "error", "exc_info": TRACEBACK}, ensure_ascii=False),
+        f"{{'level': 'error', 'exc_info': {TRACEBACK!r}}}",
+        f"ERROR {TRACEBACK!r}",
+    ],
+    ids=["json", "json-unicode", "repr-in-a-dictionary", "repr"],
+)
 def test_a_traceback_within_one_line_is_read_like_any_other(text: str) -> None:
     line = Line(text, "rank-0.out.0", 700, 12.5, "out")
     pieces = unfold([Line("before", "f"), line])
@@ -34,8 +40,14 @@ def test_other_lines_are_left_as_they_are(text: str) -> None:
     assert unfold([Line(text, "f")]) == (Line(text, "f"),)
 
 
-@pytest.mark.parametrize("text", [r"Traceback (most recent call last):\n", r'Traceback (most recent call last):\n\u12"',
-                                  "Traceback (most recent call last):\\n\\",
-                                  r"Traceback (most recent call last):\n\"\"\"}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"Traceback (most recent call last):\n",
+        r'Traceback (most recent call last):\n\u12"',
+        "Traceback (most recent call last):\\n\\",
+        r"Traceback (most recent call last):\n\"\"\"}",
+    ],
+)
 def test_a_torn_line_breaks_nothing(text: str) -> None:
     assert unfold([Line(text, "f")])
