@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import CannotConnect, Conflict, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
-from ascendrun.head.metricsreader import newest_values
-from ascendrun.head.settings import Settings, spool_dir
+from ascendrun.head.spool.metrics_reader import newest_values
+from ascendrun.head.state.settings import Settings, spool_dir
 from ascendrun.views import (
     EventView,
     ExecResult,
@@ -29,14 +29,14 @@ from ascendrun.views import (
 )
 
 if TYPE_CHECKING:
-    from ascendrun.core.job import Job
-    from ascendrun.core.spec import JobSpec
-    from ascendrun.head.control import ControlClient
-    from ascendrun.head.deep import DeepLook, DeepOptions
-    from ascendrun.head.store import Store, StoredJob
+    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.core.jobs.job import Job
+    from ascendrun.head.protocol.control_socket import ControlClient
+    from ascendrun.head.state.store import Store, StoredJob
     from ascendrun.health.forecast import Forecast
-    from ascendrun.health.report import DoctorReport
-    from ascendrun.health.world import World
+    from ascendrun.health.survey.check_context import World
+    from ascendrun.health.survey.comparison import DoctorReport
+    from ascendrun.query.deep_check import DeepLook, DeepOptions
 
 
 __all__ = ["Cluster", "EventView", "ExecResult", "HostStatus", "JobDetail", "JobView", "NodeView", "RankView"]
@@ -75,7 +75,7 @@ class Cluster:
         stage that has not succeeded. Of a pipeline the view of the whole is returned."""
         import secrets
 
-        from ascendrun.head.submit import make_submissions, stages_to_repeat
+        from ascendrun.query.submit import make_submissions, stages_to_repeat
 
         submissions = make_submissions(
             job_file,
@@ -104,7 +104,7 @@ class Cluster:
     ) -> tuple[Mapping[str, Any], ...]:
         """Exactly what `submit` would start, as `core.plan.render_plan` shows it, one for each stage: asks the nodes,
         starts nothing."""
-        from ascendrun.head.submit import make_submissions
+        from ascendrun.query.submit import make_submissions
 
         submissions = make_submissions(
             job_file, overrides=overrides, hostfile=hostfile, state_dir=self.settings.state_dir, key="dry-run"
@@ -223,11 +223,11 @@ class Cluster:
         `job_file`: ask as this job would (its hosts then are those that it takes). `names`: these probes only.
         `every_pair`: of NPU ports is tried, not a sample; on many hosts that takes minutes.
         """
-        from ascendrun.head.survey_reader import read_world
+        from ascendrun.query.survey_reader import read_world
 
         submission = None
         if job_file is not None:
-            from ascendrun.head.submit import make_submission
+            from ascendrun.query.submit import make_submission
 
             submission = make_submission(
                 job_file,
@@ -265,7 +265,7 @@ class Cluster:
     ) -> DoctorReport:
         """Is every node fit, which ones differ, and how are they mended? Asks all at once; changes nothing."""
         from ascendrun.health.checks import choose_checks, run_checks
-        from ascendrun.health.report import make_report
+        from ascendrun.health.survey.comparison import make_report
 
         began = time.monotonic()
         world = self.survey(
@@ -286,8 +286,8 @@ class Cluster:
 
     def forecast(self, nodes: int) -> Forecast:
         """What failures will cost on so many nodes, from published rates and what this cluster has seen itself."""
-        from ascendrun.head.history import read_history
         from ascendrun.health.forecast import make_forecast
+        from ascendrun.query.history import read_history
 
         return make_forecast(nodes, read_history(self.settings.state_dir, now_s=time.time()))
 
@@ -302,8 +302,8 @@ class Cluster:
     ) -> DeepLook:
         """Measures the hosts alone and in pairs with small jobs made from `base` (see head/deep.make_base), and keeps
         the report. Hosts that a job holds are left in peace, and the `unfit` too. `say` gets a line for every step."""
-        from ascendrun.head.deep import default_options, judge_and_keep, look_deep
-        from ascendrun.head.deepjobs import StoreJobs
+        from ascendrun.query.deep_check import default_options, judge_and_keep, look_deep
+        from ascendrun.query.deep_check_jobs import StoreJobs
 
         holders = {host: job.id for job in self.jobs() for host in job.hosts if job.state not in ("QUEUED", "BACKOFF")}
         jobs = StoreJobs(
@@ -323,7 +323,7 @@ class Cluster:
 
     def controller_status(self, *, timeout_s: float = 10.0) -> Mapping[str, Any] | None:
         """What the running controller says of itself, or None when none runs. Raises DeadlineExceeded."""
-        from ascendrun.head.control import ControlClient
+        from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             with ControlClient(self.settings.state_dir) as client:
@@ -340,14 +340,14 @@ class Cluster:
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
         """Ends the controller; jobs go on. Returns when it is gone; nothing happens when none runs."""
-        from ascendrun.head.control import ControlClient
+        from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             with ControlClient(self.settings.state_dir) as client:
                 client.call("shutdown", timeout_s=timeout_s)
         except CannotConnect:
             return
-        from ascendrun.head.daemon import wait_until_free
+        from ascendrun.head.loop.daemon import wait_until_free
 
         wait_until_free(self.settings.state_dir, timeout_s=timeout_s)
 
@@ -358,12 +358,12 @@ class Cluster:
         return run_controller(self.settings)
 
     def _client(self) -> ControlClient:
-        from ascendrun.head.control import ControlClient
+        from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             return ControlClient(self.settings.state_dir)
         except CannotConnect:
-            from ascendrun.head.daemon import start_controller
+            from ascendrun.head.loop.daemon import start_controller
 
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
             return ControlClient(self.settings.state_dir)
@@ -385,7 +385,7 @@ class Cluster:
     def _keep_watched(self, views: Sequence[JobView]) -> None:
         """A live job whose controller died gets a new one from whoever looks at it."""
         if any(view.ended_at_s is None for view in views):
-            from ascendrun.head.daemon import is_running
+            from ascendrun.head.loop.daemon import is_running
 
             if not is_running(self.settings.state_dir):
                 self.ensure_controller()
@@ -394,7 +394,7 @@ class Cluster:
 
     @contextmanager
     def _reading(self) -> Iterator[Store | None]:
-        from ascendrun.head.store import Store
+        from ascendrun.head.state.store import Store
 
         store = Store.open_for_reading(self.settings.state_dir)
         try:
@@ -407,7 +407,7 @@ class Cluster:
         return make_job_view(stored, self._progress(stored.job))
 
     def _pipeline_view(self, stored: Sequence[StoredJob]) -> JobView:
-        from ascendrun.core.pipelines import judge_pipeline
+        from ascendrun.core.jobs.pipelines import judge_pipeline
 
         standing = judge_pipeline([one.job for one in stored])
         return make_pipeline_view(stored, standing, self._view(stored[standing.telling]))

@@ -14,15 +14,15 @@ from ascendrun.core.samples import Newest
 
 if TYPE_CHECKING:
     from ascendrun.cluster import Cluster
+    from ascendrun.core.event_lines import StoryLine
     from ascendrun.core.hosts import Host
-    from ascendrun.core.storylines import StoryLine
-    from ascendrun.head.bundlejob import Bundle
-    from ascendrun.head.explaining import Explanation
-    from ascendrun.head.noticeview import NoticeTargetView, NoticeTestResult
-    from ascendrun.head.settings import Settings
-    from ascendrun.head.store import Store
-    from ascendrun.health.reportdata import Report
-    from ascendrun.health.topview import TopView
+    from ascendrun.head.state.settings import Settings
+    from ascendrun.head.state.store import Store
+    from ascendrun.health.report.data import Report
+    from ascendrun.health.top.view import TopView
+    from ascendrun.query.bundle_job import Bundle
+    from ascendrun.query.explain import Explanation
+    from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
 
 GATHER_S = 180.0
 """More than all deadlines of a gathering together."""
@@ -37,7 +37,7 @@ def samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: f
 
     `since_s`: not older than that, None: than a minute. Raises StoreUnusable.
     """
-    from ascendrun.head.samplestore import SampleStore
+    from ascendrun.head.state.sample_store import SampleStore
 
     store = SampleStore.open_for_reading(state_dir)
     if store is None:
@@ -59,7 +59,7 @@ def fresh_samples(
     from dataclasses import asdict
 
     from ascendrun.core.samples import DeviceSample, HostSample
-    from ascendrun.head.control import ControlClient
+    from ascendrun.head.protocol.control_socket import ControlClient
 
     devices, figures, refused = [], [], {}
     if not hosts:
@@ -83,7 +83,7 @@ def wish_samples(cluster: Cluster, hosts: Sequence[Host], timeout_s: float = 20.
     asked is not asked twice. Raises CannotConnect (no controller comes up)."""
     from dataclasses import asdict
 
-    from ascendrun.head.control import ControlClient
+    from ascendrun.head.protocol.control_socket import ControlClient
 
     cluster.ensure_controller()
     with ControlClient(cluster.settings.state_dir) as client:
@@ -118,7 +118,7 @@ class TopSource:
         wish: Callable[[Sequence[Host]], None] | None = None,
         is_patient: bool = False,
     ) -> None:
-        from ascendrun.head.topreader import TopReader
+        from ascendrun.query.top_reader import TopReader
 
         self.cluster = cluster
         self.hosts = tuple(hosts)
@@ -131,7 +131,7 @@ class TopSource:
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
-        from ascendrun.head.statedir import StoreUnusable
+        from ascendrun.head.state.state_dir import StoreUnusable
 
         try:
             newest = samples(self.cluster.settings.state_dir, since_s=now_s - KEPT_S)
@@ -145,7 +145,7 @@ class TopSource:
 
         Raises StoreUnusable, CannotConnect (no controller comes up for the live jobs).
         """
-        from ascendrun.health.topjoin import make_view
+        from ascendrun.health.top.join import make_view
 
         seen = self._reader.read(now_s=now_s, liveness=self._liveness())
         unsampled, asked = self._unsampled(seen.newest, now_s, ASK_EVERY_S), False
@@ -216,7 +216,7 @@ def _newer(one: Newest, other: Newest) -> Newest:
 
 def event_kinds(state_dir: Path) -> tuple[str, ...]:
     """The kinds of lines that the stories of this state folder hold."""
-    from ascendrun.head.store import Store
+    from ascendrun.head.state.store import Store
 
     store = Store.open_for_reading(state_dir)
     if store is None:
@@ -251,7 +251,7 @@ class EventStream:
 
     def new_lines(self) -> tuple[StoryLine, ...]:
         """What was written since the last call; at first, what is there."""
-        from ascendrun.core.storylines import StoryLine
+        from ascendrun.core.event_lines import StoryLine
 
         store = self._open()
         if store is None:
@@ -282,7 +282,7 @@ class EventStream:
             self._store = None
 
     def _open(self) -> Store | None:
-        from ascendrun.head.store import Store
+        from ascendrun.head.state.store import Store
 
         if self._store is None:
             self._store = Store.open_for_reading(self._state_dir)
@@ -291,16 +291,16 @@ class EventStream:
 
 def notice_targets(settings: Settings) -> tuple[NoticeTargetView, ...]:
     """Where notices go, and how the last one fared there; credentials never."""
-    from ascendrun.head.noticesettings import NoticeSettings
-    from ascendrun.head.noticeview import view_targets
+    from ascendrun.head.state.notice_settings import NoticeSettings
+    from ascendrun.query.notice_view import view_targets
 
     return view_targets(settings.notices or NoticeSettings(), settings.state_dir)
 
 
 def try_notices(settings: Settings, *, name: str | None = None) -> tuple[NoticeTestResult, ...]:
     """Sends a test notice to one target, or all. Raises NotFound, Conflict."""
-    from ascendrun.head.noticesettings import NoticeSettings
-    from ascendrun.head.noticeview import send_tests
+    from ascendrun.head.state.notice_settings import NoticeSettings
+    from ascendrun.query.notice_view import send_tests
 
     return send_tests(settings.notices or NoticeSettings(), name=name)
 
@@ -309,7 +309,7 @@ def count_states(state_dir: Path) -> Mapping[str, int]:
     """How many jobs stand in each state, ended ones too. Raises StoreUnusable."""
     from collections import Counter
 
-    from ascendrun.head.store import Store
+    from ascendrun.head.state.store import Store
 
     store = Store.open_for_reading(state_dir)
     if store is None:
@@ -325,7 +325,7 @@ def count_states(state_dir: Path) -> Mapping[str, int]:
 
 def report(state_dir: Path, ref: str, *, now_s: float) -> Report:
     """What one job did, where its time went and what it cost, as of now. Raises NotFound, Conflict, StoreUnusable."""
-    from ascendrun.head.reportreader import find_report
+    from ascendrun.query.report_reader import find_report
 
     return find_report(state_dir, ref, now_s=now_s)
 
@@ -335,7 +335,7 @@ def report(state_dir: Path, ref: str, *, now_s: float) -> Report:
 
 def explain(cluster: Cluster, ref: str, *, attempt: int | None = None, lang: str = "en") -> Explanation:
     """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFound, Conflict."""
-    from ascendrun.head.explaining import explain_job
+    from ascendrun.query.explain import explain_job
 
     return explain_job(
         cluster.settings.state_dir,
@@ -350,7 +350,7 @@ def explain(cluster: Cluster, ref: str, *, attempt: int | None = None, lang: str
 def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> str | None:
     """One sentence: who failed first and why. None where there is none: it did not fail, or nobody knows."""
     from ascendrun.core.errors import NotFound
-    from ascendrun.head.explaining import verdict_line
+    from ascendrun.query.explain import verdict_line
 
     try:
         return verdict_line(state_dir, ref, lang=lang, now_s=time.time())
@@ -361,7 +361,7 @@ def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> str | None:
 def gather(cluster: Cluster, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
     """Brings what the job's hosts have of the attempt (None: the newest): (host, None) when it is here, (host, why not)
     else, each host as it comes. Raises NotFound, Conflict, CannotConnect (no controller comes up), DeadlineExceeded."""
-    from ascendrun.head.control import ControlClient
+    from ascendrun.head.protocol.control_socket import ControlClient
 
     fields = {"job": cluster.job(ref).job.id, "attempt": attempt}
     cluster.ensure_controller()
@@ -399,7 +399,7 @@ def bundle(
     """Packs what is known of a job, credentials taken out. `path` None: <layout>-<job>.tar.gz in this folder;
     `layout`: ascendrun or ascend-fd; `is_dry`: only tells what would be in it. `environ`: variables whose values are
     hidden when their names say "secret". Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
-    from ascendrun.head.bundlejob import Wish, bundle_job
+    from ascendrun.query.bundle_job import Wish, bundle_job
 
     wish = Wish(path=path, layout=layout, with_logs=with_logs, max_bytes=max_bytes, is_dry=is_dry)
     return bundle_job(cluster.settings.state_dir, ref, wish, notices=cluster.settings.notices, environ=environ)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ascendrun.core.job import NodeProgress
-    from ascendrun.core.pipelines import StageStanding, Standing
-    from ascendrun.head.store import StoredJob
+    from ascendrun.core.jobs.job import NodeProgress
+    from ascendrun.core.jobs.pipelines import StageStanding, Standing
+    from ascendrun.head.state.store import StoredJob
 
 
 @dataclass(frozen=True)

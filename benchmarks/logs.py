@@ -23,9 +23,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ascendrun.cli.logview import FOLD_WINDOW_S
-from ascendrun.core.folding import fold
-from ascendrun.core.loglines import LogLine, merge
+from ascendrun.cli.log_view import FOLD_WINDOW_S
+from ascendrun.core.logs.folding import fold
+from ascendrun.core.logs.log_lines import LogLine, merge
 from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed
 from benchmarks.ours import CHECKOUT, Ours
@@ -46,10 +46,10 @@ READ = """
 import sys, time
 from pathlib import Path
 from itertools import chain
-from ascendrun.core.folding import fold
-from ascendrun.core.loglines import merge_batches
-from ascendrun.head.logreader import read_batches
-from ascendrun.head.spoolfiles import find_streams
+from ascendrun.core.logs.folding import fold
+from ascendrun.core.logs.log_lines import merge_batches
+from ascendrun.query.log_reader import read_batches
+from ascendrun.head.spool.spool_files import find_streams
 found = find_streams(Path(sys.argv[1]), 1)
 began = time.process_time()
 lines = chain.from_iterable(merge_batches([read_batches(one, among=len(found)) for one in found]))

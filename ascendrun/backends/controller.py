@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from ascendrun.backends import Backends
-from ascendrun.head import daemon
-from ascendrun.head.askpass import find_askpass
-from ascendrun.head.notifier import Notifier
-from ascendrun.head.settings import Settings, load_settings, settings_files
+from ascendrun.head.loop import daemon
+from ascendrun.head.notify.notifier import Notifier
+from ascendrun.head.ssh.askpass import find_askpass
+from ascendrun.head.state.settings import Settings, load_settings, settings_files
 
 if TYPE_CHECKING:
-    from ascendrun.head.store import Store
+    from ascendrun.head.state.store import Store
 
 
 def run_controller(settings: Settings) -> bool:

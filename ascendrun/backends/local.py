@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ascendrun.core.errors import CannotConnect
 from ascendrun.core.hosts import Host
-from ascendrun.head.child import ChildStream
-from ascendrun.head.settings import Settings
-from ascendrun.head.transport import Deadlines, Receiver, StreamClosed
+from ascendrun.head.ssh.child_process import ChildStream
+from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosed
+from ascendrun.head.state.settings import Settings
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
 LOGIN_FILE = "login.env"

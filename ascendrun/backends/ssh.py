@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AuthFailed, CannotConnect
 from ascendrun.core.hosts import Host
-from ascendrun.head.hostkeys import (
+from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_jump
+from ascendrun.head.ssh.host_keys import (
     OWN_FILE,
     HostKey,
     KnownHostsFile,
@@ -20,13 +21,12 @@ from ascendrun.head.hostkeys import (
     look_up,
     record_host_keys,
 )
-from ascendrun.head.settings import Settings
-from ascendrun.head.sshconfig import SshConfig, SshTarget, parse_jump
-from ascendrun.head.transport import Connection, Deadlines
+from ascendrun.head.ssh.transport import Connection, Deadlines
+from ascendrun.head.state.settings import Settings
 
 if TYPE_CHECKING:
-    from ascendrun.head.ssh import ParamikoConnection
-    from ascendrun.head.ssh_keys import KeyRing
+    from ascendrun.head.ssh.keys import KeyRing
+    from ascendrun.head.ssh.paramiko_transport import ParamikoConnection
 
 AUTH_PAUSE_S = 60.0
 """A refused login is not tried again for this long: sshd counts failures and may lock the whole address out."""
@@ -99,10 +99,10 @@ class SshBackend:
         """The key that `host` shows, without any login attempt. Raises CannotConnect."""
         target = self.resolve(host)
         if self.why_openssh(host) is not None:
-            from ascendrun.head.openssh import scan_host_key
+            from ascendrun.head.ssh.openssh import scan_host_key
 
             return scan_host_key(host, target, deadlines=deadlines, config=self._config_path)
-        from ascendrun.head.ssh import shown_key, start_link
+        from ascendrun.head.ssh.paramiko_transport import shown_key, start_link
 
         link, _ = start_link(target, self._dial(target, deadlines), deadlines=deadlines)
         try:
@@ -135,7 +135,7 @@ class SshBackend:
             keys.close()
 
     def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
-        from ascendrun.head.ssh import NoCommonAlgorithm
+        from ascendrun.head.ssh.paramiko_transport import NoCommonAlgorithm
 
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
@@ -153,7 +153,7 @@ class SshBackend:
             return self._connect_openssh(host, target, deadlines)
 
     def _make_connection(self, target: SshTarget, deadlines: Deadlines) -> ParamikoConnection:
-        from ascendrun.head.ssh import connect
+        from ascendrun.head.ssh.paramiko_transport import connect
 
         recorded = self.recorded(target)
         return connect(
@@ -166,7 +166,7 @@ class SshBackend:
         )
 
     def _connect_openssh(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
-        from ascendrun.head.openssh import connect
+        from ascendrun.head.ssh.openssh import connect
 
         recorded = self.recorded(target)
         return connect(
@@ -195,7 +195,7 @@ class SshBackend:
 
     def _dial(self, target: SshTarget, deadlines: Deadlines) -> Callable[[], tuple[Any, str | None]]:
         if target.jump is None:
-            from ascendrun.head.ssh_socket import dial
+            from ascendrun.head.ssh.socket import dial
 
             return lambda: dial(
                 target.address, target.port, label=target.label, family=target.family, tcp_s=deadlines.tcp_s
@@ -217,14 +217,14 @@ class SshBackend:
         return jump.why_openssh or self._key_reason(jump)
 
     def _key_reason(self, target: SshTarget) -> str | None:
-        from ascendrun.head.ssh_keys import needs_openssh
+        from ascendrun.head.ssh.keys import needs_openssh
 
         return needs_openssh(target)
 
     def _key_ring(self) -> KeyRing:
         with self._lock:
             if self._keys is None:
-                from ascendrun.head.ssh_keys import KeyRing
+                from ascendrun.head.ssh.keys import KeyRing
 
                 self._keys = KeyRing(self._ask)
             return self._keys
@@ -238,7 +238,7 @@ class SshBackend:
             self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
 
     def _note_refusal(self, target: SshTarget, error: AuthFailed) -> None:
-        from ascendrun.head.ssh import NoKey
+        from ascendrun.head.ssh.paramiko_transport import NoKey
 
         self._key_ring().forget_failures()
         if not isinstance(error, NoKey):
@@ -279,7 +279,7 @@ class _Jump:
             self._slots.release()
 
     def _open(self, target: SshTarget, deadlines: Deadlines) -> Any:
-        from ascendrun.head.paramiko_door import paramiko
+        from ascendrun.head.ssh.paramiko_import import paramiko
 
         link = self._alive(deadlines).link
         try:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ascendrun.cli.face import Face
+    from ascendrun.cli.context import Face
     from ascendrun.cluster import Cluster
-    from ascendrun.head.settings import Settings
+    from ascendrun.head.state.settings import Settings
 
 PROGRAM = "ascendrun"
 COMPLETE_VARIABLE = "_ASCENDRUN_COMPLETE"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot write is no reason to fail
-    from ascendrun.cli.face import Face
+    from ascendrun.cli.context import Face
 
     face = Face(environ=os.environ, make_cluster=make_cluster)
     try:
@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
 
 def _run(arguments: list[str], face: Face) -> int:
     if arguments == ["controller", "run"]:
-        from ascendrun.cli.background import run_controller  # for whom somebody waits: without click, in half the time
+        from ascendrun.cli.controller_run import (
+            run_controller,  # for whom somebody waits: without click, in half the time
+        )
 
         return run_controller(face.settings)
     import click

@@ -13,7 +13,7 @@ from ascendrun import __version__
 
 @dataclass(frozen=True)
 class Verb:
-    """`ascendrun.cli.<module>` has the click command `command`."""
+    """`ascendrun.cli.commands.<module>` has the click command `command`."""
 
     name: str
     module: str
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
         verb = BY_NAME.get(ALIASES.get(cmd_name, cmd_name))
         if verb is None:
             return None
-        command = importlib.import_module(f"ascendrun.cli.{verb.module}").command
+        command = importlib.import_module(f"ascendrun.cli.commands.{verb.module}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -11,7 +11,7 @@ from ascendrun.cli.sanitise import sanitise_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.health.report import DoctorReport, FactRow, FindingView
+    from ascendrun.health.survey.comparison import DoctorReport, FactRow, FindingView
 
 TITLES = {
     "en": {"FAIL": "FAIL  a job will not be started", "WARN": "WARN  will hurt", "NOTE": "NOTE"},

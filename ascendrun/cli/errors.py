@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 
 if TYPE_CHECKING:
-    from ascendrun.cli.face import Face
+    from ascendrun.cli.context import Face
     from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
 
 EXCERPT_CHARACTERS = 100

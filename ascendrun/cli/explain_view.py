@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from ascendrun.cli.output import cut, describe_seconds, describe_time, terminal_width, width_of
 from ascendrun.cli.sanitise import headline, sanitise, sanitise_line
-from ascendrun.core.loglines import fold_ranks
+from ascendrun.core.logs.log_lines import fold_ranks
 from ascendrun.core.names import fold_names
-from ascendrun.health.diagnosis.telling import label, texts, who
-from ascendrun.health.diagnosis.verdict import Role
+from ascendrun.health.diagnosis.render import label, texts, who
+from ascendrun.health.diagnosis.result import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.head.explaining import Explanation
-    from ascendrun.health.diagnosis.verdict import ChainLink, Diagnosis, Proof
+    from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof
+    from ascendrun.query.explain import Explanation
 
 COLORS = {"certain": "\x1b[31m", "likely": "\x1b[33m", "not known": "\x1b[36m"}
 CALM = frozenset({"succeeded", "running", "on-its-way", "stopped-by-user", "stage-called-off"})

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from ascendrun.cli.logview import FOLD_WINDOW_S, LogView
+from ascendrun.cli.log_view import FOLD_WINDOW_S, LogView
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
-from ascendrun.core.folding import FoldedLine, Folder, fold
-from ascendrun.core.job import TERMINAL
-from ascendrun.core.loglines import LogLine, merge
+from ascendrun.core.jobs.job import TERMINAL
+from ascendrun.core.logs.folding import FoldedLine, Folder, fold
+from ascendrun.core.logs.log_lines import LogLine, merge
 from ascendrun.core.names import fold_names
-from ascendrun.head.clocks import HostClock, read_clocks
-from ascendrun.head.logreader import StreamReader, batch_lines_for
-from ascendrun.head.settings import spool_dir
-from ascendrun.head.spoolfiles import find_streams, is_complete
+from ascendrun.head.spool.clocks import HostClock, read_clocks
+from ascendrun.head.spool.spool_files import find_streams, is_complete
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.query.log_reader import StreamReader, batch_lines_for
 
 POLL_S = (0.02, 0.1)
 NEW_STREAMS_POLL_S = (0.05, 0.5)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ascendrun.cli.face import Face
+    from ascendrun.cli.context import Face
     from ascendrun.core.hosts import Host
 
 Command = TypeVar("Command", bound=Callable[..., Any])

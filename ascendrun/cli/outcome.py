@@ -9,9 +9,9 @@ from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.names import fold_names
-from ascendrun.head.logreader import read_all
-from ascendrun.head.settings import Settings, spool_dir
-from ascendrun.head.spoolfiles import find_streams
+from ascendrun.head.spool.spool_files import find_streams
+from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.query.log_reader import read_all
 
 FAILED_TAIL_LINES = 20
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple
 
 from ascendrun.core.errors import InvalidInput, NotFound, Problem
+from ascendrun.core.jobfile.source_text import decode_text
+from ascendrun.core.message_format import MAX_PROBLEMS, closest, in_order, is_hidden, shown, suggestion
 from ascendrun.core.names import MAX_NAMES, BadNames, expand_names, fold_names, is_name, split_list
-from ascendrun.core.sourcetext import decode_text
-from ascendrun.core.wording import MAX_PROBLEMS, closest, in_order, is_hidden, shown, suggestion
 
 LOCAL_ADDRESS = "local"
 """`addr=local` in a hostfile: this very machine, reached without SSH, with a node root of its own."""

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from ascendrun.core.job import Job, State
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.logs.redaction import redact_text
 from ascendrun.core.names import fold_names
-from ascendrun.core.redaction import redact_text
 
 SCHEMA_VERSION = 1
 SERVICES = ("generic", "feishu", "lark", "dingtalk", "wecom", "slack")
@@ -277,7 +277,7 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "hook": ((20, 1.0),),
     "deadman": ((5, 1.0),),
 }
-"""What the services allow one robot, see core/noticeformats.py for where they say so."""
+"""What the services allow one robot, see core/notice_formats.py for where they say so."""
 
 
 def retry_after_s(tries: int, *, notice_id: str, asked_s: float | None = None) -> float:

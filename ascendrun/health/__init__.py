@@ -2,7 +2,7 @@
 
 To add a check, in three steps:
 
-1. Ask. A row in `probes.py` (or `npu_probes.py`): the survey item that the node answers (kinds: node/survey.py) and a
+1. Ask. A row in `probes.py` (or `npu_probes.py`): the survey item that the node answers (node/agent/survey.py) and a
    reader that turns its raw answer into a value, None when it could not look. One that takes long is `is_full`.
 2. Keep. A field in the part of `NodeFacts` that it belongs to (`facts.py`, `npu_facts.py`), None until read, and one
    line that fills it from the answers by the probe's name.

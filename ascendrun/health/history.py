@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.health.forecast import SECONDS_A_DAY, History
 
 

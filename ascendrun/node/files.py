@@ -7,7 +7,7 @@ import json
 import os
 import stat
 
-from ascendrun.node.refusal import Refusal
+from ascendrun.node.op_errors import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
                     whole and the attempt's logs take more than the head allows here (16 GiB); never the newest.
     rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
-    samples         JSON lines of the sampler (node/sample.py); the oldest generations are removed
+    samples         JSON lines of the sampler (node/sampler/sample.py); the oldest generations are removed
 """
 
 from __future__ import annotations

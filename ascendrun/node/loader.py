@@ -116,7 +116,7 @@ except Exception as e:
 """
 
 # First the short way: the agent stands unaltered, and the interpreter that ran it last is on record. The record is
-# emptied before it is used and written anew by the agent that came up (node/bytecode.py), so that an interpreter which
+# emptied before it is used and rewritten by the agent that started (agent/bytecode.py), so that an interpreter which
 # has broken since costs one login. All else goes the long way, which takes a Python more (15 ms).
 # No newline, no backslash, no exclamation mark and no single quote may stand in it: csh and fish read those within
 # single quotes too. The script tells the interpreter's true path on descriptor 3 (python3 may be a slow shim), its

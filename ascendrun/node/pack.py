@@ -18,22 +18,22 @@ LEFT_OUT = ("pack.py", "loader.py")
 MAIN = b"""import os
 import sys
 
-# Modules that node/bytecode.py compiled for this very interpreter, if it has.
+# Modules that node/agent/bytecode.py compiled for this very interpreter, if it has.
 compiled = "%s.%s-%x.zip" % (sys.argv[0][:-4], sys.implementation.cache_tag, sys.hexversion)
 if os.path.exists(compiled):
     sys.path.insert(0, compiled)
 
 if sys.argv[1:2] == ["serve"]:
-    from ascendrun.node.serve import main
+    from ascendrun.node.agent.serve import main
     sys.exit(main())
 elif sys.argv[1:2] == ["supervise"] and len(sys.argv) == 3:
-    from ascendrun.node.supervise import main
+    from ascendrun.node.supervisor.supervise import main
     sys.exit(main(sys.argv[2]))
 elif sys.argv[1:2] == ["sample"] and len(sys.argv) == 3:
-    from ascendrun.node.sample import main
+    from ascendrun.node.sampler.sample import main
     sys.exit(main(sys.argv[2]))
 elif sys.argv[1:] == ["grep"]:
-    from ascendrun.node.grep import main
+    from ascendrun.node.agent.grep import main
     sys.exit(main())
 else:
     sys.exit("usage: python agent.pyz serve | supervise FOLDER | sample FOLDER | grep")
@@ -65,8 +65,11 @@ def pack_files(files: dict[str, bytes]) -> bytes:
 def _sources() -> dict[str, bytes]:
     folder = os.path.dirname(os.path.abspath(__file__))
     files = {"__main__.py": MAIN, "ascendrun/__init__.py": b""}
-    for name in os.listdir(folder):
-        if name.endswith(".py") and name not in LEFT_OUT:
-            with open(os.path.join(folder, name), "rb") as file:
-                files["ascendrun/node/" + name] = file.read()
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            inside = os.path.relpath(path, folder)
+            if name.endswith(".py") and inside not in LEFT_OUT:
+                with open(path, "rb") as file:
+                    files["ascendrun/node/" + inside] = file.read()
     return files

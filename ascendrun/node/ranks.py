@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 from ascendrun.node import layout
-from ascendrun.node.refusal import Refusal
+from ascendrun.node.op_errors import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

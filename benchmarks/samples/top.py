@@ -33,11 +33,11 @@ import json, sys, time
 marks = [("", time.perf_counter())]
 def mark(name): marks.append((name, time.perf_counter()))
 from ascendrun.cluster import Cluster
-from ascendrun.cli.toptext import top_lines
+from ascendrun.cli.top.text import top_lines
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.head.settings import load_settings
-from ascendrun.head.topreader import TopReader
-from ascendrun.health.topjoin import make_view
+from ascendrun.head.state.settings import load_settings
+from ascendrun.query.top_reader import TopReader
+from ascendrun.health.top.join import make_view
 import os
 mark("imports")
 with open(sys.argv[1]) as file:

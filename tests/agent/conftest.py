@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.node import layout, pack, procs, reap, treehash, wire
+from ascendrun.node import layout, pack, procs, reap, tree_hash, wire
 
 DEADLINE_S = 60.0
 _Key = tuple[str, str, int]
@@ -121,10 +121,10 @@ class Client:
 
     def stage(self, folder: Path, *, claim: str | None = None, chunk: int = 1000) -> Any:
         """Puts the folder as a tree, in small chunks; returns its name, or the error of the first refusal."""
-        entries = treehash.list_tree(str(folder))
-        sha256 = claim or treehash.hash_listing(entries)
+        entries = tree_hash.list_tree(str(folder))
+        sha256 = claim or tree_hash.hash_listing(entries)
         out = io.BytesIO()
-        treehash.write_tar(str(folder), entries, out)
+        tree_hash.write_tar(str(folder), entries, out)
         data = out.getvalue()
         for at in range(0, len(data), chunk):
             reply, _ = self.ask("tree_put", data[at : at + chunk], sha256=sha256, offset=at, total=len(data))

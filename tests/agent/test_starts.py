@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import layout, treehash
+from ascendrun.node import layout, tree_hash
 
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
@@ -276,7 +276,7 @@ def test_a_staged_tree_runs_as_it_was_and_shows_in_the_working_folder(node, agen
     sha256 = agent.stage(code)
     assert agent.do("tree_have", sha256=sha256)["have"] is True
     tree = Path(layout.tree_dir(str(node.root), sha256))
-    assert treehash.tree_hash(str(tree)) == sha256
+    assert tree_hash.tree_hash(str(tree)) == sha256
     assert tree.stat().st_mode & 0o777 == 0o555 and (tree / "train.py").stat().st_mode & 0o777 == 0o444
     work = Path(layout.work_dir(str(node.root), "head-job"))
     work.mkdir(parents=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scenes import Scene, await_that
 
-from ascendrun.core.job import TERMINAL, State
-from ascendrun.core.lifecycle import MOVES
+from ascendrun.core.jobs.job import TERMINAL, State
+from ascendrun.core.jobs.lifecycle import MOVES
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 LISTENS = "0A"

@@ -10,8 +10,8 @@ import re
 import subprocess
 import time
 
-from ascendrun.head.doctor import LIGHT_S, SPARE_S, TOUCH_LIGHT_S
-from ascendrun.head.surveying import CONNECT_S
+from ascendrun.head.survey.doctor import LIGHT_S, SPARE_S, TOUCH_LIGHT_S
+from ascendrun.head.survey.surveys import CONNECT_S
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scenes import Scene, await_that, run_text
 
-from ascendrun.head.clocks import read_clocks
-from ascendrun.head.gathered import read_gathered
+from ascendrun.head.spool.artifact_store import read_gathered
+from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.vcluster.cluster import VirtualCluster

@@ -10,7 +10,7 @@ import time
 import leftovers
 import pytest
 
-from ascendrun.head.samplestore import SampleStore
+from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.insight import samples
 from ascendrun.sim.ascend import control
 from tests.cluster.scenes import NpuScene, Scene, await_that
@@ -28,7 +28,7 @@ import json, sys
 from pathlib import Path
 from ascendrun.cluster import Cluster
 from ascendrun.core.hosts import Host
-from ascendrun.head.settings import Settings
+from ascendrun.head.state.settings import Settings
 from ascendrun.insight import fresh_samples
 newest, refused = fresh_samples(Cluster(Settings(Path(sys.argv[1]))), [Host(name) for name in sys.argv[2:]])
 print(json.dumps([[(one.host, one.device, one.health, one.pids, one.link_up, one.frequency_mhz is not None)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
-from ascendrun.head.control import ControlClient
-from ascendrun.head.daemon import is_running
+from ascendrun.head.loop.daemon import is_running
+from ascendrun.head.protocol.control_socket import ControlClient
 
 __all__ = ["head"]
 

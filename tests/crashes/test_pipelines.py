@@ -12,7 +12,7 @@ from typing import Any
 
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
 
-from ascendrun.head.control import ControlClient
+from ascendrun.head.protocol.control_socket import ControlClient
 
 __all__ = ["head"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from phrases import PHRASES, fill
 
-from ascendrun.core.loglines import parse_ranks
+from ascendrun.core.logs.log_lines import parse_ranks
 from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence, StoryEvent
-from ascendrun.health.diagnosis.elastic import error_lines
+from ascendrun.health.diagnosis.lines.elastic import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
 BEGAN_S = 1_790_000_000.0

@@ -10,10 +10,10 @@ from typing import Any
 
 from corpus import BEGAN_S, Case
 
-from ascendrun.core.job import Cause, Exit, Job, NodeProgress, Phase, State
-from ascendrun.head.clocks import Reading, keep_reading
-from ascendrun.head.settings import spool_dir
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.head.spool.clocks import Reading, keep_reading
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.store import Store
 from ascendrun.health.diagnosis import Evidence, HostEvidence, Line, RankEvidence
 
 

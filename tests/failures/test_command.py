@@ -17,8 +17,8 @@ from corpus import FOLDER, load
 from spooling import spool_case
 
 from ascendrun.cli import main
-from ascendrun.core.job import Cause, Job, State
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.head.state.store import Store
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -79,7 +79,7 @@ def test_what_is_not_known_is_called_that(tmp_path: Path, say: Say) -> None:
 
 
 def test_a_job_that_runs_says_what_is_odd(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascendrun.head.explaining import explain_job
+    from ascendrun.query.explain import explain_job
 
     job = keep(tmp_path, "it_runs_with_a_silent_node")
     found = explain_job(tmp_path, job, now_s=1_790_000_120.0, liveness={job: {"npu02": "UNREACHABLE"}}).diagnosis

@@ -31,7 +31,7 @@ CASES = [path for path in case_files() if path.stem not in NEEDS_MORE]
 
 @pytest.mark.parametrize("path", CASES[::6], ids=lambda path: path.stem)
 def test_what_the_spool_holds_leads_to_the_same_diagnosis(path: Path, tmp_path: Path) -> None:
-    from ascendrun.head.explaining import explain_job
+    from ascendrun.query.explain import explain_job
 
     case = load(path)
     expected = diagnose(case.evidence)

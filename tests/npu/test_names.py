@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ascendrun.health import scripts
+from ascendrun.health.survey import scripts
 from tests.npu.usednames import calls_in, written_in
 from tests.programs.conftest import REPO
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun import __version__
-from ascendrun.cli.skeletons import list_skeletons
+from ascendrun.cli.templates import list_skeletons
 from tests.packaging.checkouts import CHECKOUT, run
 
 PARTS = (
@@ -103,7 +103,7 @@ def test_the_installed_command_answers(installed: Path, environ: dict[str, str])
 def test_the_installed_command_has_the_checkouts_skeletons(
     installed: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    code = "from ascendrun.cli.skeletons import list_skeletons as l; print([(s.name, sorted(s.files)) for s in l()])"
+    code = "from ascendrun.cli.templates import list_skeletons as l; print([(s.name, sorted(s.files)) for s in l()])"
     assert ask(installed, environ, code) == f"{[(each.name, sorted(each.files)) for each in list_skeletons()]}\n"
     made = run([installed / "bin" / "ascendrun", "init", "script", tmp_path / "mine"], environ, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -111,7 +111,7 @@ def test_the_installed_command_has_the_checkouts_skeletons(
 
 
 def test_the_installed_package_knows_its_programs(installed: Path, environ: dict[str, str]) -> None:
-    code = "from ascendrun.head.programs import load_programs; print(sorted(load_programs()))"
+    code = "from ascendrun.head.survey.programs import load_programs; print(sorted(load_programs()))"
     assert ask(installed, environ, code) == "['meshtest', 'qwen_lora', 'trajectory']\n"
 
 

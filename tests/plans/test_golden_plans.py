@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.options import parse_program_options
-from ascendrun.core.plan import Folders, Tree, make_plan, render_plan
-from ascendrun.core.planview import render_text
+from ascendrun.core.jobfile.options import parse_program_options
+from ascendrun.core.jobfile.spec import parse_job, resolve_paths
+from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan
+from ascendrun.core.jobs.plan_view import render_text
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.core.spec import parse_job, resolve_paths
 
 HERE = Path(__file__).parent
 PROGRAMS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.cli.arithmetic import reckon
+from ascendrun.cli.training_estimate import reckon
 
 ARGS = {"rows": 40, "batch_size": 4, "cutoff_len": 128}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.hosts import Host
-from ascendrun.head.hostkeys import HostKey, known_name, record_host_keys
+from ascendrun.head.ssh.host_keys import HostKey, known_name, record_host_keys
 
 SSHD = "/usr/sbin/sshd"
 PATIENCE_S = 60.0

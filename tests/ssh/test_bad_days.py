@@ -18,7 +18,7 @@ from sshd import trust
 
 from ascendrun.core.errors import CannotConnect, DeadlineExceeded
 from ascendrun.core.hosts import Host
-from ascendrun.head.transport import Deadlines
+from ascendrun.head.ssh.transport import Deadlines
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 # For servers of which nothing is expected; where some steps succeed, the step in question alone is short.

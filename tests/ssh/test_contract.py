@@ -13,7 +13,7 @@ import pytest
 from sshd import descendants, wait_until
 
 from ascendrun.core.errors import DeadlineExceeded
-from ascendrun.head.transport import Receiver, StreamClosed
+from ascendrun.head.ssh.transport import Receiver, StreamClosed
 
 MIB = 1024 * 1024
 

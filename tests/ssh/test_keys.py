@@ -12,7 +12,7 @@ from conftest import DEADLINES, connects
 from sshd import make_key, public_key, wait_until
 
 from ascendrun.core.errors import AuthFailed, HostKeyChanged, HostKeyUnknown
-from ascendrun.head.hostkeys import known_name, record_host_keys
+from ascendrun.head.ssh.host_keys import known_name, record_host_keys
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 DEBUG = ("LogLevel DEBUG1",)

@@ -83,8 +83,8 @@ def test_each_host_has_a_private_folder_and_the_heads_python(lab: Any) -> None:
 def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> None:
     code = (
         "import sys; from pathlib import Path; from ascendrun.backends import Backends;"
-        "from ascendrun.core.hosts import Host; from ascendrun.head.settings import Settings;"
-        "from ascendrun.head.transport import Deadlines;"
+        "from ascendrun.core.hosts import Host; from ascendrun.head.state.settings import Settings;"
+        "from ascendrun.head.ssh.transport import Deadlines;"
         f"Backends(Settings(Path({str(lab.folder)!r}))).connect(Host('a', addr='local'), deadlines=Deadlines());"
         "assert 'paramiko' not in sys.modules"
     )
@@ -93,7 +93,7 @@ def test_local_hosts_and_the_backends_module_import_no_paramiko(lab: Any) -> Non
 
 def test_paramiko_comes_without_invoke(lab: Any) -> None:
     code = (
-        "import sys; from ascendrun.head.paramiko_door import paramiko;"
+        "import sys; from ascendrun.head.ssh.paramiko_import import paramiko;"
         "assert paramiko.Transport and 'invoke' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -14,7 +14,7 @@ from sshd import wait_until
 
 from ascendrun.core.errors import CannotConnect, HostKeyUnknown
 from ascendrun.core.hosts import Host
-from ascendrun.head.sshconfig import SshConfig
+from ascendrun.head.ssh.config import SshConfig
 
 
 def logins(server: Any) -> int:

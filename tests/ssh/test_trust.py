@@ -12,7 +12,7 @@ import pexpect
 import pytest
 from sshd import Sshd
 
-from ascendrun.head.transport import Deadlines
+from ascendrun.head.ssh.transport import Deadlines
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

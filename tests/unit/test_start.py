@@ -92,7 +92,12 @@ def test_a_controller_comes_up_without_what_only_people_and_jobs_need(tmp_path: 
     assert run.returncode == 0, run.stderr[-2000:]
     assert (tmp_path / "state.db").exists()
     names = set(imported(run.stderr))
-    assert not names & {"ascendrun.head.jobrunner", "ascendrun.core.job", "ascendrun.core.plan", "ascendrun.cluster"}
+    assert not names & {
+        "ascendrun.head.loop.job_runner",
+        "ascendrun.core.jobs.job",
+        "ascendrun.core.jobs.plan",
+        "ascendrun.cluster",
+    }
     assert not {name.split(".")[0] for name in names} & ((HEAVY | {"click"}) - {"sqlite3"})
 
 

@@ -10,9 +10,9 @@ from browser import Browse, Seen
 from PIL import Image
 from report_stories import HOSTILE, hostile, month, short
 
-from ascendrun.cli.report_page import make_page
-from ascendrun.cli.report_picture import make_picture
-from ascendrun.health.reportdata import Material, Report, make_report
+from ascendrun.cli.report.page import make_page
+from ascendrun.cli.report.picture import make_picture
+from ascendrun.health.report.data import Material, Report, make_report
 
 LIGHT_LINE, DARK_LINE = (31, 111, 235), (110, 168, 254)
 """--line of web/report.css."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.core.garbage import nothing_collected
+from ascendrun.core.gc_pause import nothing_collected
 from ascendrun.health.checks import (
     cann,
     device_network,
@@ -18,7 +18,7 @@ from ascendrun.health.checks import (
     software,
     storage,
 )
-from ascendrun.health.world import Check, World
+from ascendrun.health.survey.check_context import Check, World
 
 NPU_CHECKS: tuple[Check, ...] = (*npu.CHECKS, *cann.CHECKS, *device_network.CHECKS, *npu_job.CHECKS)
 CHECKS: tuple[Check, ...] = (

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from ascendrun.ascend.compatibility import MISFIT, UNKNOWN, VersionFact, Versions, judge_versions
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import npu_nodes
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.world import Check, World, differing
+from ascendrun.health.survey.check_context import Check, World, differing
+from ascendrun.health.survey.facts import NodeFacts
 
 _MISFITS: Mapping[str, tuple[str, Severity]] = {
     "torch_npu/torch": ("torch-npu-torch", Severity.FAIL),

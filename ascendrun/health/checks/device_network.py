@@ -8,8 +8,8 @@ from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import ids_text, is_many, npu_nodes, severity_at
-from ascendrun.health.npu_facts import Port, PortPing, chip_of_node
-from ascendrun.health.world import Check, World, compare
+from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
 
 NET_HEALTH_BAD = (
     "Socket fail",

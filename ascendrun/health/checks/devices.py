@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Severity
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.world import World
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.facts import NodeFacts
 
 
 def npu_nodes(world: World) -> Iterator[tuple[str, NodeFacts]]:

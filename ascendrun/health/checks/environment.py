@@ -10,10 +10,10 @@ from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import judge_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
-from ascendrun.health.envview import is_secret
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.npu_facts import chip_of_node
-from ascendrun.health.world import Check, World, compare
+from ascendrun.health.env_view import is_secret
+from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.facts import NodeFacts
+from ascendrun.health.survey.npu_facts import chip_of_node
 
 _SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severity.NOTE}
 _ALIKE = re.compile(r"(HCCL|ASCEND|NCCL|TORCH|PYTORCH|GLOO|OMP|MKL|CUDA|ATB|TASK|ACL)_|LD_LIBRARY_PATH\Z|PYTHONPATH\Z")

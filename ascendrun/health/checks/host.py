@@ -8,8 +8,8 @@ from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.world import Check, World, differing
+from ascendrun.health.survey.check_context import Check, World, differing
+from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
 """Offsets are removed from our own records; TLS, Kerberos and make on shared disks begin to fail at some seconds."""

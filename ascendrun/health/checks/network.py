@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
 from ascendrun.core.reports import Route
-from ascendrun.health.facts import NodeFacts, PortHolder, Touch
-from ascendrun.health.world import Check, World
+from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.facts import NodeFacts, PortHolder, Touch
 
 HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
 _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")

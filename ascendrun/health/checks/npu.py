@@ -11,10 +11,10 @@ from ascendrun.ascend.npu_smi_views import EccCounts
 from ascendrun.ascend.tool_errors import ToolError
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import ids_text, npu_nodes, planned_devices, severity_at
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.npu_facts import NpuFacts, Owner, chips_by_device
-from ascendrun.health.npu_probes import DRIVER_NODES
-from ascendrun.health.world import Check, World, compare
+from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.facts import NodeFacts
+from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
+from ascendrun.health.survey.npu_probes import DRIVER_NODES
 
 HBM_SHARE_LEAST = 0.95
 """Of the rated size; below it Huawei's own fault diagnosis calls the memory short."""

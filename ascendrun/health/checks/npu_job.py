@@ -8,8 +8,8 @@ from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import ids_text, npu_nodes, planned_devices
-from ascendrun.health.npu_facts import chip_of_node
-from ascendrun.health.world import Check, World
+from ascendrun.health.survey.check_context import Check, World
+from ascendrun.health.survey.npu_facts import chip_of_node
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 

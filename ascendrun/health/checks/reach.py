@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.world import Check, World
+from ascendrun.health.survey.check_context import Check, World
 
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
 """A login that takes 2 s is felt in every command; of 10 s, HCCL's connect time-out already loses a good part."""

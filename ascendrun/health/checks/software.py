@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.facts import NodeFacts, TorchFacts
-from ascendrun.health.world import Check, World, compare, differing
+from ascendrun.health.survey.check_context import Check, World, compare, differing
+from ascendrun.health.survey.facts import NodeFacts, TorchFacts
 
 IMPORT_NOTE_S, IMPORT_WARN_S = 10.0, 30.0
 MEETING_MODULES = ("torch", "torch-npu", "deepspeed")

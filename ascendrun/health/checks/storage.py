@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.facts import Disk, PathSize
-from ascendrun.health.world import Check, World, compare
+from ascendrun.health.survey.check_context import Check, World, compare
+from ascendrun.health.survey.facts import Disk, PathSize
 
 ROOM_BYTES = 32 << 20
-"""Less, and the node refuses the start: the records of a run are not safe (node/checks.py)."""
+"""Less, and the node refuses the start: the records of a run are not safe (node/agent/checks.py)."""
 LOW_BYTES = 1 << 30
 LOW_INODES = 0.01
 SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20

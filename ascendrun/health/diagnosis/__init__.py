@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ascendrun.health.diagnosis.endings import LIVE, explain_ending
 from ascendrun.health.diagnosis.evidence import (
     Clock,
     DeviceFact,
@@ -32,11 +31,12 @@ from ascendrun.health.diagnosis.evidence import (
     RankEvidence,
     StoryEvent,
 )
-from ascendrun.health.diagnosis.judge import judge
-from ascendrun.health.diagnosis.launchers import expand
-from ascendrun.health.diagnosis.stories import tell_rank, without_survived
-from ascendrun.health.diagnosis.telling import tell
-from ascendrun.health.diagnosis.verdict import ChainLink, Confidence, Diagnosis, Proof, Role
+from ascendrun.health.diagnosis.lines.launchers import expand
+from ascendrun.health.diagnosis.outcomes import LIVE, explain_ending
+from ascendrun.health.diagnosis.rank_timelines import tell_rank, without_survived
+from ascendrun.health.diagnosis.ranking import judge
+from ascendrun.health.diagnosis.render import tell
+from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role
 
 __all__ = [
     "ChainLink",

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.health.diagnosis.clues import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, same_words
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence
-from ascendrun.health.diagnosis.rank_lines import OF_SEVERAL
-from ascendrun.health.diagnosis.stories import RankStory
+from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, STRENGTH, SYMPTOM, Clue, same_words
+from ascendrun.health.diagnosis.lines.rank_lines import OF_SEVERAL
+from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, earliest
-from ascendrun.health.diagnosis.verdict import Proof
 
 PROOFS_LIMIT = 6
 AT_ONCE_S = 0.5

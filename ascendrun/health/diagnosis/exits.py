@@ -7,11 +7,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascendrun.health.diagnosis.clues import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Line, RankEvidence
-from ascendrun.health.diagnosis.remarks import is_warning
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, TEARDOWN, Clue, proof_of
+from ascendrun.health.diagnosis.lines.line_kinds import is_warning
+from ascendrun.health.diagnosis.result import Proof
 from ascendrun.health.diagnosis.times import Moment, moment
-from ascendrun.health.diagnosis.verdict import Proof
 
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}

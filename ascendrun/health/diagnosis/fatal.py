@@ -7,13 +7,13 @@ import signal
 from collections.abc import Iterable, Mapping
 
 from ascendrun.ascend.signatures import Hit
-from ascendrun.health.diagnosis.afterwards import WORK_LINES
-from ascendrun.health.diagnosis.clues import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue, without_quotes
+from ascendrun.health.diagnosis.after_error import WORK_LINES
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.exits import is_full, signal_of
-from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
-from ascendrun.health.diagnosis.places import has_bare_service, services_in
-from ascendrun.health.diagnosis.rank_lines import (
+from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, STRENGTH, SYMPTOM, TEARDOWN, Clue, without_quotes
+from ascendrun.health.diagnosis.lines.addresses import has_bare_service, services_in
+from ascendrun.health.diagnosis.lines.line_kinds import HANDLED, WENT_ON, points_elsewhere
+from ascendrun.health.diagnosis.lines.rank_lines import (
     LAST_WORDS_LINES,
     LAST_WORDS_S,
     NEAR_THE_END_S,
@@ -22,8 +22,8 @@ from ascendrun.health.diagnosis.rank_lines import (
     RULED,
     RankLines,
 )
-from ascendrun.health.diagnosis.remarks import HANDLED, WENT_ON, points_elsewhere
-from ascendrun.health.diagnosis.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
+from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
 
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""

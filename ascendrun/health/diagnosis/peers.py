@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ascendrun.ascend.peer_words import CONNECT, EXEC, LOST, PeerWord, read_words
+from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerWord, read_words
 from ascendrun.health.diagnosis.evidence import Line
 
 __all__ = ["CONNECT", "EXEC", "LOST", "Word", "accuses", "find_words", "looks_suffered"]

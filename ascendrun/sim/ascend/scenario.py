@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ascendrun.core.errors import InvalidInput, Problem
-from ascendrun.core.wording import suggestion
-from ascendrun.core.yamlsource import MappingNode, read_yaml, to_plain
+from ascendrun.core.jobfile.yaml_source import MappingNode, read_yaml, to_plain
+from ascendrun.core.message_format import suggestion
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
 from ascendrun.sim.ascend.tool.faults import KINDS, OF_CARD
 from ascendrun.sim.ascend.tool.model import Chip, Fault, Node, Row

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from story_cluster import Desk, Run, StoryCluster
 
 from ascendrun.cli import main
-from ascendrun.head.settings import Settings
+from ascendrun.head.state.settings import Settings
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 from ascendrun.cluster import EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import Conflict, DeadlineExceeded, NotFound
 from ascendrun.core.hosts import Host
-from ascendrun.head.settings import Settings, spool_dir
+from ascendrun.head.state.settings import Settings, spool_dir
 
 HOSTS = ("n1", "n2")
 Step = Callable[["StoryCluster"], None]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ascendrun.cli.arithmetic import Arithmetic, Ended, can_reckon, judge, reckon, run_here, title_of
-from ascendrun.core.pipeline import StageJob
-from ascendrun.core.spec import JobSpec
-from ascendrun.head.programs import load_programs
+from ascendrun.cli.training_estimate import Arithmetic, Ended, can_reckon, judge, reckon, run_here, title_of
+from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.head.survey.programs import load_programs
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import time
 import pytest
 from story_cluster import Desk
 
-from ascendrun.core.job import Job
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Job
+from ascendrun.head.state.store import Store
 
 
 @pytest.fixture

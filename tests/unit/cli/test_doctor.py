@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ascendrun.cli.doctor import exit_code
+from ascendrun.cli.commands.doctor import exit_code
 from ascendrun.cli.doctor_view import print_report, print_script
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.facts import NodeFacts, Unreached
-from ascendrun.health.report import DoctorReport, make_report
-from ascendrun.health.world import World
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.comparison import DoctorReport, make_report
+from ascendrun.health.survey.facts import NodeFacts, Unreached
 
 FAIL, WARN, NOTE = Severity.FAIL, Severity.WARN, Severity.NOTE
 GONE = Unreached("unreachable", "n9: no route to host", "check the cable")

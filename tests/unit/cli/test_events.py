@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from story_cluster import Desk, end, run
 
-from ascendrun.core.job import Job, State
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.state.store import Store
 
 
 class Writer:

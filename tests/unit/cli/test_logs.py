@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from story_cluster import Desk, make_job
 
-from ascendrun.head.clocks import Reading, keep_reading
+from ascendrun.head.spool.clocks import Reading, keep_reading
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ def test_memory_does_not_grow_with_the_logs(tmp_path: Path) -> None:
 
     code = """if True:
         import resource, sys
-        from ascendrun.head.logreader import read_all
-        from ascendrun.head.spoolfiles import find_streams
-        from ascendrun.core.folding import fold
-        from ascendrun.core.loglines import merge
+        from ascendrun.query.log_reader import read_all
+        from ascendrun.head.spool.spool_files import find_streams
+        from ascendrun.core.logs.folding import fold
+        from ascendrun.core.logs.log_lines import merge
         from pathlib import Path
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found = find_streams(Path(sys.argv[1]), 1)

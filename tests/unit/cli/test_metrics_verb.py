@@ -21,7 +21,7 @@ from story_cluster import Run
 from top_world import TopWorld, controller_lock, make_usual_world
 
 from ascendrun.cli import main
-from ascendrun.cli.metrics import dashboard_file, is_loopback, parse_listen
+from ascendrun.cli.commands.metrics import dashboard_file, is_loopback, parse_listen
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 NAMES = (CHECKOUT / "tests" / "recordings" / "npu_exporter" / "names.txt").read_text().splitlines()

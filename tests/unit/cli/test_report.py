@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from story_cluster import Run
 
 from ascendrun.cli import main
-from ascendrun.cli.report import write_file
-from ascendrun.cli.report_words import WORDS
+from ascendrun.cli.commands.report import write_file
+from ascendrun.cli.report.words import WORDS
 from ascendrun.core.errors import InvalidInput
-from ascendrun.core.job import Job, State
-from ascendrun.head.store import Store
-from ascendrun.health.reporttime import USES
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.state.store import Store
+from ascendrun.health.report.time_use import USES
 
 Say = Callable[..., Run]
 NAME = "</script><script>alert(1)</script>\x1b]0;title\x07"

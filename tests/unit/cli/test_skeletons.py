@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.skeletons import copy_skeleton, list_skeletons
+from ascendrun.cli.templates import copy_skeleton, list_skeletons
 from ascendrun.core.errors import Conflict, NotFound
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.spec import parse_job
-from ascendrun.head.programs import load_programs
+from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.head.survey.programs import load_programs
 
 NAMES = [skeleton.name for skeleton in list_skeletons()]
 

@@ -19,16 +19,16 @@ from top_world import TopWorld, controller_lock, make_usual_world, make_world
 
 from ascendrun.cli import main
 from ascendrun.cli.output import width_of
-from ascendrun.cli.toporder import SORT_NAMES
-from ascendrun.cli.toptext import top_lines
+from ascendrun.cli.top.order import SORT_NAMES
+from ascendrun.cli.top.text import top_lines
 from ascendrun.cluster import Cluster
 from ascendrun.core.hosts import Host
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample, Newest
-from ascendrun.head.settings import Settings
-from ascendrun.head.store import Store
-from ascendrun.health.toprows import SORTS
-from ascendrun.health.topview import TopView
+from ascendrun.head.state.settings import Settings
+from ascendrun.head.state.store import Store
+from ascendrun.health.top.rows import SORTS
+from ascendrun.health.top.view import TopView
 from ascendrun.insight import TopSource
 
 Say = Callable[..., Run]

@@ -18,13 +18,13 @@ from textual.widgets import Input
 from top_stage import DEADLINE_S, Stage, play
 from top_world import TopWorld, controller_lock, make_usual_world
 
-from ascendrun.cli.topdetail import DetailScreen
-from ascendrun.cli.toporder import Order
-from ascendrun.cli.topscreens import LogScreen, StoryScreen, TextScreen
+from ascendrun.cli.top.detail import DetailScreen
+from ascendrun.cli.top.order import Order
+from ascendrun.cli.top.screens import LogScreen, StoryScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
-from ascendrun.head.settings import Settings, spool_dir
-from ascendrun.health.toprows import Choice
+from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.health.top.rows import Choice
 from ascendrun.insight import TopSource
 
 pytestmark = pytest.mark.slow

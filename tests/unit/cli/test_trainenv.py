@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.cli.trainenv import PACKAGES, ensure_training_stack
+from ascendrun.cli.train_env import PACKAGES, ensure_training_stack
 from ascendrun.core.errors import NotFit
 
 

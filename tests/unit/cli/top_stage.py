@@ -11,12 +11,12 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 from top_world import TopWorld
 
-from ascendrun.cli.topapp import TopApp
-from ascendrun.cli.toporder import Order
-from ascendrun.cli.toptable import RowsTable
+from ascendrun.cli.top.app import TopApp
+from ascendrun.cli.top.order import Order
+from ascendrun.cli.top.table import RowsTable
 from ascendrun.cluster import Cluster
-from ascendrun.head.settings import Settings
-from ascendrun.health.toprows import Choice
+from ascendrun.head.state.settings import Settings
+from ascendrun.health.top.rows import Choice
 from ascendrun.insight import TopSource
 
 DEADLINE_S = 60.0

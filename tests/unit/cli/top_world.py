@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.job import TERMINAL, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import TERMINAL, Job, NodeProgress, Phase, State
 from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample
-from ascendrun.head.daemon import LOCK_NAME
-from ascendrun.head.samplestore import SampleStore
-from ascendrun.head.settings import spool_dir
-from ascendrun.head.store import Store
-from ascendrun.health.sampling import PORT_COUNTERS
+from ascendrun.head.loop.daemon import LOCK_NAME
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.store import Store
+from ascendrun.health.samples.device_samples import PORT_COUNTERS
 
 GIB = 1024**3
 PER_NODE = 8

@@ -8,9 +8,9 @@ import pytest
 
 from ascendrun.core.errors import InvalidInput
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.options import parse_program_options
-from ascendrun.core.spec import parse_job
-from ascendrun.core.wording import is_hidden
+from ascendrun.core.jobfile.options import parse_program_options
+from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.message_format import is_hidden
 
 HERE = Path(__file__).parent
 PROGRAMS = {

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.folding import FoldedLine, Folder, describe_spread, find_odd, fold, unfold
-from ascendrun.core.loglines import LogLine, merge
-from ascendrun.core.shapes import Shape, Templates
+from ascendrun.core.logs.folding import FoldedLine, Folder, describe_spread, find_odd, fold, unfold
+from ascendrun.core.logs.line_patterns import Shape, Templates
+from ascendrun.core.logs.log_lines import LogLine, merge
 
 
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:

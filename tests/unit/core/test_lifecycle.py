@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core import job as w
-from ascendrun.core.job import Event, Exit, Job, Phase, State
-from ascendrun.core.lifecycle import CONFIRM_S, MOVES, IllegalMove, Step, _Draft, advance, resume
+from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs.job import Event, Exit, Job, Phase, State
+from ascendrun.core.jobs.lifecycle import CONFIRM_S, MOVES, IllegalMove, Step, _Draft, advance, resume
 
 HOSTS = ("node1", "node2")
 

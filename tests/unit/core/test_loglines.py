@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.loglines import LineSplitter, LogLine, describe_bytes, fold_ranks, merge, parse_ranks
+from ascendrun.core.logs.log_lines import LineSplitter, LogLine, describe_bytes, fold_ranks, merge, parse_ranks
 
 
 def line(rank: int, text: str, at_s: float | None = 0.0, *, stream: str = "out", attempt: int = 1) -> LogLine:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ascendrun.core.noticeformats import append_path, cut_bytes, judge_answer, make_request, sign_dingtalk, sign_feishu
+from ascendrun.core.notice_formats import append_path, cut_bytes, judge_answer, make_request, sign_dingtalk, sign_feishu
 from ascendrun.core.notices import Notice, Target
 
 NOTICE = Notice(

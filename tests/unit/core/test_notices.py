@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.job import Job, State
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.notices import (
     _TITLES,
     LANGUAGES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ascendrun.core.errors import InvalidInput
-from ascendrun.core.options import parse_program_options
-from ascendrun.core.pipeline import StageJob
-from ascendrun.core.spec import parse_job, parse_stages
+from ascendrun.core.jobfile.options import parse_program_options
+from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.spec import parse_job, parse_stages
 
 OPTIONS = '{"lr": {"type": "float", "help": "h"}, "epochs": {"type": "int", "help": "h"}}'
 PROGRAMS = {name: parse_program_options(name, OPTIONS) for name in ("trainer", "other")}

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ascendrun.core.job import Cause, HeldBy, Job, NeedFailed, State
-from ascendrun.core.lifecycle import advance
-from ascendrun.core.pipelines import judge_pipeline
-from ascendrun.core.schedule import judge_need
+from ascendrun.core.jobs.job import Cause, HeldBy, Job, NeedFailed, State
+from ascendrun.core.jobs.lifecycle import advance
+from ascendrun.core.jobs.pipelines import judge_pipeline
+from ascendrun.core.jobs.schedule import judge_need
 
 
 def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, number: int = 1) -> Job:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.redaction import Redactor, hide_values, redact_text, redact_tree, secrets_in_tree
+from ascendrun.core.logs.redaction import Redactor, hide_values, redact_text, redact_tree, secrets_in_tree
 
 KEY = "\n".join(
     [

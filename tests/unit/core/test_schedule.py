@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ascendrun.core.job import HeldBy, Job, NeedFailed, NodesFree, State
-from ascendrun.core.schedule import Claim, judge_all, judge_queue
+from ascendrun.core.jobs.job import HeldBy, Job, NeedFailed, NodesFree, State
+from ascendrun.core.jobs.schedule import Claim, judge_all, judge_queue
 
 
 def job(number: int, state: State, **changes: Any) -> Job:

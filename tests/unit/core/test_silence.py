@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascendrun.core.silence import GATHER_S, SilenceWatch, silent_hosts
+from ascendrun.core.reachability import GATHER_S, SilenceWatch, silent_hosts
 
 
 def words(**liveness: str) -> dict[str, str]:

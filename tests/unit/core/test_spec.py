@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.errors import InvalidInput
-from ascendrun.core.jobmodel import JobBody
-from ascendrun.core.options import parse_program_options
-from ascendrun.core.spec import JobSpec, job_json_schema, parse_job, require_hostfile, resolve_paths
+from ascendrun.core.jobfile.model import JobBody
+from ascendrun.core.jobfile.options import parse_program_options
+from ascendrun.core.jobfile.spec import JobSpec, job_json_schema, parse_job, require_hostfile, resolve_paths
 
 TRAJECTORY = parse_program_options(
     "trajectory",

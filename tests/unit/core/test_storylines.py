@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascendrun.core.event_lines import StoryLine, fold_lines, fold_text
 from ascendrun.core.names import expand_names
-from ascendrun.core.storylines import StoryLine, fold_lines, fold_text
 
 HOSTS = {"j-0001": tuple(f"npu{number:02d}" for number in range(1, 65)), "j-0002": ("a", "b")}
 

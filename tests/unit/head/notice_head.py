@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_service import Say, Service, await_that
 
-from ascendrun.core.job import Job, State
-from ascendrun.head.notifier import Notifier
-from ascendrun.head.settings import load_settings
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.notify.notifier import Notifier
+from ascendrun.head.state.settings import load_settings
+from ascendrun.head.state.store import Store
 
 OK = Say(200, b'{"errcode":0,"code":0}')
 

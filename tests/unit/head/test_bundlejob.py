@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import NotFound
-from ascendrun.core.job import Exit, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.notices import Target
 from ascendrun.core.samples import DeviceSample
-from ascendrun.head.bundlejob import Bundle, CannotWrite, Wish, bundle_job
-from ascendrun.head.faultdiag import as_commands
-from ascendrun.head.noticesettings import NoticeSettings
-from ascendrun.head.samplestore import SampleStore
-from ascendrun.head.store import Store
+from ascendrun.head.state.notice_settings import NoticeSettings
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.store import Store
+from ascendrun.query.bundle_job import Bundle, CannotWrite, Wish, bundle_job
+from ascendrun.query.faultdiag import as_commands
 
 PLANTED = {
     "env-from": "Pl4nted-env-from-value",

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core.redaction import Redactor
-from ascendrun.head.bundling import (
+from ascendrun.core.logs.redaction import Redactor
+from ascendrun.query.bundle_archive import (
     HEAD_SHARE,
     LEAST_BYTES,
     MANIFEST,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.head.clocks import (
+from ascendrun.head.spool.clocks import (
     CLOCK_FILE,
     ClockFiles,
     ClockKeeper,

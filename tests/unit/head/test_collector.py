@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.collector import NodeSpool, SpoolGap
+from ascendrun.head.spool.collector import NodeSpool, SpoolGap
+from ascendrun.node.agent.log_prune import release
 from ascendrun.node.layout import attempt_dir
-from ascendrun.node.release import release
 
 
 def test_bytes_that_come_twice_are_written_once(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.jobmodel import Checks, JobSpec
-from ascendrun.head.deep import DeepOptions, earlier_reports, judge_and_keep, look_deep, make_base, read_lines
-from ascendrun.head.settings import SPOOL_COMPLETE, spool_dir
-from ascendrun.head.submission import Submission
-from ascendrun.health.deepresults import DeepReport
+from ascendrun.core.jobfile.model import Checks, JobSpec
+from ascendrun.head.state.settings import SPOOL_COMPLETE, spool_dir
+from ascendrun.head.survey.submission import Submission
+from ascendrun.health.deep.results import DeepReport
+from ascendrun.query.deep_check import DeepOptions, earlier_reports, judge_and_keep, look_deep, make_base, read_lines
 
 OPTIONS = DeepOptions(burn_s=1.0, sizes=(1024,), start_s=5.0, job_s=5.0)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.job import Cause, Job, NeedFailed, State
-from ascendrun.core.lifecycle import advance
-from ascendrun.core.schedule import judge_need
-from ascendrun.head.evidence import attempt_to_explain, read_evidence, story_of
-from ascendrun.head.store import StoredEvent, StoredJob
+from ascendrun.core.jobs.job import Cause, Job, NeedFailed, State
+from ascendrun.core.jobs.lifecycle import advance
+from ascendrun.core.jobs.schedule import judge_need
+from ascendrun.head.state.store import StoredEvent, StoredJob
 from ascendrun.health.diagnosis import diagnose, tell
+from ascendrun.query.evidence import attempt_to_explain, read_evidence, story_of
 
 STORY = [
     ("submitted", "demo submitted for n1"),

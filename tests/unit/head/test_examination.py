@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.head.doctor import Answers, Examination, Question, scrub
-from ascendrun.head.remote import Reply
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.survey.doctor import Answers, Examination, Question, scrub
 from ascendrun.health.checks import run_checks
-from ascendrun.health.probes import read_facts
-from ascendrun.health.world import World
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.probes import read_facts
 
 NAMES = ("n1", "n2", "n3")
 DEAD = Reply({}, b"", {"code": "link-lost", "message": "silent for 15 s", "hint": None})

@@ -11,12 +11,12 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.job import Cause, Job, State
-from ascendrun.core.lifecycle import Move
-from ascendrun.head.gathered import hosts_awaited, hosts_gathered, read_gathered
-from ascendrun.head.gathering import Gatherer, Subject, failed_attempt, items_for, left_unasked
-from ascendrun.head.remote import Reply
-from ascendrun.head.settings import spool_dir
+from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.core.jobs.lifecycle import Move
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
+from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
+from ascendrun.head.state.settings import spool_dir
 
 JOB = Job(id="j-0001", name="demo", run="head-j-0001", hosts=("n1", "n2"), grace_s=1.0, start_s=1.0, created_at_s=0.0)
 HOSTS = (Host(name="n1"), Host(name="n2"))

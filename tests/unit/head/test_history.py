@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.job import Cause, Job, State
-from ascendrun.head.history import read_history
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Cause, Job, State
+from ascendrun.head.state.store import Store
 from ascendrun.health.forecast import History
+from ascendrun.query.history import read_history
 
 DAY_S = 86400.0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.head.hook import OUTPUT_BYTES, HookEnd, run_hook
+from ascendrun.head.notify.hook import OUTPUT_BYTES, HookEnd, run_hook
 
 
 def run(script: str, *, stdin: bytes = b"", timeout_s: float = 60.0, **options: Any) -> HookEnd:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.errors import HostKeyChanged, HostKeyUnknown
-from ascendrun.head.hostkeys import (
+from ascendrun.head.ssh.host_keys import (
     HostKey,
     KnownHostsFile,
     Recorded,

@@ -10,8 +10,8 @@ import pytest
 
 from ascendrun.core.errors import CannotConnect
 from ascendrun.core.hosts import Host
-from ascendrun.head.boot import AgentImage
-from ascendrun.head.links import Links
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.protocol.agent_bootstrap import AgentImage
 
 
 class Nowhere:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ascendrun.core.job import Job, State
-from ascendrun.head.listening import LOOK_S, Listening
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.loop.liveness import LOOK_S, Listening
 
 JOB = Job(
     id="j-0001",

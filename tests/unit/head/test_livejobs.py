@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
-from ascendrun.core.spec import JobSpec
-from ascendrun.head.boot import AgentImage
-from ascendrun.head.guard import Guard
-from ascendrun.head.links import Links
-from ascendrun.head.livejobs import LiveJobs
-from ascendrun.head.statedir import StoreUnusable
-from ascendrun.head.store import Store
-from ascendrun.head.submission import Submission, make_job
+from ascendrun.core.jobfile.spec import JobSpec
+from ascendrun.core.jobs.job import NodeProgress, NodeStaged, Phase, RankStarted, State, Tick
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.safe_call import Guard
+from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.store import Store
+from ascendrun.head.survey.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
 
 CUT = {"event": "truncated", "file": "rank-0.out", "generation": 0, "size": 10, "sent": 100}

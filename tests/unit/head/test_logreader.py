@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.loglines import LogLine
-from ascendrun.head.clocks import HostClock, Reading
-from ascendrun.head.logreader import StreamReader, cut_lines, read_all, read_batches
-from ascendrun.head.spoolfiles import CHUNK_BYTES, StreamFiles, find_streams, is_complete, read_bytes, tail_position
+from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.head.spool.clocks import HostClock, Reading
+from ascendrun.head.spool.spool_files import (
+    CHUNK_BYTES,
+    StreamFiles,
+    find_streams,
+    is_complete,
+    read_bytes,
+    tail_position,
+)
+from ascendrun.query.log_reader import StreamReader, cut_lines, read_all, read_batches
 
 
 class Spool:
@@ -196,7 +203,7 @@ def test_lines_in_any_mixture_read_alike_on_both_ways(spool: Spool) -> None:
     data = b"".join(shuffle.choice(pieces) for _ in range(3000))
     for start in range(0, len(data), 5000):
         spool.write(data[start : start + 5000], float(start))
-    from ascendrun.core.loglines import LineSplitter
+    from ascendrun.core.logs.log_lines import LineSplitter
 
     splitter = LineSplitter()
     whole = [*splitter.feed(data), *filter(None, [splitter.finish()])]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ascendrun.head.metricsreader import TAIL_BYTES, MetricsTail, find_metrics, iter_lines, newest_values, read_metrics
+from ascendrun.head.spool.metrics_reader import (
+    TAIL_BYTES,
+    MetricsTail,
+    find_metrics,
+    iter_lines,
+    newest_values,
+    read_metrics,
+)
 
 
 def write(attempt: Path, host: str, rank: int, text: str, *, generation: int = 0) -> Path:

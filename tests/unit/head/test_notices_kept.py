@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from notice_head import Head, target
 from web_service import Say, await_that, settings_text
 
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.core.notices import QUEUE_LIMIT
-from ascendrun.head.noticequeue import NoticeQueue
-from ascendrun.head.store import Store
+from ascendrun.head.state.notice_queue import NoticeQueue
+from ascendrun.head.state.store import Store
 
 
 def test_what_was_due_when_the_controller_ended_is_sent_by_the_next_one(heads: Any, serve: Any, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from ascendrun.core.errors import InvalidInput
 from ascendrun.core.notices import DEFAULT_JOBS
-from ascendrun.head.noticesettings import NoticeSettings, Unreadable, read_credentials
-from ascendrun.head.noticeview import view_targets
-from ascendrun.head.settings import load_settings
+from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.settings import load_settings
+from ascendrun.query.notice_view import view_targets
 
 URL = "https://open.feishu.cn/open-apis/bot/v2/hook/5e3d587e-topsecret"
 

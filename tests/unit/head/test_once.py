@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.once import COMMAND, MAGIC, encode_words
+from ascendrun.head.agents.oneshot import COMMAND, MAGIC, encode_words
 
 ODD = [
     "a'; touch PWNED; echo 'b",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ascendrun.core.errors import AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
 from ascendrun.core.hosts import Host
-from ascendrun.head.openssh import build_argv, classify
-from ascendrun.head.sshconfig import SshTarget
-from ascendrun.head.transport import Deadlines
+from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.openssh import build_argv, classify
+from ascendrun.head.ssh.transport import Deadlines
 
 TARGET = SshTarget(name="npu01", address="10.0.0.1", port=22, user="anna")
 

@@ -12,10 +12,10 @@ import pytest
 
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import Conflict
-from ascendrun.core.job import Job, State
-from ascendrun.head.control import Answer, ControlServer, error_answer
-from ascendrun.head.settings import Settings
-from ascendrun.head.store import Store
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.protocol.control_socket import Answer, ControlServer, error_answer
+from ascendrun.head.state.settings import Settings
+from ascendrun.head.state.store import Store
 
 PIPELINE = "j-0001"
 

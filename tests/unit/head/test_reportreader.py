@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import NotFound
-from ascendrun.core.job import Job, NodeProgress, State
+from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.core.samples import DeviceSample, RankSample
-from ascendrun.head.metricsreader import find_metrics
-from ascendrun.head.reportreader import find_report, read_first_rank
-from ascendrun.head.samplestore import SampleStore
-from ascendrun.head.store import Store
-from ascendrun.health.reportdata import Report
+from ascendrun.head.spool.metrics_reader import find_metrics
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.head.state.store import Store
+from ascendrun.health.report.data import Report
+from ascendrun.query.report_reader import find_report, read_first_rank
 
 BEGAN_S = 1_790_000_000.0
 STORY = [

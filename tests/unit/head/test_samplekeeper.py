@@ -15,11 +15,11 @@ from typing import Any, Callable
 import pytest
 
 from ascendrun.core.samples import Newest
-from ascendrun.head import samplekeeper
-from ascendrun.head.sampledetails import read_details
-from ascendrun.head.samplekeeper import SampleKeeper, Source
-from ascendrun.head.samplestore import SampleStore
-from ascendrun.node.sample import GENERATIONS
+from ascendrun.head.spool import sample_ingest
+from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+from ascendrun.head.state.sample_details import read_details
+from ascendrun.head.state.sample_store import SampleStore
+from ascendrun.node.sampler.sample import GENERATIONS
 
 T = 1_700_000_000
 SOURCE = Source("head-job.1", "a1", "j-0001", 1, 5.0)
@@ -192,10 +192,10 @@ def test_a_host_without_a_job_is_answered_and_kept(keepers: Any, tmp_path: Path)
 
 FEED = """
 import sys, pathlib, time
-from ascendrun.head import samplekeeper
-from ascendrun.head.sampledetails import read_details
-from ascendrun.head.samplekeeper import SampleKeeper, Source
-samplekeeper.GATHER_S = 0.002
+from ascendrun.head.spool import sample_ingest
+from ascendrun.head.state.sample_details import read_details
+from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+sample_ingest.GATHER_S = 0.002
 keeper = SampleKeeper(pathlib.Path(sys.argv[1]))
 keeper.start()
 source = Source("head-job.1", "a1", "j-0001", 1, 5.0)
@@ -225,7 +225,7 @@ def test_killed_around_the_commit_every_line_still_counts_once(tmp_path: Path, f
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplekeeper, "RETRY_S", 0.05)
+    monkeypatch.setattr(sample_ingest, "RETRY_S", 0.05)
 
 
 def feed(keeper: SampleKeeper, data: bytes) -> bool:
@@ -287,8 +287,8 @@ def test_a_store_that_is_locked_at_the_start_delays_no_controller(
 def test_more_than_fits_into_memory_is_refused_and_comes_later(
     keepers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplekeeper, "MOST_WAITING_BYTES", 1000)
-    monkeypatch.setattr(samplekeeper, "GATHER_S", 0.005)
+    monkeypatch.setattr(sample_ingest, "MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr(sample_ingest, "GATHER_S", 0.005)
     keeper, data = keepers(), lines(500)
     place, refused = 0, 0
     until = time.monotonic() + DEADLINE_S

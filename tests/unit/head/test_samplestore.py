@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.samplerollup import IDENTITY, figures_of
+from ascendrun.core.sample_rollup import IDENTITY, figures_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample, RawText
-from ascendrun.head.samplefile import LEVELS
-from ascendrun.head.samplestore import RAW_TEXTS, SampleStore
-from ascendrun.head.statedir import StoreUnusable
+from ascendrun.head.state.sample_file import LEVELS
+from ascendrun.head.state.sample_store import RAW_TEXTS, SampleStore
+from ascendrun.head.state.state_dir import StoreUnusable
 
 T = 1_700_000_000.0 // 600 * 600
 HOUR, DAY = 3600.0, 86400.0
@@ -228,7 +228,7 @@ def test_how_far_was_read_stands_with_the_rows(store: SampleStore) -> None:
 WRITER = """
 import sys, pathlib
 from ascendrun.core.samples import DeviceSample
-from ascendrun.head.samplestore import SampleStore
+from ascendrun.head.state.sample_store import SampleStore
 store = SampleStore.open(pathlib.Path(sys.argv[1]))
 for k in range(1_000_000):
     store.add([DeviceSample(1e9 + k, "a1", n, "npu") for n in range(5)], progress={("s", 0): k + 1})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.errors import InvalidInput
-from ascendrun.head.settings import load_settings, make_spool_dir, user_file
+from ascendrun.head.state.settings import load_settings, make_spool_dir, user_file
 
 
 def write(path: Path, text: str) -> Path:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
-from ascendrun.head.sshconfig import SshConfig, SshTarget, parse_config, parse_jump, patterns_match, split_arguments
+from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_config, parse_jump, patterns_match, split_arguments
 
 
 def resolved(tmp_path: Path, text: str, host: Host | None = None, mode: int = 0o600) -> SshTarget:

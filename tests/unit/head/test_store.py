@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import Conflict, NotFound
-from ascendrun.core.job import Cause, Exit, Job, NodeProgress, Phase, State
-from ascendrun.head.statedir import StoreUnusable, filesystem_of
-from ascendrun.head.store import LostLease, Store
+from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
+from ascendrun.head.state.state_dir import StoreUnusable, filesystem_of
+from ascendrun.head.state.store import LostLease, Store
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
@@ -56,7 +56,7 @@ ACK_PROGRAM = """
 import sys, pathlib
 sys.path.insert(0, {root!r})
 from tests.unit.head.test_store import add
-from ascendrun.head.store import Store
+from ascendrun.head.state.store import Store
 store = Store.open(pathlib.Path(sys.argv[1]))
 for number in range(10_000):
     print(add(store, f"{{sys.argv[2]}}-{{number}}").id, flush=True)
@@ -177,7 +177,7 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
 
 
 def test_a_store_of_the_first_version_is_brought_along_with_its_stories(tmp_path: Path) -> None:
-    from ascendrun.head import store as module
+    from ascendrun.head.state import store as module
 
     (tmp_path / "state").mkdir()
     with sqlite3.connect(tmp_path / "state" / "state.db") as db:

@@ -11,10 +11,10 @@ from typing import Callable
 
 import pytest
 
-from ascendrun.core.job import Job, NodeProgress, State
-from ascendrun.head.straggling import APPEARED, GONE, Known, Straggling, known_from_story, take_look
-from ascendrun.health.signs import Sign
-from ascendrun.health.stragglers import Straggler
+from ascendrun.core.jobs.job import Job, NodeProgress, State
+from ascendrun.head.loop.stragglers import APPEARED, GONE, Known, Straggling, known_from_story, take_look
+from ascendrun.health.stragglers.causes import Sign
+from ascendrun.health.stragglers.detect import Straggler
 
 
 def slow(rank: int | None, host: str = "a") -> Straggler:
@@ -166,7 +166,7 @@ def test_a_story_that_cannot_be_written_now_is_told_later(tmp_path: Path) -> Non
 def test_the_sign_of_a_straggler_stands_in_its_line(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from ascendrun.health.signs import Mark
+    from ascendrun.health.stragglers.causes import Mark
 
     one = replace(slow(5), sign=Sign.FREQUENCY, evidence=(Mark(Sign.FREQUENCY, "frequency_mhz", 900.0, 1800.0),))
     [(_, text)] = take_look(Known(1), [one])[1]

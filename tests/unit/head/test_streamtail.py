@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from ascendrun.head.spoolfiles import StreamFiles
-from ascendrun.head.streamtail import Budget, budget_for, last_arrival_s, read_tail
+from ascendrun.head.spool.spool_files import StreamFiles
+from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail
 
 
 def make_stream(folder: Path, data: bytes, *, generation: int = 0, every: int = 0) -> StreamFiles:

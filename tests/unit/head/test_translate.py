@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ascendrun.core.reports import Route
-from ascendrun.head.translate import load_report, make_report, report_values
+from ascendrun.head.protocol.agent_events import load_report, make_report, report_values
 
 HELLO = {
     "root": "/r",

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_service import DRIP, DROP, HANG, Answer, Say, Service
 
-from ascendrun.head.webdoor import ANSWER_BYTES, Cut, NoAnswer, WebAnswer, ask_web
+from ascendrun.head.notify.http_client import ANSWER_BYTES, Cut, NoAnswer, WebAnswer, ask_web
 
 Make = Callable[..., Service]
 

@@ -6,15 +6,15 @@ import time
 from dataclasses import replace
 
 from ascendrun.core.hosts import Host
-from ascendrun.core.plan import Folders, make_plan
+from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.core.spec import parse_job
 from ascendrun.health.checks import run_checks
-from ascendrun.health.facts import NodeFacts, PythonFacts
-from ascendrun.health.npu_facts import read_npu
-from ascendrun.health.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS
-from ascendrun.health.probes import read_answers
-from ascendrun.health.world import World
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.facts import NodeFacts, PythonFacts
+from ascendrun.health.survey.npu_facts import read_npu
+from ascendrun.health.survey.npu_probes import CARD_VIEWS, DRIVER_NODES, PORT_ITEMS
+from ascendrun.health.survey.probes import read_answers
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, make_faults, make_node
 from ascendrun.sim.ascend.tool import hccn_tool, npu_smi

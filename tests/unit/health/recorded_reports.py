@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from npu_worlds import HOME, MODULES, files_text, hccn, ran, scene_of, section, shell_text, smi
 
-from ascendrun.health.npu_probes import DRIVER_NODES, LIGHT_PORT_ITEMS, MOST_DEVICES
+from ascendrun.health.survey.npu_probes import DRIVER_NODES, LIGHT_PORT_ITEMS, MOST_DEVICES
 from ascendrun.sim.ascend.scenario import Scenario
 
 GIB = 1 << 30

@@ -7,10 +7,10 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
-from ascendrun.core.job import Job, State
+from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample
-from ascendrun.health.reportdata import EventRow, Material
+from ascendrun.health.report.data import EventRow, Material
 
 BEGAN_S = 1_790_000_000.0
 DAY_S = 86400.0

@@ -8,14 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.health.envview import make_env_report, mask, write_env_file
-from ascendrun.health.facts import NodeFacts, PythonFacts
-from ascendrun.health.probes import PROBES, late_probes, read_answers, read_facts, survey_items
-from ascendrun.health.reading import read_addresses, read_logind, read_port_ranges, read_python, read_sshd, read_torch
-from ascendrun.health.report import fact_rows
-from ascendrun.health.touching import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_touches
-from ascendrun.health.wish import Wish
-from ascendrun.health.world import World
+from ascendrun.health.env_view import make_env_report, mask, write_env_file
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.comparison import fact_rows
+from ascendrun.health.survey.connection_test_plan import ALL_PAIRS_UP_TO, choose_pairs, choose_ports, plan_touches
+from ascendrun.health.survey.facts import NodeFacts, PythonFacts
+from ascendrun.health.survey.parsers import (
+    read_addresses,
+    read_logind,
+    read_port_ranges,
+    read_python,
+    read_sshd,
+    read_torch,
+)
+from ascendrun.health.survey.probes import PROBES, late_probes, read_answers, read_facts, survey_items
+from ascendrun.health.survey.survey_request import Wish
 
 
 def ran(out="", *, code=0, err="", **more):

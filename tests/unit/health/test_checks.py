@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from ascendrun.ascend.install import DriverVersion
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.hosts import Host
-from ascendrun.core.plan import Folders, make_plan
+from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.core.spec import parse_job
 from ascendrun.health.checks import CHECKS, NPU_CHECKS, choose_checks, run_checks
-from ascendrun.health.facts import (
+from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.facts import (
     Disk,
     NodeFacts,
     PathSize,
@@ -27,9 +28,8 @@ from ascendrun.health.facts import (
     Unreached,
     WriteResult,
 )
-from ascendrun.health.npu_facts import InstallFiles, NpuFacts
+from ascendrun.health.survey.npu_facts import InstallFiles, NpuFacts
 from ascendrun.health.texts import LANGUAGES, fixes, placeholders, render, texts
-from ascendrun.health.world import World, compare
 
 GIB = 1 << 30
 NAMES = ("n1", "n2", "n3")
@@ -438,7 +438,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
 
 
 def test_a_program_of_ours_needs_torch():
-    from ascendrun.core.options import ProgramOptions
+    from ascendrun.core.jobfile.options import ProgramOptions
 
     spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
     facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.deepresults import (
+from ascendrun.health.deep.pair_schedule import Exchange
+from ascendrun.health.deep.results import (
     DeepReport,
     DeviceResult,
     HostResult,
@@ -21,8 +22,7 @@ from ascendrun.health.deepresults import (
     read_exchange,
     read_host,
 )
-from ascendrun.health.deepview import CODES, deep_findings, told_speed
-from ascendrun.health.pairing import Exchange
+from ascendrun.health.deep.view import CODES, deep_findings, told_speed
 from ascendrun.health.texts import placeholders, render, texts
 
 GOOD = "aaaa"

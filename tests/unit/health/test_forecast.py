@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.health.forecast import (
     ASSUMED,
     PUBLISHED,

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.health.checks import NPU_CHECKS, run_checks
-from ascendrun.health.facts import NodeFacts
-from ascendrun.health.npu_facts import NpuFacts, chip_of_node, read_npu
-from ascendrun.health.npu_probes import NPU_PROBES
-from ascendrun.health.probes import read_answers, survey_items
-from ascendrun.health.report import fact_rows
-from ascendrun.health.sections import read_sections
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.comparison import fact_rows
+from ascendrun.health.survey.facts import NodeFacts
+from ascendrun.health.survey.npu_facts import NpuFacts, chip_of_node, read_npu
+from ascendrun.health.survey.npu_probes import NPU_PROBES
+from ascendrun.health.survey.probes import read_answers, survey_items
+from ascendrun.health.survey.sections import read_sections
+from ascendrun.health.survey.survey_request import Wish
 from ascendrun.health.texts import LANGUAGES, placeholders, texts
-from ascendrun.health.wish import Wish
-from ascendrun.health.world import World
 from ascendrun.sim.ascend.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,7 +10,7 @@ import pytest
 
 from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
-from ascendrun.health.npu_facts import DeviceNode
+from ascendrun.health.survey.npu_facts import DeviceNode
 from ascendrun.health.texts import LANGUAGES, render
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ascendrun.core.findings import Severity
-from ascendrun.health.pings import ping_items, plan_pings
+from ascendrun.health.deep.pings import ping_items, plan_pings
 from ascendrun.sim.ascend.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))

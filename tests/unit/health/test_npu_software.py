@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.findings import Severity
-from ascendrun.health.facts import PythonFacts, TorchFacts
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.facts import PythonFacts, TorchFacts
 from ascendrun.health.texts import render
-from ascendrun.health.world import World
 from ascendrun.sim.ascend.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -131,7 +131,7 @@ def test_devices_that_hccl_does_not_take_together_are_told():
     ],
 )
 def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, asks):
-    from ascendrun.core.spec import parse_job
+    from ascendrun.core.jobfile.spec import parse_job
 
     spec = parse_job(f"name: j\ncommand: {command}\ndevices: {{family: npu}}\n", "job.yaml", programs={})
     old, new = (

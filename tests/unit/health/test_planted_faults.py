@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.survey_reader import read_world
 from ascendrun.health.checks import CHECKS, run_checks
+from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
 

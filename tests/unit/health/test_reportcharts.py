@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.health.reportcharts import make_band, make_chart, thin
+from ascendrun.health.report.charts import make_band, make_chart, thin
 
 VALUES = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=400)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import DeviceSample
-from ascendrun.health.reportcost import count_cost, held_spans, integrate
-from ascendrun.health.reporttime import find_stays
+from ascendrun.health.report.cost import count_cost, held_spans, integrate
+from ascendrun.health.report.time_use import find_stays
 
 MOVES = [
     (100.0, State.CHECKING),

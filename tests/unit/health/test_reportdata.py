@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ascendrun.cli.output import as_record
-from ascendrun.core.job import State
+from ascendrun.core.jobs.job import State
 from ascendrun.core.metrics import MetricsLine
-from ascendrun.health.reportcharts import POINTS, Chart
-from ascendrun.health.reportdata import Material, Report, make_report
+from ascendrun.health.report.charts import POINTS, Chart
+from ascendrun.health.report.data import Material, Report, make_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_stories import BEGAN_S, Story, hostile, month, short

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.job import State
-from ascendrun.core.lifecycle import MOVES
-from ascendrun.health.reporttime import USES, Accounting, AttemptSteps, account, find_stays
+from ascendrun.core.jobs.job import State
+from ascendrun.core.jobs.lifecycle import MOVES
+from ascendrun.health.report.time_use import USES, Accounting, AttemptSteps, account, find_stays
 
 S = State
 START = [(10.0, S.CHECKING), (13.0, S.STAGING), (18.0, S.STARTING), (20.0, S.RUNNING)]

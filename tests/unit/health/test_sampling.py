@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.samplelines import LineReader
-from ascendrun.health.sampling import DeviceReader, Said, sampling_items
+from ascendrun.health.samples.device_samples import DeviceReader, Said, sampling_items
+from ascendrun.health.samples.sample_lines import LineReader
 from ascendrun.sim.ascend.control import set_fault
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess
 from ascendrun.sim.ascend.tree import environ_of, install_tree

@@ -10,10 +10,10 @@ import pytest
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import Newest
-from ascendrun.health.signs import Sign
-from ascendrun.health.steptimes import StepTimes, make_step_times
-from ascendrun.health.straggler_text import tell_straggler
-from ascendrun.health.stragglers import Straggler, find_stragglers
+from ascendrun.health.samples.step_times import StepTimes, make_step_times
+from ascendrun.health.stragglers.causes import Sign
+from ascendrun.health.stragglers.detect import Straggler, find_stragglers
+from ascendrun.health.stragglers.text import tell_straggler
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training_world import World

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ascendrun.cli.doctor_view import print_report
-from ascendrun.head.survey_reader import read_world
 from ascendrun.health.checks import choose_checks, run_checks
-from ascendrun.health.report import make_report
+from ascendrun.health.survey.comparison import make_report
+from ascendrun.query.survey_reader import read_world
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))

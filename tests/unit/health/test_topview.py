@@ -10,9 +10,9 @@ import pytest
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.topjoin import make_view, natural_key, progress_of
-from ascendrun.health.toprows import Choice, IdleHosts, choose_rows, choose_view, fold_idle, sort_rows
-from ascendrun.health.topview import JobSeen, Progress, RankPlace, Slow, TopRow
+from ascendrun.health.top.join import make_view, natural_key, progress_of
+from ascendrun.health.top.rows import Choice, IdleHosts, choose_rows, choose_view, fold_idle, sort_rows
+from ascendrun.health.top.view import JobSeen, Progress, RankPlace, Slow, TopRow
 
 NOW_S = 1000.0
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, Newest, RankSample
-from ascendrun.health.steptimes import StepTimes, make_step_times
+from ascendrun.health.samples.step_times import StepTimes, make_step_times
 
 BEGAN_S = 1_700_000_000.0
 SAMPLED_S = 5.0

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core import plan
-from ascendrun.node import attempts, cgroup, failpoint, linger, procs, ranks, reap, routes, spool, stopping, wire
+from ascendrun.core.jobs import plan
+from ascendrun.node import cgroup, failpoint, procs, ranks, reap, stopping, wire
+from ascendrun.node.agent import attempts, routes
 from ascendrun.node.procs import Stat
+from ascendrun.node.supervisor import exit_watch, spool
 
 
 def ladder(by, grace_s, signal="USR1"):
@@ -65,31 +67,31 @@ def test_steps_that_were_slept_through_are_all_taken_in_order():
     ],
 )
 def test_only_a_whole_object_that_says_done_counts(line, done):
-    assert linger.says_done(line) is done
+    assert exit_watch.says_done(line) is done
 
 
 def test_a_finished_rank_gets_its_time_to_exit_and_is_told_once():
-    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
     watch.see_done(100.0)
     watch.see_done(105.0)
 
     def look(now_s):
         return watch.look(now_s, cpu_s=0.0, written_bytes=0, other_exited_s=None)
 
-    assert [look(109.9), look(110.0), look(111.0)] == [None, linger.FINISHED, None]
+    assert [look(109.9), look(110.0), look(111.0)] == [None, exit_watch.FINISHED, None]
 
 
 def test_a_rank_that_computes_or_writes_is_not_idle_however_long_the_others_are_gone():
-    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
     for n in range(20):
         assert watch.look(100.0 + 50 * n, cpu_s=0.2 * n, written_bytes=0, other_exited_s=100.0) is None
     for n in range(20):
         assert watch.look(1100.0 + 50 * n, cpu_s=3.8, written_bytes=n + 1, other_exited_s=100.0) is None
-    assert watch.look(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == linger.IDLE
+    assert watch.look(2110.0, cpu_s=3.8, written_bytes=20, other_exited_s=100.0) == exit_watch.IDLE
 
 
 def test_nobody_is_idle_while_no_other_rank_has_ended():
-    watch = linger.LingerWatch(exit_s=10.0, linger_s=60.0)
+    watch = exit_watch.LingerWatch(exit_s=10.0, linger_s=60.0)
     assert all(watch.look(at, cpu_s=0.0, written_bytes=0, other_exited_s=None) is None for at in (0.0, 1e6))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ascendrun.node import layout
-from ascendrun.node.follow import Follow
+from ascendrun.node.agent.follow import Follow
 
 TAG = "job.1"
 NOBODY = 65534

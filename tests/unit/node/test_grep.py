@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.loglines import LineSplitter
-from ascendrun.head.clocks import HostClock, Reading
-from ascendrun.head.grepping import Wanted, copied_until, make_request, read_hits
-from ascendrun.head.spoolfiles import StreamFiles
+from ascendrun.core.logs.log_lines import LineSplitter
+from ascendrun.head.spool.clocks import HostClock, Reading
+from ascendrun.head.spool.grep import Wanted, copied_until, make_request, read_hits
+from ascendrun.head.spool.spool_files import StreamFiles
 from ascendrun.node import layout, wire
-from ascendrun.node.execute import Commands
-from ascendrun.node.grep import grep, read_lines
-from ascendrun.node.refusal import Refusal
+from ascendrun.node.agent.execute import Commands
+from ascendrun.node.agent.grep import grep, read_lines
+from ascendrun.node.op_errors import Refusal
 
 TAG = "head-job.1"
 CODE = Path(__file__).resolve().parents[3]
 AGENT = [
     sys.executable,
     "-c",
-    f"import sys; sys.path.insert(0, {str(CODE)!r})\nfrom ascendrun.node.grep import main; sys.exit(main())",
+    f"import sys; sys.path.insert(0, {str(CODE)!r})\nfrom ascendrun.node.agent.grep import main; sys.exit(main())",
 ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ASK = """
 import json, sys
-from ascendrun.node.serve import Agent
+from ascendrun.node.agent.serve import Agent
 agent = Agent(sys.argv[1], agent=["agent.pyz"], umask=0o077, in_fd=0, out_fd=1)
 print(json.dumps([agent.lane_of(op, header) for op, header in json.loads(sys.argv[2])]), file=sys.stderr)
 """

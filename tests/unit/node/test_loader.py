@@ -67,5 +67,7 @@ def test_the_archive_depends_on_names_and_contents_only():
     data, sha256 = pack.agent_pyz()
     assert hashlib.sha256(data).hexdigest() == sha256
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    assert names == sorted(names) and {"__main__.py", "ascendrun/__init__.py", "ascendrun/node/serve.py"} <= set(names)
+    assert names == sorted(names) and {"__main__.py", "ascendrun/__init__.py", "ascendrun/node/agent/serve.py"} <= set(
+        names
+    )
     assert all(name.startswith(("ascendrun/node/", "ascendrun/__init__", "__main__")) for name in names)

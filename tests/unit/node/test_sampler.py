@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.node import hostfigures, rankfigures
 from ascendrun.node.layout import PULLED_FILE
-from ascendrun.node.rankfigures import Process
-from ascendrun.node.sample import SPARE_LOOK_S, SampleFile
+from ascendrun.node.sampler import host_metrics, rank_metrics
+from ascendrun.node.sampler.rank_metrics import Process
+from ascendrun.node.sampler.sample import SPARE_LOOK_S, SampleFile
 
 
 def test_cpu_is_what_is_neither_idle_nor_waiting() -> None:
     text = "cpu  10 1 5 100 20 1 2 3 4 5\ncpu0 1 2 3\n"
-    assert hostfigures.parse_cpu(text) == (22, 142)
-    assert hostfigures.parse_cpu("") is None and hostfigures.parse_cpu("intr 5") is None
+    assert host_metrics.parse_cpu(text) == (22, 142)
+    assert host_metrics.parse_cpu("") is None and host_metrics.parse_cpu("intr 5") is None
 
 
 def test_memory_that_could_be_had_is_not_used() -> None:
-    assert hostfigures.parse_memory("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 60 kB\n") == (40960, 102400)
-    assert hostfigures.parse_memory("MemTotal: 100 kB\n") == (None, 102400)
-    assert hostfigures.parse_memory("") == (None, None)
+    assert host_metrics.parse_memory("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 60 kB\n") == (40960, 102400)
+    assert host_metrics.parse_memory("MemTotal: 100 kB\n") == (None, 102400)
+    assert host_metrics.parse_memory("") == (None, None)
 
 
 def test_only_whole_disks_count() -> None:
@@ -29,8 +29,8 @@ def test_only_whole_disks_count() -> None:
         "   8  0 sda 10 0 100 5 20 0 300 5 0 5 5\n   8  1 sda1 10 0 100 5 20 0 300 5 0 5 5\n"
         " 253  0 dm-0 1 0 7 5 1 0 9 5 0 5 5\n"
     )
-    assert hostfigures.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
-    assert hostfigures.parse_disks(text, None) == (-1, -1)
+    assert host_metrics.parse_disks(text, frozenset({"sda"})) == (51200, 153600)
+    assert host_metrics.parse_disks(text, None) == (-1, -1)
 
 
 def test_the_loopback_is_no_network() -> None:
@@ -38,11 +38,11 @@ def test_the_loopback_is_no_network() -> None:
         "Inter-|   Receive\n face |bytes\n    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
         "  no-such-if0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\nno-such-if1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n"
     )
-    assert hostfigures.parse_net(text) == (75, 36)
+    assert host_metrics.parse_net(text) == (75, 36)
 
 
 def test_the_first_look_has_no_rates_and_the_second_has(tmp_path: Path) -> None:
-    figures = hostfigures.HostFigures(str(tmp_path))
+    figures = host_metrics.HostFigures(str(tmp_path))
     assert figures.take(10.0)["net_rx_bytes_s"] is None
     second = figures.take(11.0)
     assert second["net_rx_bytes_s"] is not None and second["load1"] is not None
@@ -50,7 +50,7 @@ def test_the_first_look_has_no_rates_and_the_second_has(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_looked_at_has_no_free_bytes() -> None:
-    assert hostfigures.HostFigures("/no/such/folder").take(1.0)["disk_free_bytes"] is None
+    assert host_metrics.HostFigures("/no/such/folder").take(1.0)["disk_free_bytes"] is None
 
 
 def test_a_process_is_read_whatever_its_name_is() -> None:
@@ -58,12 +58,12 @@ def test_a_process_is_read_whatever_its_name_is() -> None:
         b"42 (a) b (c) R 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 5 0 987654 1000 250 1844674407 "
         b"0 0 0 0 0 0 0 0 0 0 17 1 0 0\n"
     )
-    assert rankfigures.parse_process(line) == Process(42, "R", 7, 110, 5, 987654)
+    assert rank_metrics.parse_process(line) == Process(42, "R", 7, 110, 5, 987654)
 
 
-def totals(at_s: float, **ticks: int) -> rankfigures._Totals:
+def totals(at_s: float, **ticks: int) -> rank_metrics._Totals:
     """By pid: p1=100 is 100 ticks of a process that started at tick 0; q2: that started just now."""
-    made = rankfigures._Totals(at_s, boot_ticks=1000.0 * at_s)
+    made = rank_metrics._Totals(at_s, boot_ticks=1000.0 * at_s)
     for name, value in ticks.items():
         start = 0 if name[0] == "p" else int(1000 * at_s) - 1
         made.add(Process(int(name[1:]), "R", 1, value, 1, start), None)
@@ -81,16 +81,16 @@ def totals(at_s: float, **ticks: int) -> rankfigures._Totals:
     ],
 )
 def test_a_ranks_cpu_is_that_of_its_family_without_counting_twice(before, now, cpu) -> None:
-    ticks = rankfigures.procs.TICKS_PER_S
+    ticks = rank_metrics.procs.TICKS_PER_S
     scaled = [{name: value * ticks // 100 for name, value in one.items()} for one in (before, now)]
     assert totals(11.0, **scaled[1]).since(totals(10.0, **scaled[0]))[0] == cpu
     assert totals(11.0, **scaled[1]).since(None) == (None, None, None)
 
 
 def test_what_may_not_be_read_is_not_known() -> None:
-    assert rankfigures.read_io(0) is None and rankfigures.read_memory(0) is None
-    assert rankfigures.read_process(0) is None
-    assert rankfigures.read_process(os.getpid()) is not None
+    assert rank_metrics.read_io(0) is None and rank_metrics.read_memory(0) is None
+    assert rank_metrics.read_process(0) is None
+    assert rank_metrics.read_process(os.getpid()) is not None
 
 
 def names(folder: Path) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import layout
-from ascendrun.node.release import release
-from ascendrun.node.spool import Spool
+from ascendrun.node.agent.log_prune import release
+from ascendrun.node.supervisor.spool import Spool
 
 TAG = "head-job.1"
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ascendrun.node import treehash, trees
-from ascendrun.node.treehash import BadTree, Entry
-from ascendrun.node.treelinks import link_tree
+from ascendrun.node import tree_hash
+from ascendrun.node.agent import trees
+from ascendrun.node.agent.tree_links import link_tree
+from ascendrun.node.tree_hash import BadTree, Entry
 
 
 def archive(*members):
@@ -83,7 +84,7 @@ def test_an_evil_archive_is_refused_and_nothing_lies_outside(name, tmp_path):
     inside.mkdir(parents=True)
     with pytest.raises(BadTree):
         trees.unpack_tar(archive(*EVIL[name]), str(inside))
-        treehash.list_tree(str(inside))
+        tree_hash.list_tree(str(inside))
     assert os.listdir(tmp_path) == ["in"] and os.listdir(tmp_path / "in") == ["side"]
 
 
@@ -110,7 +111,7 @@ def fill(folder):
 
 def pack(folder, entries):
     out = io.BytesIO()
-    treehash.write_tar(str(folder), entries, out)
+    tree_hash.write_tar(str(folder), entries, out)
     out.seek(0)
     return out
 
@@ -119,10 +120,10 @@ def test_a_tree_comes_out_of_its_archive_with_the_same_name(tmp_path):
     source, copy = tmp_path / "source", tmp_path / "copy"
     source.mkdir()
     copy.mkdir()
-    entries = treehash.list_tree(str(fill(source)))
+    entries = tree_hash.list_tree(str(fill(source)))
     trees.unpack_tar(pack(source, entries), str(copy))
-    assert treehash.list_tree(str(copy)) == entries
-    assert [entry._replace(size=0) for entry in entries] == treehash.parse_canonical(treehash.canonical(entries))
+    assert tree_hash.list_tree(str(copy)) == entries
+    assert [entry._replace(size=0) for entry in entries] == tree_hash.parse_canonical(tree_hash.canonical(entries))
 
 
 @pytest.mark.parametrize(
@@ -137,24 +138,24 @@ def test_a_tree_comes_out_of_its_archive_with_the_same_name(tmp_path):
     ],
 )
 def test_every_change_that_counts_changes_the_name(change, tmp_path):
-    before = treehash.tree_hash(str(fill(tmp_path)))
+    before = tree_hash.tree_hash(str(fill(tmp_path)))
     change(tmp_path)
-    assert treehash.tree_hash(str(tmp_path)) != before
+    assert tree_hash.tree_hash(str(tmp_path)) != before
 
 
 def test_times_and_other_modes_do_not_count(tmp_path):
-    before = treehash.tree_hash(str(fill(tmp_path)))
+    before = tree_hash.tree_hash(str(fill(tmp_path)))
     os.utime(tmp_path / "sub" / "run", (1, 1))
     (tmp_path / "sub").chmod(0o700)
     (tmp_path / "sub" / "run").chmod(0o500)
-    assert treehash.tree_hash(str(tmp_path)) == before
+    assert tree_hash.tree_hash(str(tmp_path)) == before
 
 
 def test_sockets_and_pipes_are_refused_by_name(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadTree, match="pipe"):
-        treehash.list_tree(str(tmp_path))
-    assert treehash.list_tree(str(tmp_path), ["pipe"]) == []
+        tree_hash.list_tree(str(tmp_path))
+    assert tree_hash.list_tree(str(tmp_path), ["pipe"]) == []
 
 
 @pytest.mark.parametrize(
@@ -174,21 +175,21 @@ def test_sockets_and_pipes_are_refused_by_name(tmp_path):
     ],
 )
 def test_exclude_patterns(pattern, path, is_dir, out):
-    assert treehash.is_excluded(path, [pattern], is_dir=is_dir) is out
+    assert tree_hash.is_excluded(path, [pattern], is_dir=is_dir) is out
 
 
 def test_what_differs_is_named_and_pythons_caches_do_not_count(tmp_path):
-    wanted = treehash.list_tree(str(fill(tmp_path)))
+    wanted = tree_hash.list_tree(str(fill(tmp_path)))
     (tmp_path / "sub" / "__pycache__").mkdir()
     (tmp_path / "sub" / "__pycache__" / "a.pyc").write_bytes(b"")
-    assert treehash.first_difference(wanted, treehash.list_tree(str(tmp_path))) is None
+    assert tree_hash.first_difference(wanted, tree_hash.list_tree(str(tmp_path))) is None
     (tmp_path / "sub" / "run").write_text("other")
-    assert treehash.first_difference(wanted, treehash.list_tree(str(tmp_path))) == "sub/run was changed"
+    assert tree_hash.first_difference(wanted, tree_hash.list_tree(str(tmp_path))) == "sub/run was changed"
 
 
 def test_a_file_that_grows_while_it_is_packed_is_told(tmp_path):
     (tmp_path / "a").write_text("1")
-    entries = treehash.list_tree(str(tmp_path))
+    entries = tree_hash.list_tree(str(tmp_path))
     (tmp_path / "a").write_text("12")
     with pytest.raises(BadTree, match="changed"):
         pack(tmp_path, entries)
@@ -218,7 +219,7 @@ def test_a_link_that_is_allowed_never_leads_out_of_a_real_tree(links):
             made[path] = target
         for path in made:
             try:
-                treehash.check_link(path, made)
+                tree_hash.check_link(path, made)
             except BadTree:
                 continue
             real = os.path.realpath(os.path.join(tree, path))
@@ -227,13 +228,13 @@ def test_a_link_that_is_allowed_never_leads_out_of_a_real_tree(links):
 
 def test_what_lies_below_a_link_is_refused_before_anything_is_made():
     with pytest.raises(BadTree, match="data/train.txt lies below the link data"):
-        treehash.check_entries([Entry(b"data", "l", b"sets", 0), Entry(b"data/train.txt", "f", b"", 1)])
+        tree_hash.check_entries([Entry(b"data", "l", b"sets", 0), Entry(b"data/train.txt", "f", b"", 1)])
 
 
 def test_limits_are_told(monkeypatch):
-    big = [Entry(b"a", "f", b"", treehash.MAX_BYTES), Entry(b"b", "f", b"", 1)]
+    big = [Entry(b"a", "f", b"", tree_hash.MAX_BYTES), Entry(b"b", "f", b"", 1)]
     with pytest.raises(BadTree, match="limit"):
-        treehash.check_entries(big)
+        tree_hash.check_entries(big)
 
 
 def test_links_that_are_right_are_left_alone_while_others_may_be_using_them(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 
 from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, tell
+from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
+from ascendrun.health.diagnosis.lines.rank_lines import RULED
 from ascendrun.health.diagnosis.peers import find_words
-from ascendrun.health.diagnosis.rank_lines import RULED
-from ascendrun.health.diagnosis.remarks import is_try, is_warning
-from ascendrun.health.diagnosis.telling import texts
+from ascendrun.health.diagnosis.render import texts
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 
 

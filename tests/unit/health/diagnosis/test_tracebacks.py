@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.tracebacks import Chain, find_chains
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, find_chains
 
 
 def lines(text: str) -> list[Line]:

@@ -1,0 +1,104 @@
+"""config: the settings, and from which place each came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+
+
+@dataclass(frozen=True)
+class SettingView:
+    """One setting as `config` shows it. `value` None: not set."""
+
+    name: str
+    value: str | None
+    origin: str
+    meaning: str
+
+
+@verb(
+    "config",
+    examples="""
+    ascendrun config                         # every setting and where it comes from
+    ascendrun config get state_dir
+    ASCENDRUN_COLOR=never ascendrun config list -o json
+""",
+)
+@click.argument("action", type=click.Choice(["list", "get"]), default="list")
+@click.argument("name", required=False)
+@output_option
+@click.pass_obj
+def command(face: Face, action: str, name: str | None, output: str | None) -> int:
+    """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
+    from ascendrun.cli.app import did_you_mean
+    from ascendrun.cli.output import Column, print_rows
+    from ascendrun.cli.sanitise import sanitise_line
+
+    views = _views(face)
+    if action == "list":
+        if name is not None:
+            raise click.UsageError(f"one setting is shown by `config get {name}`")
+        print_rows(
+            views,
+            [
+                Column("NAME", lambda view: view.name),
+                Column("VALUE", lambda view: "-" if view.value is None else view.value),
+                Column("ORIGIN", lambda view: view.origin),
+                Column("MEANING", lambda view: view.meaning),
+            ],
+            output,
+            name="settings",
+            kind=SettingView,
+        )
+        return 0
+    if name is None:
+        raise click.UsageError("config get: which setting? `ascendrun config` lists them")
+    view = next((view for view in views if view.name == name), None)
+    if view is None:
+        raise click.UsageError(f"there is no setting {name!r}{did_you_mean(name, [view.name for view in views])}")
+    print("" if view.value is None else sanitise_line(view.value))
+    return 0
+
+
+def _views(face: Face) -> list[SettingView]:
+    from ascendrun.head.state.settings import SETTINGS
+
+    settings = face.settings
+    views = []
+    for one in SETTINGS:
+        value = getattr(settings, one.name)
+        text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        views.append(SettingView(one.name, text, settings.origins[one.name], one.meaning))
+    return views + _notice_views(face)
+
+
+def _notice_views(face: Face) -> list[SettingView]:
+    """Where notices go; of URLs the host only, since the rest of them is a credential."""
+    from ascendrun.head.state.settings import NOTICE_BLOCKS
+
+    notices = face.settings.notices
+    meanings = {
+        "notify": "services that are told of jobs",
+        "hook": "command that is told of jobs",
+        "deadman": "URL that is asked while jobs live",
+    }
+    texts: dict[str, list[str]] = {block: [] for block in NOTICE_BLOCKS}
+    if notices is not None:
+        from ascendrun.query.notice_view import where_of
+
+        for target in notices.everyone:
+            block = target.kind if target.kind in texts else "notify"
+            shown = f"{target.name} ({target.kind})" if target.name != target.kind else target.name
+            texts[block].append(f"{shown} {where_of(target)}")
+    origins = notices.origins if notices is not None else {}
+    return [
+        SettingView(block, ", ".join(texts[block]) or None, origins.get(block, "default"), meanings[block])
+        for block in NOTICE_BLOCKS
+    ]

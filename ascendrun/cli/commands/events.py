@@ -1,0 +1,180 @@
+"""events: what happened, of one job or of all, as one stream in time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import parse_since, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+    from ascendrun.core.event_lines import StoryLine
+
+POLL_S = 0.25
+WATCH_S = 5.0
+"""How often a follower makes sure that live jobs have their controller."""
+DAY_S = 86400.0
+STYLES = {"FAILED": "bad", "SUCCEEDED": "good"}
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One line as programs get it; `number` counts all lines of this state folder in the order of writing."""
+
+    number: int
+    at_s: float
+    job: str
+    name: str | None
+    kind: str
+    text: str
+
+
+@verb(
+    "events",
+    examples="""
+    ascendrun events                          # of the last day, all jobs
+    ascendrun events -f                       # and what comes; ends with ^C
+    ascendrun events qwen32b --kind state
+    ascendrun events --since 2h --kind straggler,unreachable -o jsonl
+    ascendrun events -f j-0007                # ends when the job does, with its exit code
+""",
+)
+@click.argument("job", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes. With JOB: until it has ended.")
+@click.option("--since", metavar="TIME", help="Since 10m (ago), 10:30, 2026-11-20T10:30.  [default: 1d; of a JOB: all]")
+@click.option("--kind", "kinds", metavar="KINDS", multiple=True, help="Only these: state,straggler,unreachable,…")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Format.  [default: table]")
+@click.pass_obj
+def command(
+    face: Face, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
+) -> int:
+    """Print what happened to jobs, one line each, in the order of time; hosts folded."""
+    if follow and output == "json":
+        raise click.UsageError("one JSON document has an end; with --follow use -o jsonl")
+    since_s = _since(since, has_job=job is not None)
+    stream = _Stream(face, job, since_s, _parse_kinds(face, kinds), output)
+    stream.show(until_now=True)
+    return stream.follow() if follow else 0
+
+
+def _since(text: str | None, *, has_job: bool) -> float | None:
+    if text is None:
+        return None if has_job else time.time() - DAY_S
+    try:
+        return parse_since(text, now_s=time.time())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from error
+
+
+def _parse_kinds(face: Face, texts: Sequence[str]) -> frozenset[str] | None:
+    from ascendrun import insight
+    from ascendrun.cli.app import did_you_mean
+    from ascendrun.core.event_lines import KINDS
+
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    if not words:
+        return None
+    known = {*KINDS, *insight.event_kinds(face.settings.state_dir)}
+    for word in words:
+        if word not in known:
+            hint = did_you_mean(word, sorted(known)) or f"; known: {', '.join(sorted(known))}"
+            raise click.BadParameter(f"there is no kind {word!r}{hint}", param_hint="--kind")
+    return frozenset(words)
+
+
+class _Stream:
+    """What was shown so far, and what is new."""
+
+    def __init__(
+        self, face: Face, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
+    ) -> None:
+        from ascendrun import insight
+        from ascendrun.cli.follow import pipeline_of
+
+        self._face, self._output = face, output
+        self._since_s, self._kinds = since_s, kinds
+        job = None if ref is None else face.cluster.job(ref).job
+        whole = None if ref is None or job is None else pipeline_of(face.cluster, ref, job)
+        self._pipeline = None if whole is None else whole.id
+        self._job = None if whole is not None or job is None else job.id
+        self._events = insight.EventStream(
+            face.settings.state_dir, job=self._job, pipeline=self._pipeline, since_s=since_s, kinds=kinds
+        )
+        self._screen = face.screen()
+        self._watched_mono = time.monotonic()
+        self._has_complained = False
+
+    def show(self, *, until_now: bool = False) -> None:
+        lines = self._events.new_lines()
+        if self._output in ("json", "jsonl"):
+            from ascendrun.cli.output import format_many
+
+            sys.stdout.write(format_many(self._records(lines), self._output, name="events", kind=EventLine))
+            sys.stdout.flush()
+            return
+        self._print(lines)
+        if until_now and not lines:
+            what = "nothing happened" if self._kinds is None else "nothing of that kind happened"
+            self._face.say(what if self._since_s is None else f"{what} in that time; earlier: --since 30d")
+
+    def follow(self) -> int:
+        """Until the job has ended; without one until somebody presses ^C."""
+        while True:
+            ended = self._ended_code()
+            self.show()
+            if ended is not None:
+                return ended
+            time.sleep(POLL_S)
+
+    def _ended_code(self) -> int | None:
+        """The exit code of the job that is followed, once it is over; looks after the controller now and then."""
+        from ascendrun.cli.follow import has_ended
+        from ascendrun.cli.outcome import exit_code_of
+        from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+
+        is_due = time.monotonic() - self._watched_mono >= WATCH_S
+        chosen = self._job or self._pipeline
+        if chosen is None and not is_due:
+            return None
+        if is_due:
+            self._watched_mono = time.monotonic()
+        try:
+            if chosen is None:
+                self._face.cluster.jobs()
+                return None
+            job = self._face.cluster.job(chosen).job
+            whole = self._face.cluster.pipeline(chosen) if self._pipeline else None
+        except (CannotConnect, DeadlineExceeded) as error:
+            if not self._has_complained:
+                self._face.say(f"{error.message}; jobs go on, still trying")
+            self._has_complained = True
+            return None
+        return exit_code_of(whole or job) if has_ended(whole or job) else None
+
+    def _records(self, lines: Sequence[StoryLine]) -> list[EventLine]:
+        names = self._events.job_names()
+        return [
+            EventLine(line.number, line.at_s, line.job, names.get(line.job), line.kind, line.text) for line in lines
+        ]
+
+    def _print(self, lines: Sequence[StoryLine]) -> None:
+        from ascendrun.cli.output import describe_time
+        from ascendrun.cli.sanitise import headline, sanitise_line
+        from ascendrun.core.event_lines import fold_lines
+
+        names = self._events.job_names() if lines else {}
+        texts = []
+        for line in fold_lines(lines, self._events.job_hosts() if lines else {}):
+            name = sanitise_line(names.get(line.job) or "")
+            more = f" (all of it: ascendrun show {line.job})" if "\n" in line.text.strip() else ""
+            says = headline(line.text) + more
+            text = f"{describe_time(line.at_s)}  {line.job:<6}  {name:<12}  {line.kind:<11}  {says}"
+            style = STYLES.get(line.text.partition(":")[0]) if line.kind == "state" else None
+            texts.append(self._screen.paint(text, style) if style else text)
+        self._screen.lines(texts)

@@ -1,0 +1,82 @@
+"""notify: who is told of what, how far notices got, and a test of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+
+
+@verb(
+    "notify",
+    examples="""
+    ascendrun notify                          # targets of the settings file, and how their last notice fared
+    ascendrun notify --test                   # sends a test notice to every target now; shows what it answers
+    ascendrun notify --test team-feishu
+""",
+)
+@click.option(
+    "--test", "test", metavar="[NAME]", is_flag=False, flag_value="", help="Send a test notice to one, or all."
+)
+@output_option
+@click.pass_obj
+def command(face: Face, test: str | None, output: str | None) -> int:
+    """Show where notices go (`notify:`, `hook:`, `deadman:` in the settings file), or try it. See docs/notices.md."""
+    from ascendrun import insight
+    from ascendrun.cli.output import Column, describe_time, print_rows
+    from ascendrun.query.notice_view import NoticeTargetView
+
+    if test is not None:
+        return _test(face, test, output)
+    views = insight.notice_targets(face.settings)
+    print_rows(
+        views,
+        [
+            Column("NAME", lambda view: view.name),
+            Column("KIND", lambda view: view.kind),
+            Column("WHERE", lambda view: view.where),
+            Column("ON", lambda view: ",".join(view.on)),
+            Column("JOBS", lambda view: ",".join(view.jobs)),
+            Column("WAITING", lambda view: str(view.waiting)),
+            Column("LAST", lambda view: describe_time(view.last_at_s)),
+            Column("RESULT", lambda view: view.problem or view.last_state or "-"),
+            Column("ANSWER", lambda view: view.last_answer or "-", is_wide=True),
+            Column("FROM", lambda view: view.origin, is_wide=True),
+        ],
+        output,
+        name="targets",
+        kind=NoticeTargetView,
+    )
+    if not views and output in (None, "table", "wide"):
+        face.say(
+            "nobody is told of anything: no `notify`, `hook` or `deadman` in the settings file\n"
+            "hint: docs/notices.md shows how"
+        )
+    return 0
+
+
+def _test(face: Face, name: str, output: str | None) -> int:
+    """Exits 0 when every target took the notice, 6 when some did not."""
+    from ascendrun import insight
+    from ascendrun.cli.output import Column, print_rows
+    from ascendrun.query.notice_view import NoticeTestResult
+
+    results = insight.try_notices(face.settings, name=name or None)
+    print_rows(
+        results,
+        [
+            Column("NAME", lambda result: result.name),
+            Column("KIND", lambda result: result.kind),
+            Column("RESULT", lambda result: result.outcome),
+            Column("ANSWER", lambda result: result.answer or "-"),
+        ],
+        output,
+        name="results",
+        kind=NoticeTestResult,
+    )
+    return 0 if all(result.outcome == "delivered" for result in results) else 6

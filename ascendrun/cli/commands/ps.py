@@ -1,0 +1,66 @@
+"""ps: the jobs in one table."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+    from ascendrun.cli.output import Column
+
+
+@verb(
+    "ps",
+    examples="""
+    ascendrun ps
+    ascendrun ps -a -o json | jq '.jobs[] | select(.state == "FAILED") | .id'
+""",
+)
+@click.option("--all", "-a", "everything", is_flag=True, help="Ended jobs too.")
+@output_option
+@click.pass_obj
+def command(face: Face, everything: bool, output: str | None) -> int:
+    """List live jobs, the newest first."""
+    from ascendrun.cli.output import print_rows
+    from ascendrun.cluster import JobView
+
+    jobs = face.cluster.jobs(everything=everything, folded=True)
+    print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
+    if not jobs and output in (None, "table", "wide"):
+        face.say("no jobs" if everything else "no live jobs; ended ones: ascendrun ps -a")
+    return 0
+
+
+def job_columns(now_s: float) -> list[Column]:
+    from ascendrun.cli.output import Column, describe_progress, describe_seconds, describe_time
+    from ascendrun.cli.sanitise import headline
+    from ascendrun.core.names import fold_names
+
+    def runs_s(job: object) -> float | None:
+        started_s = getattr(job, "started_at_s", None)
+        if started_s is None:
+            return None
+        ended_s = getattr(job, "ended_at_s", None)
+        return float((now_s if ended_s is None else ended_s) - started_s)
+
+    return [
+        Column("ID", lambda job: job.id),
+        Column("NAME", lambda job: job.name),
+        Column("STATE", lambda job: job.state),
+        Column("TRY", lambda job: str(job.attempt)),
+        Column("NODES", lambda job: fold_names(job.hosts)),
+        Column("RANKS", lambda job: str(job.world_size)),
+        Column("AGE", lambda job: describe_seconds(now_s - job.created_at_s)),
+        Column("RAN", lambda job: describe_seconds(runs_s(job))),
+        Column("EXIT", lambda job: "-" if job.exit_code is None else str(job.exit_code), is_wide=True),
+        Column("CREATED", lambda job: describe_time(job.created_at_s), is_wide=True),
+        Column("ENDED", lambda job: describe_time(job.ended_at_s), is_wide=True),
+        Column("FILE", lambda job: job.file or "-", is_wide=True),
+        Column("PROGRESS", lambda job: describe_progress(job.progress)),
+        Column("REASON", lambda job: headline(job.reason)),
+    ]

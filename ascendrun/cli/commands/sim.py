@@ -1,0 +1,124 @@
+"""sim npu: runs a command with the real torch_npu on a simulated CANN, on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+    from ascendrun.sim.npu.target import Target
+
+ENVIRONMENT = ".venv-npu"
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run",
+    "deepspeed": "deepspeed.launcher.runner",
+    "accelerate": "accelerate.commands.accelerate_cli",
+}
+TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It shows control flow and API, never speed."
+
+
+@verb(
+    "sim",
+    examples="""
+    ascendrun sim npu -- python train.py                             # eight simulated 910B3
+    ascendrun sim npu --devices 2 -- torchrun --nproc-per-node 2 train.py
+    ascendrun sim npu --memory 8192 -- python train.py               # 8 GB a device: the real out-of-memory error
+    ascendrun sim npu --fault hbm-ecc:1@20 -- torchrun ...           # rank 1 loses its HBM at its 20th collective
+""",
+)
+@click.argument("what", type=click.Choice(["npu"]))
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="The Python that has torch_npu 2.13.  [default: the command's, else that of .venv-npu]",
+)
+@click.option("--devices", type=click.IntRange(0, 64), metavar="N", help="How many devices.  [default: 8]")
+@click.option("--chip", metavar="NAME", help="As torch_npu is told: Ascend910B3, Ascend910A, Ascend310P3.")
+@click.option("--memory", type=click.IntRange(1), metavar="MB", help="Of one device.  [default: 65536]")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="NAME[:RANK][@COLLECTIVE]",
+    help="device-lost, hbm-ecc, silent or absent.",
+)
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def command(
+    face: Face,
+    what: str,
+    python: str | None,
+    devices: int | None,
+    chip: str | None,
+    memory: int | None,
+    faults: tuple[str, ...],
+    argv: tuple[str, ...],
+) -> int:
+    """Run a COMMAND on simulated NPUs: device npu:0, backend hccl, the real torch_npu, no NPU and no CANN.
+
+    It shows control flow and API, never speed. The simulation is compiled once, in about half a minute (needs g++).
+    """
+    from ascendrun.core.errors import NotFit
+    from ascendrun.sim.npu.build import build, environment
+
+    target = choose_target(python, argv[0])
+    environ = environment(build(target), dict(os.environ))
+    beside = os.path.dirname(os.path.abspath(target.python))
+    environ["PATH"] = os.pathsep.join((beside, environ.get("PATH", os.defpath)))
+    wishes = {"DEVICES": devices, "CHIP": chip, "MEMORY_MB": memory, "FAULTS": " ".join(faults) or None}
+    environ.update({f"ASCENDRUN_SIM_NPU_{name}": str(wish) for name, wish in wishes.items() if wish is not None})
+    words = command_of(argv, target.python)
+    program = shutil.which(words[0], path=environ["PATH"])
+    if program is None:
+        raise NotFit(
+            f"{argv[0]}: no such program", hint="give the command after --: ascendrun sim npu -- python train.py"
+        )
+    print(f"ascendrun: {TELLS}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.execve(program, words, environ)
+
+
+def choose_target(python: str | None, program: str) -> Target:
+    """The environment that has torch_npu: as told, else the command's own, else the one that lies beside ascendrun's.
+
+    Raises NotFit saying why there is none.
+    """
+    from ascendrun.core.errors import NotFit
+    from ascendrun.sim.npu.target import find_target
+
+    if python is not None:
+        return find_target(python)
+    try:
+        return find_target(python_of(program))
+    except NotFit:
+        made = Path(sys.prefix).with_name(ENVIRONMENT) / "bin" / "python"
+        if not made.exists():
+            raise
+        return find_target(str(made))
+
+
+def command_of(argv: Sequence[str], python: str) -> list[str]:
+    """The words to run. A launcher that is called by its bare name becomes a module of this Python: its script may be
+    that of another environment, whose ranks would have no torch_npu."""
+    if argv[0] not in LAUNCHERS:
+        return list(argv)
+    # torch_npu has imported torchrun's module by then, about which runpy would warn.
+    return [python, "-W", "ignore::RuntimeWarning:runpy", "-m", LAUNCHERS[argv[0]], *argv[1:]]
+
+
+def python_of(program: str) -> str:
+    """The Python that runs this program: itself, the one beside it where a path is given, or the one on PATH."""
+    folder, name = os.path.split(program)
+    if name.startswith("python"):
+        return shutil.which(program) or program
+    beside = os.path.join(folder, "python") if folder else ""
+    return shutil.which(beside) or shutil.which("python") or shutil.which("python3") or sys.executable

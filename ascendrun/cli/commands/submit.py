@@ -1,0 +1,225 @@
+"""submit: check a job file, start it, follow it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ascendrun.cli.options import hostfile_option, output_option, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+    from ascendrun.cli.log_view import LogView
+    from ascendrun.cli.training_estimate import Arithmetic
+    from ascendrun.cluster import JobView
+    from ascendrun.core.hosts import Host
+
+
+@verb(
+    "submit",
+    examples="""
+    ascendrun submit jobs/quickstart.yaml
+    ascendrun submit job.yaml --set args.lr=1e-4 --set nodes=4 --hostfile cluster.hosts
+    ascendrun submit job.yaml --dry-run          # exactly what every rank would run, and whether it fits
+    id=$(ascendrun submit job.yaml --detach -o json | jq -r .id)
+    ascendrun submit pipeline.yaml --resume j-0003 --from finetune   # its earlier stages are kept
+""",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--detach", "-d", is_flag=True, help="Return as soon as the job is stored.")
+@click.option("--wait", "waits", is_flag=True, help="Print no log lines; exit as the job does.")
+@click.option("--dry-run", is_flag=True, help="Ask the nodes and print what would run; start nothing.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the file: args.lr=1e-4.")
+@click.option("--resume", metavar="PIPELINE", help="Go on with this pipeline in its folder, with the file as it is.")
+@click.option("--from", "from_stage", metavar="STAGE", help="With --resume: from this stage on; else the first undone.")
+@hostfile_option
+@output_option
+@click.pass_obj
+def command(
+    face: Face,
+    file: Path,
+    detach: bool,
+    waits: bool,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    from_stage: str | None,
+    hostfile: str | None,
+    output: str | None,
+) -> int:
+    """Check a job file completely, start it on all its nodes together, follow its output.
+
+    The job survives this command: ^C detaches, it does not stop the job.
+    Exits 0 when the job succeeded, 1 when it failed or was stopped.
+    """
+    if detach and waits:
+        raise click.UsageError("--detach and --wait exclude each other")
+    if from_stage is not None and resume is None:
+        raise click.UsageError("--from wants --resume PIPELINE: which one goes on?")
+    hosts_path = Path(hostfile) if hostfile else None
+    if dry_run:
+        return _print_plan(face, file, overrides, hosts_path, output)
+    _prepare_this_machine(face, file, overrides, hosts_path)
+    job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
+    stages = f", {len(job.stages)} stages" if job.stages else ""
+    face.say(f"{job.id} submitted ({job.name}{stages})")
+    if detach or (output is not None and not waits):
+        return _leave(face, job, output)
+    if job.stages:
+        return follow_stages(face, job, shows_lines=not waits, output=output)
+    return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
+
+
+def _print_plan(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None) -> int:
+    from ascendrun.cli.output import format_one
+    from ascendrun.cli.sanitise import sanitise
+    from ascendrun.core.jobs.plan_view import render_text
+
+    plans = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
+    sums = _arithmetic(face, file, overrides, hostfile, plans)
+    if output in (None, "table", "wide"):
+        sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
+        for title, each in sums:
+            if each is not None:
+                sys.stdout.write(sanitise("".join(f"# {line}\n" for line in ("", title, *each.lines))))
+    else:
+        assert output is not None
+        whole = [
+            plan if each is None else {**plan, "arithmetic": {"fits": each.fits, "lines": list(each.lines)}}
+            for plan, (_, each) in zip(plans, sums)
+        ]
+        sys.stdout.write(format_one(whole[0] if len(whole) == 1 else {"stages": whole}, output))
+    return 3 if any(each is not None and each.fits is False for _, each in sums) else 0
+
+
+def _arithmetic(
+    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
+) -> Sequence[tuple[str, Arithmetic | None]]:
+    """What each stage's program reckons, with a title; None for a stage that has nothing to reckon."""
+    from ascendrun.cli.training_estimate import can_reckon, reckon, title_of
+    from ascendrun.head.survey.programs import load_programs
+    from ascendrun.query.submit import read_hosts, read_stages
+
+    programs = load_programs()
+    sums: list[tuple[str, Arithmetic | None]] = []
+    for plan, stage in zip(plans, read_stages(file, overrides=overrides)):
+        spec, title = stage.spec, title_of(stage, plan["job"])
+        if spec.program is None or not can_reckon(programs.get(spec.program), spec.args):
+            sums.append((title, None))
+            continue
+        hosts = read_hosts(spec, file, hostfile=hostfile)
+        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_FAMILY", "auto")
+        sums.append(
+            (
+                title,
+                reckon(
+                    spec.program,
+                    spec.args,
+                    ranks=plan["world_size"],
+                    family=family,
+                    chip=partial(_chip_of, face, hosts),
+                ),
+            )
+        )
+    return sums
+
+
+def _chip_of(face: Face, hosts: Sequence[Host]) -> str | None:
+    """As every NPU of these hosts calls itself; None: they differ, or do not say."""
+    from ascendrun.core.errors import AscendrunError
+
+    try:
+        world = face.cluster.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
+    except AscendrunError:
+        return None  # the plan stands without it, and says what is missing
+    infos = [facts.npu.info for facts in world.facts.values()]
+    names = {chip.name for info in infos if info is not None for chip in info.chips}
+    return names.pop() if len(names) == 1 else None
+
+
+def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None) -> None:
+    """A bundled program on this very machine needs a training stack here: it is set up on first use."""
+    from ascendrun.query.submit import read_hosts, read_stages
+
+    specs = [one.spec for one in read_stages(file, overrides=overrides)]
+    hosts = [
+        host
+        for spec in specs
+        if spec.program is not None and spec.python is None
+        for host in read_hosts(spec, file, hostfile=hostfile)
+    ]
+    if any(host.is_local for host in hosts):
+        from ascendrun.cli.train_env import ensure_training_stack
+
+        ensure_training_stack(None, face.say)
+
+
+def _leave(face: Face, job: JobView, output: str | None) -> int:
+    from ascendrun.cli.output import format_one
+
+    if output in (None, "table", "wide"):
+        print(job.id)
+    else:
+        assert output is not None
+        sys.stdout.write(format_one(job, output))
+    face.say(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
+    return 0
+
+
+def follow_stages(
+    face: Face, pipeline: JobView, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
+) -> int:
+    """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last.
+
+    `view`: its `tail` is of the first one alone, the others are shown from their beginning.
+    """
+    from ascendrun.cli.output import describe_seconds, format_one
+
+    code = 0
+    for number, stage in enumerate(pipeline.stages, start=1):
+        if stage.state.value == "SUCCEEDED":
+            continue
+        face.say(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
+        code = follow_to_the_end(face, stage.job_id, shows_lines=shows_lines, view=view)
+        if code:
+            break
+        view = None if view is None else replace(view, tail=None)
+    whole = face.cluster.pipeline(pipeline.id)
+    assert whole is not None
+    if output not in (None, "table", "wide"):
+        assert output is not None
+        sys.stdout.write(format_one(whole, output))
+    elif code == 0:
+        took = "" if whole.ended_at_s is None else f" after {describe_seconds(whole.ended_at_s - whole.created_at_s)}"
+        face.say(f"{whole.id} {whole.state}{took}: all {len(whole.stages)} stages of {whole.name}")
+    elif code == 1:
+        face.say(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
+    return code
+
+
+def follow_to_the_end(
+    face: Face, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
+) -> int:
+    """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
+    screen = face.screen()
+    try:
+        from ascendrun.cli.follow import follow_job
+        from ascendrun.cli.log_view import LogView
+        from ascendrun.cli.outcome import tell_outcome
+        from ascendrun.cli.output import format_one
+
+        detail = follow_job(face.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
+    except KeyboardInterrupt:
+        screen.say(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
+        return 130
+    code = tell_outcome(detail, screen=screen, settings=face.settings)
+    if output not in (None, "table", "wide"):
+        assert output is not None
+        sys.stdout.write(format_one(detail.job, output))
+    return code

@@ -1,0 +1,161 @@
+"""trust: show the SSH host keys of hosts, and record them once a person has agreed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import hostfile_option, parse_host_words, read_hostfile, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ascendrun.backends.ssh import SshBackend
+    from ascendrun.cli.context import Face
+    from ascendrun.core.errors import AscendrunError
+    from ascendrun.core.hosts import Host
+    from ascendrun.head.ssh.host_keys import HostKey
+
+AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one host showed. `key` None: `error` says why. `state`: new, known or CHANGED."""
+
+    host: Host
+    key: HostKey | None
+    state: str
+    error: AscendrunError | None
+
+
+@verb(
+    "trust",
+    examples="""
+    ascendrun trust --hostfile hostfiles/cluster.hosts
+    ascendrun trust 'npu[01-16]' --yes            # in a script, where the network is trusted
+    ascendrun trust --replace npu07               # it was installed anew
+""",
+)
+@click.argument("hosts", nargs=-1, metavar="[HOSTS]...")
+@hostfile_option
+@click.option("--yes", "-y", is_flag=True, help="Record without asking.")
+@click.option("--replace", is_flag=True, help="Let a new key take the place of a recorded one that differs.")
+@click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
+@click.pass_obj
+def command(face: Face, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool) -> int:
+    """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after a yes.
+
+    Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host's own console.
+    """
+    from ascendrun.backends import Backends
+
+    chosen = [host for host in _choose(face, hosts, hostfile) if not host.is_local]
+    backends = Backends(face.settings)
+    backend = backends.ssh()
+    try:
+        scans = _scan_all(face, backend, chosen)
+        _show(backend, scans, prints=prints)
+        if not prints:
+            _record(face, backend, scans, yes=yes, replace=replace)
+    finally:
+        backends.close()
+    return _tell_unreached(face, scans, replaced=replace or prints)
+
+
+def _choose(face: Face, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
+    from ascendrun.core.hosts import select_hosts
+
+    if hostfile is None:
+        from ascendrun.cli.options import hosts_of
+
+        return parse_host_words(list(words)) if words else hosts_of(face, hostfile=None)
+    known = read_hostfile(Path(hostfile))
+    return select_hosts(known, ",".join(words)) if words else known
+
+
+def _scan_all(face: Face, backend: SshBackend, hosts: Sequence[Host]) -> list[Scan]:
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    screen = face.screen()
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        futures = {pool.submit(_scan, backend, host): index for index, host in enumerate(hosts)}
+        for done, _future in enumerate(as_completed(futures), start=1):
+            screen.progress(f"{done} of {len(hosts)} hosts answered")
+    screen.close()
+    return [future.result() for future in futures]
+
+
+def _scan(backend: SshBackend, host: Host) -> Scan:
+    from ascendrun.core.errors import AscendrunError
+    from ascendrun.head.ssh.transport import Deadlines
+
+    try:
+        key = backend.scan_host_key(host, deadlines=Deadlines())
+    except AscendrunError as error:
+        return Scan(host, None, "unreached", error)
+    recorded = backend.recorded(backend.resolve(host)).keys
+    if not recorded:
+        return Scan(host, key, "new", None)
+    return Scan(host, key, "known" if any(one.key == key for one in recorded) else "CHANGED", None)
+
+
+def _show(backend: SshBackend, scans: Sequence[Scan], *, prints: bool) -> None:
+    from ascendrun.backends.ssh import known_names
+    from ascendrun.cli.output import Column, format_table
+
+    if prints:
+        for scan in scans:
+            if scan.key is not None:
+                print(f"{known_names(backend.resolve(scan.host))[0]} {scan.key.type} {scan.key.base64}")
+        return
+    sys.stdout.write(
+        format_table(
+            scans,
+            [
+                Column("HOST", lambda scan: scan.host.name),
+                Column("TYPE", lambda scan: "-" if scan.key is None else scan.key.short_type),
+                Column("FINGERPRINT", lambda scan: "-" if scan.key is None else scan.key.fingerprint),
+                Column("STATE", lambda scan: scan.state),
+            ],
+        )
+    )
+    sys.stdout.flush()
+
+
+def _record(face: Face, backend: SshBackend, scans: Sequence[Scan], *, yes: bool, replace: bool) -> None:
+    """Records what is new, and with `replace` what has changed. Raises UsageError where nobody can be asked."""
+    wanted = [scan for scan in scans if scan.state == "new" or (replace and scan.state == "CHANGED")]
+    if not wanted:
+        return
+    count = f"{len(wanted)} key{'s' if len(wanted) != 1 else ''}"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{count} not recorded: nobody to ask here; compare them, then add --yes")
+        if not click.confirm(f"Are these the right fingerprints? Record {count}?", err=True):
+            face.say("nothing recorded")
+            return
+    for scan in wanted:
+        assert scan.key is not None
+        backend.record_host_key(scan.host, scan.key, replace=replace)
+    face.say(f"{count} recorded")
+
+
+def _tell_unreached(face: Face, scans: Sequence[Scan], *, replaced: bool) -> int:
+    """0; 5 when no host could be shown or a key has changed; 6 when some hosts did not answer."""
+    missed = [scan for scan in scans if scan.error is not None]
+    for scan in missed:
+        assert scan.error is not None
+        face.say(f"error: {scan.error.message}")
+    changed = [scan.host.name for scan in scans if scan.state == "CHANGED"]
+    if changed and not replaced:
+        face.say(f"error: {', '.join(changed)} shows another key than the recorded one; somebody may be in between")
+        face.say(f"hint: when it was installed anew: ascendrun trust --replace {' '.join(changed)}")
+        return 5
+    if not missed:
+        return 0
+    return 5 if len(missed) == len(scans) else 6

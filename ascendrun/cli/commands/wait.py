@@ -1,0 +1,30 @@
+"""wait: return when a job has ended, as it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ascendrun.cli.options import Duration, verb
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+
+
+@verb(
+    "wait",
+    examples="""
+    ascendrun wait j-0001 && ./publish.sh
+    ascendrun wait j-0001 --timeout 2h       # exit code 124 when it still runs then
+""",
+)
+@click.argument("job")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long: 90s, 10m, 2h.")
+@click.pass_obj
+def command(face: Face, job: str, timeout: float | None) -> int:
+    """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped."""
+    from ascendrun.cli.outcome import tell_outcome
+
+    detail = face.cluster.wait(job, timeout_s=timeout)
+    return tell_outcome(detail, screen=face.screen(), settings=face.settings)

@@ -1,0 +1,70 @@
+"""What every verb is handed: the settings, the cluster, and how to speak."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from ascendrun.cli.screen import Screen
+    from ascendrun.cluster import Cluster
+    from ascendrun.head.state.settings import Settings
+
+
+class Face:
+    """Made once per command line; settings and cluster are made when a verb first needs them."""
+
+    def __init__(
+        self, *, environ: Mapping[str, str], make_cluster: Callable[[Settings], Cluster] | None = None
+    ) -> None:
+        self.environ = environ
+        self.flags: dict[str, str] = {}
+        self._make_cluster = make_cluster
+        self._settings: Settings | None = None
+        self._cluster: Cluster | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Raises InvalidInput with every wrong setting."""
+        if self._settings is None:
+            from ascendrun.head.state.settings import load_settings
+
+            self._settings = load_settings(self.environ, flags=self.flags)
+        return self._settings
+
+    @property
+    def cluster(self) -> Cluster:
+        if self._cluster is None:
+            if self._make_cluster is None:
+                from ascendrun.cluster import Cluster
+
+                self._make_cluster = Cluster
+            self._cluster = self._make_cluster(self.settings)
+        return self._cluster
+
+    def has_color(self, stream: TextIO) -> bool:
+        return wants_color(self.settings.color, self.environ, is_tty=stream.isatty())
+
+    def screen(self) -> Screen:
+        from ascendrun.cli.screen import Screen
+
+        is_live = sys.stderr.isatty() and self.environ.get("TERM") != "dumb"
+        return Screen(sys.stdout, sys.stderr, color=self.has_color(sys.stdout), is_live=is_live)
+
+    def say(self, text: str) -> None:
+        """Talk: to stderr, made harmless."""
+        from ascendrun.cli.sanitise import sanitise
+
+        print(sanitise(text), file=sys.stderr)
+
+
+def wants_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:
+    """The flag or setting decides; with `auto`, NO_COLOR, then FORCE_COLOR, then whether a person looks."""
+    if mode != "auto":
+        return mode == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR", "0") != "0":
+        return True
+    return is_tty and environ.get("TERM") != "dumb"

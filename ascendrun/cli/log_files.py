@@ -1,0 +1,135 @@
+"""logs --files: every file of an attempt that lies on the head, and what could not be had."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascendrun.cli.output import Column, format_many, format_table
+from ascendrun.core.logs.log_lines import describe_bytes
+from ascendrun.core.names import fold_names
+from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, read_hccl_settings
+from ascendrun.head.state.settings import spool_dir
+
+if TYPE_CHECKING:
+    from ascendrun.cli.context import Face
+    from ascendrun.cli.log_view import LogView
+    from ascendrun.cluster import JobView
+
+OWN_FILE = re.compile(
+    r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<word>events|samples|clock))(?:\.\d+)?$"
+)
+KINDS = {"out": "output", "err": "errors", "metrics": "metrics", "error": "error file"}
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """`kind`: output, errors, metrics, error file, events, samples, clock, or the name under which it was gathered.
+    `path` None: it is not here, `note` says why. `note`: also what was left out."""
+
+    host: str
+    kind: str
+    rank: int | None
+    bytes: int | None
+    path: str | None
+    source: str | None = None
+    note: str | None = None
+
+
+def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: str | None) -> None:
+    folder = spool_dir(face.settings.state_dir, job.id, attempt)
+    hosts = [host for host in job.hosts if view.hosts is None or host in view.hosts]
+    rows = [
+        row
+        for host in hosts
+        for row in list_files(folder, host)
+        if view.ranks is None or row.rank is None or row.rank in view.ranks
+    ]
+    if output not in (None, "table", "wide"):
+        assert output is not None
+        sys.stdout.write(format_many(rows, output, name="files", kind=FileRow))
+    elif rows:
+        sys.stdout.write(
+            format_table(
+                rows,
+                [
+                    Column("HOST", lambda row: row.host),
+                    Column("KIND", lambda row: row.kind),
+                    Column("RANK", lambda row: "" if row.rank is None else str(row.rank)),
+                    Column("SIZE", lambda row: "" if row.bytes is None else describe_bytes(row.bytes)),
+                    Column("PATH", lambda row: row.path or f"({row.note})"),
+                    Column("NOTE", lambda row: (row.note or "") if row.path else ""),
+                    Column("FROM", lambda row: row.source or "", is_wide=True),
+                ],
+                wide=output == "wide",
+            )
+        )
+    if rows and output in (None, "table", "wide"):
+        sys.stdout.write(_describe_settings(folder, hosts))
+    for host in hosts_awaited(face.settings.state_dir, job.id, attempt):
+        face.say(f"{host} has been asked for more and has not answered yet")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    name: str
+    value: str
+    origin: str
+    hosts: list[str]
+
+
+def _describe_settings(folder: Path, hosts: list[str]) -> str:
+    """What HCCL says that it took for its settings; hosts that say the same share a row. "" when none says anything."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for host in hosts:
+        for name, one in read_hccl_settings(read_gathered(folder, host)).items():
+            value = "" if one.value is None else one.value + one.unit
+            found.setdefault((name, value, one.origin), []).append(host)
+    rows = [_Setting(*key, said_by) for key, said_by in sorted(found.items())]
+    return (
+        ""
+        if not rows
+        else "\n"
+        + format_table(
+            rows,
+            [
+                Column("HCCL SETTING", lambda row: row.name),
+                Column("VALUE", lambda row: row.value),
+                Column("SET BY", lambda row: row.origin),
+                Column("HOSTS", lambda row: fold_names(row.hosts)),
+            ],
+        )
+    )
+
+
+def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
+    """Output and metrics by rank, then what was gathered, then what could not be."""
+    folder = attempt_dir / host
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = OWN_FILE.match(path.name)
+        if match:
+            rank = None if match["rank"] is None else int(match["rank"])
+            found.append(
+                (
+                    rank is None,
+                    rank or 0,
+                    path.name,
+                    FileRow(host, KINDS.get(match["kind"] or "", match["word"]), rank, path.stat().st_size, str(path)),
+                )
+            )
+    for _no_rank, _rank, _name, row in sorted(found, key=lambda one: one[:3]):
+        yield row
+    gathered = read_gathered(attempt_dir, host)
+    for file in gathered.files:
+        note = None
+        if file.of_bytes is None or file.of_bytes > file.bytes:
+            whole = "more" if file.of_bytes is None else describe_bytes(file.of_bytes)
+            note = f"of {whole}; the rest was left out"
+        yield FileRow(host, file.name, None, file.bytes, str(file.path), file.source, note)
+    for name, text in gathered.problems:
+        yield FileRow(host, name, None, None, None, None, text)

@@ -1,0 +1,125 @@
+"""Where the lines of `logs` come from: the head's copy, and for a pattern also what lies only on the nodes yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from ascendrun.cli.log_view import LineTest, LogView
+from ascendrun.cluster import JobDetail
+from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.core.names import fold_names
+from ascendrun.head.spool.clocks import HostClock, read_clocks
+from ascendrun.head.spool.grep import HostHits, Position, Wanted, ask_hosts, make_request, starts_of
+from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.query.log_reader import read_batches
+
+StreamKey = tuple[str, int, str]
+"""(host, rank, stream)"""
+
+
+def open_streams(
+    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, say: Callable[[str], None]
+) -> list[Iterator[list[LogLine]]]:
+    """The wanted lines of every chosen stream, in batches; [] when there is no stream at all.
+
+    `say`: is told which nodes could not look through what only they have.
+    """
+    folder = spool_dir(state_dir, detail.job.id, attempt)
+    clocks = read_clocks(folder)
+    hits: dict[StreamKey, Sequence[LogLine]] = {}
+    ends: dict[StreamKey, Position] = {}
+    if view.patterns and not is_complete(folder) and detail.job.attempt == attempt:
+        asked = _ranks_of(detail, view)
+        starts = {host: starts_of(folder, host, attempt, ranks, view.streams) for host, ranks in asked.items()}
+        found = _grep(state_dir, detail.job.id, attempt, view, starts, clocks)
+        for one in found:
+            if one.problem is None or one.lines:
+                ends.update({(one.host, *key): start for key, start in starts[one.host].items()})
+            hits.update({(one.host, *key): lines for key, lines in one.lines.items()})
+        _tell_problems(found, say)
+    files = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
+    sources = [_read(one, view, clocks, ends, hits, among=len(files)) for one in files]
+    return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # what has no copy here at all
+
+
+def _read(
+    files: StreamFiles,
+    view: LogView,
+    clocks: Mapping[str, HostClock],
+    ends: Mapping[StreamKey, Position],
+    hits: dict[StreamKey, Sequence[LogLine]],
+    *,
+    among: int,
+) -> Iterator[list[LogLine]]:
+    key = (files.host, files.rank, files.stream)
+    tail = None if view.filters_lines else view.tail
+    batches = read_batches(
+        files, tail=tail, clock=clocks.get(files.host), since_s=view.since_s, among=among, end=ends.get(key)
+    )
+    more = hits.pop(key, None)
+    chosen = _choose(batches, view)
+    return chain(chosen, iter([list(more)])) if more else chosen
+
+
+def _choose(batches: Iterator[list[LogLine]], view: LogView) -> Iterator[list[LogLine]]:
+    if not view.filters_lines:
+        yield from batches
+        return
+    passes = LineTest(view).passes
+    for batch in batches:
+        chosen = [line for line in batch if passes(line)]
+        if chosen and view.only_first:
+            yield chosen[:1]
+            return
+        if chosen:
+            yield chosen
+
+
+def _grep(
+    state_dir: Path,
+    job_id: str,
+    attempt: int,
+    view: LogView,
+    starts: Mapping[str, Mapping[tuple[int, str], Position]],
+    clocks: Mapping[str, HostClock],
+) -> list[HostHits]:
+    wanted = Wanted(view.patterns, view.ignore_case, view.invert, view.since_s, view.until_s)
+    requests = {
+        host: make_request(wanted, of_host, clocks.get(host, HostClock()))
+        for host, of_host in starts.items()
+        if of_host
+    }
+    return ask_hosts(state_dir, job_id, attempt, requests, clocks) if requests else []
+
+
+def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
+    """The chosen ranks of every chosen node."""
+    return {
+        node.host: [rank for rank in node.ranks if view.ranks is None or rank in view.ranks]
+        for node in detail.nodes
+        if view.hosts is None or node.host in view.hosts
+    }
+
+
+def _tell_problems(found: Sequence[HostHits], say: Callable[[str], None]) -> None:
+    by_problem: dict[str, list[str]] = {}
+    for one in found:
+        if one.problem is not None:
+            by_problem.setdefault(one.problem, []).append(one.host)
+    for problem, hosts in by_problem.items():
+        say(f"{fold_names(hosts)} {problem}: of its newest lines only those are searched that have arrived here")
+
+
+def why_nothing(detail: JobDetail, attempt: int, view: LogView) -> str:
+    """A sentence for a person who chose what is not there."""
+    job = detail.job
+    if view.hosts is not None and not set(view.hosts) & set(job.hosts):
+        return f"{job.id} has no such node; it runs on {fold_names(job.hosts)}"
+    if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
+        return f"{job.id} has no such rank; its ranks are 0-{job.world_size - 1}"
+    if attempt < job.attempt or job.ended_at_s is not None:
+        return f"{job.id}, attempt {attempt}: no output; what happened: ascendrun show {job.id}"
+    return f"{job.id}, attempt {attempt}: no output yet ({job.state}{': ' + job.reason if job.reason else ''})"

@@ -1,0 +1,1 @@
+"""The page and picture of `ascendrun report`."""

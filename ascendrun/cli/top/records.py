@@ -1,0 +1,57 @@
+"""What `top` shows as records for programs: one level deep, a figure under its own name wherever it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ascendrun.cli.output import as_record
+from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
+
+_NOT_OF_DEVICE = ("at", "host", "device", "family", "name", "pids", "source")
+_NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
+_NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
+_NOT_OF_JOB = ("at", "own_s")
+_MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}}
+"""What of a job is said by the rows of its ranks and hosts."""
+
+
+def row_record(row: TopRow) -> dict[str, Any]:
+    """One device or rank."""
+    figures = {"family": row.family, "chip": row.figures.name, **_without(as_record(row.figures), _NOT_OF_DEVICE)}
+    return _flat(row, sample=figures, progress=_without(as_record(row.progress), _NOT_OF_RANK))
+
+
+def host_record(row: HostRow) -> dict[str, Any]:
+    return _flat(row, sample=_without(as_record(row.figures), _NOT_OF_HOST))
+
+
+def job_record(row: JobRow) -> dict[str, Any]:
+    job = as_record(dataclasses.replace(row.job, **_MANY))
+    return _flat(row, job=_without(job, _MANY), progress=_without(as_record(row.progress), _NOT_OF_JOB))
+
+
+def view_record(view: TopView) -> dict[str, Any]:
+    record: dict[str, Any] = as_record(dataclasses.replace(view, jobs=(), hosts=(), rows=()))
+    return {
+        **record,
+        "jobs": [job_record(row) for row in view.jobs],
+        "hosts": [host_record(row) for row in view.hosts],
+        "rows": [row_record(row) for row in view.rows],
+    }
+
+
+def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The row's own fields, and in the place of each of `parts` what stands for it."""
+    record: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        record.update(parts[field.name] if field.name in parts else {field.name: as_record(getattr(row, field.name))})
+    return record
+
+
+def _without(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+ROW_NAMES = tuple(row_record(TopRow("")))

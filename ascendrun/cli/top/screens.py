@@ -1,0 +1,171 @@
+"""What stands behind a row of `top`: pages of text that scroll: help, a rank's last lines, a job's story."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+from textual.worker import get_current_worker
+
+from ascendrun.cli.sanitise import sanitise, sanitise_line
+from ascendrun.cli.top.table import plain
+from ascendrun.cli.top.text import what_failed
+from ascendrun.cli.top.words import key_word, word
+
+if TYPE_CHECKING:
+    from ascendrun.cli.top.app import TopApp
+
+LAST_LINES = 500
+EVERY_S = 2.0
+
+
+class TextScreen(Screen[None]):
+    """A title and lines. Escape, q and backspace go back."""
+
+    DEFAULT_CSS = """
+    TextScreen #title { height: 1; text-style: bold; background: $primary-darken-2; padding: 0 1; }
+    TextScreen VerticalScroll { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
+    """
+    BINDINGS = [
+        Binding("j", "scroll(1)", show=False),
+        Binding("k", "scroll(-1)", show=False),
+        Binding("g", "ends(0)", show=False),
+        Binding("G", "ends(1)", show=False),
+        Binding("backspace", "back", show=False),
+        Binding("q", "back", show=False),
+    ]
+
+    def __init__(self, title: str, lines: Sequence[str], lang: str) -> None:
+        super().__init__()
+        self.lang = lang
+        self._title_text = title
+        self._lines = list(lines)
+        self._bindings.bind("escape", "back", key_word(lang, "back"))
+
+    def compose(self) -> ComposeResult:
+        yield Static(plain(sanitise_line(self._title_text)), id="title", markup=False)
+        with VerticalScroll():
+            yield Static(self._text(), id="text", markup=False)
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def _text(self) -> str:
+        return "\n".join(sanitise(line) for line in self._lines)
+
+    @property
+    def text(self) -> str:
+        return self._text()
+
+    def set_lines(self, lines: Sequence[str]) -> None:
+        if list(lines) != self._lines:
+            self._lines = list(lines)
+            self.query_one("#text", Static).update(self._text())
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
+
+    def action_ends(self, is_last: int) -> None:
+        view = self.query_one(VerticalScroll)
+        view.scroll_end(animate=False) if is_last else view.scroll_home(animate=False)
+
+
+class LiveScreen(TextScreen):
+    """Lines that are read anew, in a thread, one reading at a time. `read` is what a child gives."""
+
+    def __init__(self, app: TopApp, title: str) -> None:
+        super().__init__(title, [word(app.lang, "reading")], app.lang)
+        self.top = app
+        self._is_reading = False
+        self.has_read = False
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.begin()
+        self.set_interval(EVERY_S, self.begin)
+
+    def begin(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self._read_in_thread()
+
+    @work(thread=True, exit_on_error=False)
+    def _read_in_thread(self) -> None:
+        worker = get_current_worker()
+        try:
+            lines = self.read()
+        except Exception as error:  # one of ours too: it is said, and read again later
+            lines = [word(self.lang, "failed", why=what_failed(error))]
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._show, lines)
+
+    def _show(self, lines: Sequence[str]) -> None:
+        self._is_reading = False
+        if not self.is_attached:
+            return
+        view = self.query_one(VerticalScroll)
+        was_at_end = not self.has_read or view.is_vertical_scroll_end
+        self.has_read = True
+        self.set_lines(lines)
+        if was_at_end and self.follows:
+            view.scroll_end(animate=False)
+
+    follows = True
+
+    def read(self) -> list[str]:
+        raise NotImplementedError
+
+
+class LogScreen(LiveScreen):
+    """The last lines of one rank, followed."""
+
+    def __init__(self, app: TopApp, job: str, rank: int) -> None:
+        super().__init__(app, f"{job} · rank {rank}")
+        self._job, self._rank = job, rank
+
+    def read(self) -> list[str]:
+        from collections import deque
+
+        from ascendrun.core.logs.log_lines import merge
+        from ascendrun.head.spool.spool_files import find_streams
+        from ascendrun.head.state.settings import spool_dir
+        from ascendrun.query.log_reader import read_all
+
+        cluster = self.top.source.cluster
+        attempt = max(1, cluster.job(self._job).job.attempt)
+        folder = spool_dir(cluster.settings.state_dir, self._job, attempt)
+        streams = find_streams(folder, attempt, ranks={self._rank})
+        lines = deque(merge(read_all(files, tail=LAST_LINES) for files in streams), maxlen=LAST_LINES)
+        return [line.text for line in lines] or [word(self.lang, "no-lines")]
+
+
+class StoryScreen(LiveScreen):
+    """What happened to a job, and why, where that is known."""
+
+    def __init__(self, app: TopApp, job: str) -> None:
+        super().__init__(app, f"{job} · {key_word(app.lang, 'events')}")
+        self._job = job
+
+    def read(self) -> list[str]:
+        from ascendrun.cli.output import describe_time
+
+        detail = self.top.source.cluster.job(self._job)
+        job = detail.job
+        lines = [f"{job.id}  {job.name}  {job.state}  {job.reason}".rstrip(), ""]
+        if detail.first_failure is not None:
+            lines += [detail.first_failure, ""]
+        return lines + [f"{describe_time(event.at_s)}  {event.kind:<12}  {event.text}" for event in detail.events]
+
+
+def row_title(host: str, device: int | None, lang: str) -> str:
+    return host if device is None else f"{host} · {word(lang, 'device')} {device}"

@@ -1,0 +1,1 @@
+"""The job file: YAML, schema, rules, launchers."""

@@ -1,0 +1,1 @@
+"""A job's record, its lifecycle, its place in the queue and its launch plan."""

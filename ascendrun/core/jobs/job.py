@@ -1,0 +1,342 @@
+"""The words of a job's life: its record, what can happen to it, and what is to be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Union
+
+
+class State(str, Enum):
+    """Where a job stands. The moves between them are the table in core/jobs/lifecycle.py."""
+
+    QUEUED = "QUEUED"
+    CHECKING = "CHECKING"
+    STAGING = "STAGING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    BACKOFF = "BACKOFF"
+    SUCCEEDED = "SUCCEEDED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+TERMINAL = frozenset({State.SUCCEEDED, State.STOPPED, State.FAILED})
+HOLDING = frozenset({State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.STOPPING})
+"""States in which a job holds its nodes."""
+
+
+class Phase(str, Enum):
+    """How far one node is within an attempt. From TOLD on, processes may exist there."""
+
+    PENDING = "PENDING"
+    REPORTED = "REPORTED"
+    STAGED = "STAGED"
+    READY = "READY"
+    TOLD = "TOLD"
+    STARTED = "STARTED"
+    ENDED = "ENDED"
+    LOST = "LOST"
+
+
+class Cause(str, Enum):
+    """Why a job is being stopped; decides whether it ends STOPPED, FAILED or in BACKOFF to be tried again."""
+
+    USER = "user"
+    REFUSED = "refused"
+    FAILURE = "failure"
+    NODE_LOST = "node-lost"
+    START_TIMEOUT = "start-timeout"
+    LIMIT = "limit"
+    HEAD_RESTARTED = "head-restarted"
+    NEED = "need"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank ended. `at_ns`: the node's UTC clock; compare over nodes only after removing clock offsets.
+    `stopped`: it ended after ascendrun told it to. `note`: what else the supervisor had to say."""
+
+    code: int | None
+    signal: int | None
+    at_ns: int
+    stopped: bool
+    note: str | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        return not self.stopped and (self.signal is not None or self.code != 0)
+
+
+@dataclass(frozen=True)
+class NodeProgress:
+    """One node within the present attempt. `clock_offset_s`: node clock minus head clock, None: not measured."""
+
+    host: str
+    node_rank: int
+    phase: Phase = Phase.PENDING
+    ranks: tuple[int, ...] = ()
+    boot_id: str | None = None
+    clock_offset_s: float | None = None
+    pids: Mapping[int, int] = field(default_factory=dict)
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+    lingering: tuple[int, ...] = ()
+
+    @property
+    def may_run_processes(self) -> bool:
+        return self.phase in (Phase.TOLD, Phase.STARTED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the head decided about one job; a value: `lifecycle.advance` makes the next one.
+
+    `pipeline`: the id of the pipeline that it is a stage of, None: a job by itself. `stage`: the stage's name in it.
+    `needs`: the id of the job that has to succeed before. `home`: the run whose working folder it uses, None: its own.
+    `told_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts whose processes could not
+    be confirmed gone when the job ended; they are held until they answer. Times are UTC seconds.
+    """
+
+    id: str
+    name: str
+    run: str
+    hosts: tuple[str, ...]
+    grace_s: float
+    start_s: float
+    created_at_s: float
+    state: State = State.QUEUED
+    reason: str = "waits to be looked at"
+    attempt: int = 1
+    since_s: float = 0.0
+    nodes: tuple[NodeProgress, ...] = ()
+    world_size: int = 0
+    master_port: int | None = None
+    told_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    cause: Cause | None = None
+    stop_now: bool = False
+    first_failure: str | None = None
+    unconfirmed: tuple[str, ...] = ()
+    pipeline: str | None = None
+    stage: str | None = None
+    needs: str | None = None
+    home: str | None = None
+
+    @property
+    def tag(self) -> str:
+        return f"{self.run}.{self.attempt}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in TERMINAL
+
+    def node(self, host: str) -> NodeProgress:
+        for node in self.nodes:
+            if node.host == host:
+                return node
+        raise KeyError(host)
+
+
+# What can happen. Each names its host where it has one; times are the caller's business (`now_s` of advance).
+
+
+@dataclass(frozen=True)
+class NodesFree:
+    """No other job holds this job's hosts any more."""
+
+
+@dataclass(frozen=True)
+class HeldBy:
+    """Another job holds some of this job's hosts."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class NeedFailed:
+    """The job that this one needs has ended without success."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeReported:
+    host: str
+    boot_id: str
+    clock_offset_s: float | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The nodes were examined before the start. `warnings`: what was found that does not stop it."""
+
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan stands: which ranks run where."""
+
+    ranks: Mapping[str, tuple[int, ...]]
+    world_size: int
+
+
+@dataclass(frozen=True)
+class NodeStaged:
+    host: str
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """`master_port`: what the rank-0 node found free; None from the others."""
+
+    host: str
+    master_port: int | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A node, or the plan, says no before anything was started. `host` None: the plan."""
+
+    host: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    host: str
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankExited:
+    host: str
+    rank: int
+    exit: Exit
+
+
+@dataclass(frozen=True)
+class RankLingers:
+    host: str
+    rank: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    host: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    """Nothing of the attempt is left on the host, except `leftovers` (pids that even SIGKILL does not end)."""
+
+    host: str
+    leftovers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeRebooted:
+    """The host answers with another boot id: whatever ran there is gone."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class SupervisorLost:
+    host: str
+
+
+@dataclass(frozen=True)
+class LimitReached:
+    host: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    now: bool
+
+
+@dataclass(frozen=True)
+class HeadRestarted:
+    """A new controller found the job in the middle of a start that the old one had not given GO for."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed. `reachable`: hosts that answer at present."""
+
+    reachable: frozenset[str] = frozenset()
+
+
+Event = Union[
+    NodesFree,
+    HeldBy,
+    NeedFailed,
+    NodeReported,
+    Checked,
+    Planned,
+    NodeStaged,
+    NodeReady,
+    Refused,
+    RankStarted,
+    RankExited,
+    RankLingers,
+    StartFailed,
+    NodeEnded,
+    NodeRebooted,
+    SupervisorLost,
+    LimitReached,
+    StopRequested,
+    HeadRestarted,
+    Tick,
+]
+
+
+# What is to be done; every action may be repeated, since the head can die between deciding and doing.
+
+
+@dataclass(frozen=True)
+class AskNodes:
+    """Connect to the hosts and probe them; when all have reported, make the plan."""
+
+
+@dataclass(frozen=True)
+class StageNodes:
+    """Bring the trees to every node that lacks them."""
+
+
+@dataclass(frozen=True)
+class PrepareNodes:
+    """Ask every node to check, reserve and say ready."""
+
+
+@dataclass(frozen=True)
+class StartNodes:
+    """GO, with the port of the rank-0 node."""
+
+
+@dataclass(frozen=True)
+class AbortNodes:
+    """Forget what was prepared for the attempt of this tag; nothing was started."""
+
+    tag: str
+
+
+@dataclass(frozen=True)
+class StopNodes:
+    """End every process of the attempt on these hosts."""
+
+    hosts: tuple[str, ...]
+    now: bool
+    grace_s: float
+
+
+Action = Union[AskNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes]

@@ -1,0 +1,66 @@
+"""How a pipeline stands, from the jobs of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascendrun.core.jobs.job import Cause, Job, State
+
+
+@dataclass(frozen=True)
+class StageStanding:
+    """One stage: the newest job of its name. `job_id`: its id."""
+
+    stage: str
+    job_id: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A pipeline in one line. `telling`: the index of the job that says most of it now, in the jobs it was made from.
+    `reason`: which stage of how many, and that stage's own word."""
+
+    telling: int
+    state: State
+    reason: str
+    stages: tuple[StageStanding, ...]
+
+
+def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
+    """The indexes of each stage's newest job, in the order in which the stages were first submitted."""
+    newest: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        if job.stage is not None:
+            newest[job.stage] = index
+    return tuple(newest.values())
+
+
+def telling_stage(jobs: Sequence[Job]) -> int:
+    """The index of the job that tells how the pipeline stands: one that has nodes, else the first that failed or was
+    stopped by itself, else the first that waits, else the last."""
+    stages = newest_stages(jobs)
+    if all(jobs[index].state is State.SUCCEEDED for index in stages):
+        return stages[-1]
+    return min(stages, key=lambda index: _says_least(jobs[index]))
+
+
+def _says_least(job: Job) -> int:
+    """0: says most."""
+    if not job.is_over:
+        return 2 if job.state is State.QUEUED else 0
+    return 1 if job.state is not State.SUCCEEDED and job.cause is not Cause.NEED else 3
+
+
+def judge_pipeline(jobs: Sequence[Job]) -> Standing:
+    """`jobs`: every job of the pipeline, oldest first. SUCCEEDED only when each stage's newest job has succeeded."""
+    newest = newest_stages(jobs)
+    telling = telling_stage(jobs)
+    job = jobs[telling]
+    stages = tuple(StageStanding(str(jobs[index].stage), jobs[index].id, jobs[index].state) for index in newest)
+    state = job.state
+    if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_over for index in newest):
+        state = State.STOPPING  # its last stages are still being called off
+    place = f"stage {newest.index(telling) + 1}/{len(newest)} {job.stage}"
+    return Standing(telling, state, f"{place}: {job.reason}" if job.reason else place, stages)

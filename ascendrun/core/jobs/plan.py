@@ -1,0 +1,350 @@
+"""From a job, its hosts and their reports to the exact processes of every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.errors import InvalidInput, NotFit, Problem
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile import launchers
+from ascendrun.core.jobfile.options import make_arguments
+from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
+from ascendrun.core.names import fold_names
+from ascendrun.core.network import Network, candidate_ports, choose_network
+from ascendrun.core.reports import NodeReport
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
+
+PORT_TOKEN = "\0MASTER_PORT\0"
+"""Stands in an argument for the port that the rank-0 node found free; NUL cannot occur in a user's argument."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Absolute paths on one node, as `node/layout.py` lays them for this run and attempt."""
+
+    work: str
+    checkpoints: str
+    attempt: str
+    trees: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A staged folder: `name` says what it is ("code": the user's, "programs": ours), `sha256` names its content."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+    files: int
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One process. For the launchers torchrun, deepspeed and python it is the one process of its node, and `rank`
+    is the node rank; for spawn it is the rank itself."""
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything one node has to start. `setup`: bash text run before each process, None: none.
+    `devices`: that of each local rank, None: they have none."""
+
+    host: str
+    node_rank: int
+    ranks: tuple[RankPlan, ...]
+    cwd: str
+    setup: str | None
+    folders: Folders
+    devices: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What all nodes start together. `master_ports`: tried in order by bind on the rank-0 node; the first free one
+    becomes MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments).
+    `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM".
+    `home`: the run whose working folder the ranks use, None: the tag's own."""
+
+    job: str
+    attempt: int
+    tag: str
+    nodes: tuple[NodePlan, ...]
+    trees: tuple[Tree, ...]
+    world_size: int
+    master_address: str
+    master_ports: tuple[int, ...]
+    stop_signal: str
+    grace_s: float
+    start_s: float
+    max_s: float | None
+    home: str | None = None
+    sampling: Mapping[str, Any] | None = None
+
+
+CODE_TREE, PROGRAMS_TREE = "code", "programs"
+
+
+def make_plan(
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    reports: Mapping[str, NodeReport],
+    *,
+    job: str,
+    attempt: int,
+    tag: str,
+    folders: Mapping[str, Folders],
+    trees: Sequence[Tree],
+    home: str | None = None,
+) -> LaunchPlan:
+    """What to start where. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name; `home`: as in
+    LaunchPlan.
+
+    Raises NotFit with every reason why the hosts cannot carry the job.
+    """
+    chosen = choose_hosts(spec, hosts)
+    faults: list[str] = []
+    _check_reports(chosen, reports, faults)
+    devices = {host.name: _choose_devices(spec, host, faults) for host in chosen}
+    _check_sharing(spec, chosen, devices, faults)
+    if spec.launcher == "deepspeed" and len({len(ids) for ids in devices.values()}) > 1:
+        faults.append("deepspeed counts the same number of ranks on every node: set devices.per_node")
+    network = Network("", {}) if faults else choose_network(chosen, reports, faults)
+    if faults:
+        raise NotFit(_told_together(spec.name, faults))
+    counts = {name: 1 if spec.launcher == "python" else len(ids) for name, ids in devices.items()}
+    shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
+    shared = JobShare(
+        job=job, attempt=attempt, tag=tag, max_restarts=spec.restart.max, signal=spec.checkpoint.signal, env=spec.env
+    )
+    return LaunchPlan(
+        job=job,
+        attempt=attempt,
+        tag=tag,
+        nodes=_make_nodes(shape, shared),
+        trees=tuple(trees),
+        world_size=shape.world_size,
+        master_address=network.master_address,
+        master_ports=candidate_ports(tag, spec.env.get("MASTER_PORT")),
+        stop_signal=spec.checkpoint.signal,
+        grace_s=spec.checkpoint.grace_s,
+        start_s=spec.timeouts.start_s,
+        max_s=spec.timeouts.max_s,
+        home=home,
+    )
+
+
+def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts that the job takes: the first `nodes` of the file, all of them when it does not say.
+
+    Raises NotFit when the file has fewer, InvalidInput for what this release cannot do.
+    """
+    if spec.nodes is not None and not isinstance(spec.nodes, int):
+        raise InvalidInput([Problem(spec.name, None, None, "nodes as a range: not supported yet", "nodes: 2")])
+    if spec.devices.family == "auto":
+        raise InvalidInput(
+            [Problem(spec.name, None, None, "devices.family auto: not supported yet", "write npu, cuda or cpu")]
+        )
+    wanted = spec.nodes or max(1, len(hosts))
+    if len(hosts) < wanted:
+        way_out = f"nodes: {len(hosts)}, or add hosts to the hostfile" if hosts else "add hosts to the hostfile"
+        raise NotFit(
+            f"{spec.name} wants {wanted} node{'s' if wanted > 1 else ''}, but the hostfile names {len(hosts)}",
+            hint=way_out,
+        )
+    return tuple(hosts[:wanted])
+
+
+def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
+    """The fields of the agent's `prepare` operation for this node."""
+    code = [tree.sha256 for tree in plan.trees if tree.name == CODE_TREE]
+    return {
+        "tag": plan.tag,
+        "node_rank": node.node_rank,
+        "ranks": [
+            {"rank": rank.rank, "local_rank": rank.local_rank, "argv": list(rank.argv), "env": dict(rank.env)}
+            for rank in node.ranks
+        ],
+        "cwd": node.cwd,
+        "setup": node.setup,
+        "trees": [tree.sha256 for tree in plan.trees],
+        "link_tree": code[0] if code else None,
+        "ports": list(plan.master_ports) if node.node_rank == 0 else [],
+        "stop": {"signal": plan.stop_signal, "grace_s": plan.grace_s},
+        "start_s": plan.start_s,
+        "max_s": plan.max_s,
+        **({} if plan.sampling is None else {"sampling": {**plan.sampling, "devices": node.devices}}),
+        **({} if plan.home is None else {"home": plan.home}),
+    }
+
+
+def render_plan(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan as data. Each node's `prepare` is the very request that its agent gets; PORT_TOKEN in an argument
+    stands for the port that is found free then."""
+    return {
+        "job": plan.job,
+        "attempt": plan.attempt,
+        "tag": plan.tag,
+        "world_size": plan.world_size,
+        "master_address": plan.master_address,
+        "master_ports": list(plan.master_ports),
+        "trees": [
+            {"name": tree.name, "sha256": tree.sha256, "size_bytes": tree.size_bytes, "files": tree.files}
+            for tree in plan.trees
+        ],
+        "nodes": [{"host": node.host, "prepare": prepare_request(node, plan)} for node in plan.nodes],
+    }
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What was decided of the job as a whole, by host name. `devices`: ids; `counts`: ranks."""
+
+    spec: JobSpec
+    hosts: tuple[Host, ...]
+    reports: Mapping[str, NodeReport]
+    folders: Mapping[str, Folders]
+    trees: Sequence[Tree]
+    devices: Mapping[str, tuple[int, ...]]
+    network: Network
+    counts: Mapping[str, int]
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.counts.values())
+
+
+def _check_reports(hosts: Sequence[Host], reports: Mapping[str, NodeReport], faults: list[str]) -> None:
+    silent = [host.name for host in hosts if host.name not in reports]
+    if silent:
+        faults.append(f"no report from {fold_names(silent)}: `ascendrun nodes` shows why")
+
+
+def _choose_devices(spec: JobSpec, host: Host, faults: list[str]) -> tuple[int, ...]:
+    """One id for each rank of the host; for the family cpu they only count."""
+    has_devices = spec.devices.family != "cpu"
+    offered = host.devices if has_devices else None
+    wanted = spec.devices.ids
+    count = spec.devices.per_node or len(wanted or ()) or host.slots or len(offered or ()) or 1
+    if host.slots is not None and count > host.slots:
+        faults.append(f"{host.name}: {count} ranks wanted, but the hostfile gives it slots={host.slots}")
+    if wanted is not None:
+        missing = [one for one in wanted if offered is not None and one not in offered]
+        if missing:
+            faults.append(
+                f"{host.name}: devices {_listed(missing)} wanted, but the hostfile offers "
+                f"devices={_listed(offered or ())}"
+            )
+        return wanted
+    if offered is not None and count > len(offered):
+        faults.append(f"{host.name}: {count} devices wanted, but the hostfile offers devices={_listed(offered)}")
+    return offered[:count] if offered is not None else tuple(range(count))
+
+
+def _check_sharing(
+    spec: JobSpec, hosts: Sequence[Host], devices: Mapping[str, tuple[int, ...]], faults: list[str]
+) -> None:
+    """Several local hosts are one machine: none of its devices may go to two of them."""
+    owner: dict[int, str] = {}
+    for host in hosts:
+        for one in devices[host.name] if host.is_local and spec.devices.family != "cpu" else ():
+            if owner.setdefault(one, host.name) != host.name:
+                faults.append(
+                    f"{owner[one]} and {host.name} are this one machine, and both would use device {one}: "
+                    f"give each its own devices= in the hostfile"
+                )
+                break
+
+
+def _make_nodes(shape: _Shape, job: JobShare) -> tuple[NodePlan, ...]:
+    spec, world_size = shape.spec, shape.world_size
+    local_ranks = sum(shape.counts[host.name] for host in shape.hosts if host.is_local)
+    nodes: list[NodePlan] = []
+    ranks_before = 0
+    for node_rank, host in enumerate(shape.hosts):
+        folders, count = shape.folders[host.name], shape.counts[host.name]
+        share = NodeShare(
+            node_rank=node_rank,
+            nodes=len(shape.hosts),
+            world_size=world_size,
+            local_world_size=count,
+            ranks_before=ranks_before,
+            interface=shape.network.interfaces[host.name],
+            master_address=shape.network.master_address,
+            family=spec.devices.family,
+            device_ids=shape.devices[host.name],
+            # Several local hosts share the CPUs of this one machine.
+            threads=max(1, shape.reports[host.name].cpus // (local_ranks if host.is_local else count)),
+            attempt_folder=folders.attempt,
+            checkpoint_folder=spec.checkpoint.dir or folders.checkpoints,
+        )
+        nodes.append(
+            NodePlan(
+                host=host.name,
+                node_rank=node_rank,
+                ranks=_make_ranks(shape, job, share),
+                cwd=folders.work,
+                setup=spec.setup,
+                folders=folders,
+                devices=None if spec.devices.family == "cpu" else shape.devices[host.name],
+            )
+        )
+        ranks_before += count
+    return tuple(nodes)
+
+
+def _make_ranks(shape: _Shape, job: JobShare, share: NodeShare) -> tuple[RankPlan, ...]:
+    argv = _command(shape, share)
+    python_path = _programs_folder(shape, shape.folders[shape.hosts[share.node_rank].name])
+    if shape.spec.launcher in ("torchrun", "deepspeed"):
+        return (RankPlan(share.node_rank, 0, argv, launcher_environment(job, share, python_path=python_path)),)
+    return tuple(
+        RankPlan(share.ranks_before + local, local, argv, rank_environment(job, share, local, python_path=python_path))
+        for local in range(share.local_world_size)
+    )
+
+
+def _command(shape: _Shape, share: NodeShare) -> tuple[str, ...]:
+    spec, host = shape.spec, shape.hosts[share.node_rank]
+    # This machine's agent runs under an interpreter that has the job's packages; of others we know only the name.
+    python = spec.python or (shape.reports[host.name].python if host.is_local else "python3")
+    if spec.program is not None:
+        words = launchers.program_command(spec.program, make_arguments(spec.args), python=python)
+    else:
+        words = launchers.user_command(spec.command or (), python=spec.python)
+    meeting = launchers.Meeting(
+        nodes=share.nodes, node_rank=share.node_rank, address=share.master_address, port=PORT_TOKEN
+    )
+    if spec.launcher == "torchrun":
+        return launchers.torchrun_command(words, meeting, python=python, ranks=share.local_world_size)
+    if spec.launcher == "deepspeed":
+        return launchers.deepspeed_command(
+            words, meeting, python=python, devices=shape.devices, gives_local_rank=spec.program is None
+        )
+    return words
+
+
+def _programs_folder(shape: _Shape, folders: Folders) -> str | None:
+    if shape.spec.program is None:
+        return None
+    staged = [tree.sha256 for tree in shape.trees if tree.name == PROGRAMS_TREE]
+    assert staged, "a job with a program needs the tree of the programs"
+    return f"{folders.trees}/{staged[0]}"
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ",".join(str(one) for one in ids)
+
+
+def _told_together(name: str, faults: Sequence[str]) -> str:
+    if len(faults) == 1:
+        return faults[0]
+    return "\n  ".join([f"{name} does not fit its hosts, {len(faults)} reasons:", *faults])

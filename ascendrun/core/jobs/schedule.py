@@ -1,0 +1,99 @@
+"""Who may take its nodes now: first come, first served, over the jobs of one head; a stage after what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Callable, Union
+
+from ascendrun.core.jobs.job import HOLDING, Cause, HeldBy, Job, NeedFailed, NodesFree, State
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a job takes of one host.
+
+    `count` of its `capacity` slots (capacity None: the whole host), or the devices `ids` and no others.
+    """
+
+    host: str
+    count: int
+    capacity: int | None = None
+    ids: tuple[int, ...] | None = None
+
+
+Verdict = Union[NodesFree, HeldBy]
+
+
+def judge_all(
+    jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
+) -> Mapping[str, Verdict | NeedFailed]:
+    """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs holds no place
+    in the queue for nodes. `find`: a job by its id, None: there is none."""
+    verdicts: dict[str, Verdict | NeedFailed] = {}
+    ready = []
+    for job, claims in jobs:
+        waits = judge_need(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
+        if waits is None:
+            ready.append((job, claims))
+        else:
+            verdicts[job.id] = waits
+    return {**verdicts, **judge_queue(ready)}
+
+
+def judge_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:
+    """For every QUEUED job, oldest first, whether its nodes are free or who has them.
+
+    A waiting job keeps its place: a younger one does not pass it on a host that both want.
+    """
+    taken: dict[str, list[tuple[Job, Claim]]] = {}
+    verdicts: dict[str, Verdict] = {}
+    for job, claims in jobs:
+        for claim in claims:
+            if job.state in HOLDING or claim.host in job.unconfirmed:
+                taken.setdefault(claim.host, []).append((job, claim))
+    for job, claims in jobs:
+        if job.state is not State.QUEUED:
+            continue
+        blockers = [(claim.host, holder) for claim in claims for holder in _blockers(claim, taken.get(claim.host, ()))]
+        verdicts[job.id] = HeldBy(_describe(blockers)) if blockers else NodesFree()
+        for claim in claims:
+            taken.setdefault(claim.host, []).append((job, claim))
+    return verdicts
+
+
+def judge_need(job: Job, needed: Job | None) -> None | HeldBy | NeedFailed:
+    """Whether a QUEUED job may look for nodes, given the job that it needs (None: it is not known any more); None: it
+    may. Who needs a stage that was called off is told of the stage that ended by itself."""
+    if needed is None:
+        return NeedFailed(f"not started: {job.needs}, which it needs, is not known any more")
+    if needed.state is State.SUCCEEDED:
+        return None
+    what = f"stage {needed.stage} ({needed.id})" if needed.stage else needed.id
+    if needed.is_over and needed.cause is Cause.NEED:
+        return NeedFailed(needed.reason)
+    if needed.is_over:
+        return NeedFailed(f"not started: {what} ended {needed.state.value}")
+    return HeldBy(f"waits for {what}")  # its state changes without a word to this one
+
+
+def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...]:
+    if not held:
+        return ()
+    if claim.ids is not None and all(other.ids is not None for _, other in held):
+        return tuple(job for job, other in held if set(claim.ids) & set(other.ids or ()))
+    if claim.capacity is None or any(other.capacity is None or other.ids is not None for _, other in held):
+        return tuple(job for job, _ in held)
+    used = sum(other.count for _, other in held)
+    return tuple(job for job, _ in held) if used + claim.count > claim.capacity else ()
+
+
+def _describe(blockers: Sequence[tuple[str, Job]]) -> str:
+    host, job = blockers[0]
+    hosts = sorted({name for name, _ in blockers})
+    where = host if len(hosts) == 1 else f"{host} and {len(hosts) - 1} more"
+    if job.state is State.QUEUED:
+        return f"waits behind {job.id} ({job.name}), which wants {where} too"
+    if host in job.unconfirmed:
+        return f"waits for {where}: not confirmed that {job.id} is gone there"
+    return f"waits for {where}, held by {job.id} ({job.name})"

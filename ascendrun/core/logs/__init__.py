@@ -1,0 +1,1 @@
+"""Log lines: merging, folding, redaction."""

@@ -1,0 +1,314 @@
+"""Lines that many ranks write at about the same time, shown once: [0-63] step 120 loss 2.31±0.02.
+
+line_patterns.py has what may differ. Measured numbers that differ are shown as mean±half of their spread. A rank
+whose number is far from the others', or is none (nan), is no part of that: its line stands alone, in full, behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ascendrun.core.logs.line_patterns import ADDRESS, MEASURED, OWN_RANK, Shape, Template, Templates
+from ascendrun.core.logs.log_lines import LogLine
+
+OPEN_GROUPS_LIMIT = 4096
+"""More lines than this are not held back: a rank that pours out lines folds less, and memory stays bounded."""
+OPEN_CHARACTERS_LIMIT = 8_000_000
+LONG_LINE = 1000
+"""Only longer lines count for the limit of characters: the others are bounded by the limit of groups, and are many."""
+CROWD_CHECK = 128
+"""After so many lines it is looked whether the two limits above are passed."""
+FEWEST_FOR_OUTLIERS = 4
+"""Of fewer ranks nobody can say which one is the odd one."""
+OUTLIER_SIGMAS = 6.0
+USUAL = 1.4826
+"""The median distance from the median, times this, is the sigma of a normal distribution."""
+OUTLIER_SHARE = 0.05
+"""However close the others are to each other, a number so little off is not worth a line of its own."""
+
+FoldKey = tuple[Template, str, int]
+
+
+class FoldedLine(NamedTuple):
+    """What one or more ranks said, at most one line of each, in the order in which it came. `text`: one for all."""
+
+    lines: tuple[LogLine, ...]
+    text: str
+
+    @property
+    def at_s(self) -> float | None:
+        """When the first of them came."""
+        return self.lines[0].at_s
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(line.rank for line in self.lines))
+
+
+class _Group:
+    """One folded line in the making."""
+
+    __slots__ = ("characters", "key", "lines", "number", "opened_s", "shapes")
+
+    def __init__(self, key: FoldKey, number: int, opened_s: float) -> None:
+        self.key = key
+        self.number = number
+        self.opened_s = opened_s
+        self.lines: list[LogLine] = []
+        self.characters = 0
+        self.shapes: list[Shape] = []
+
+
+class _Peers:
+    """The open groups of one key, in the order in which they opened, and their numbers."""
+
+    __slots__ = ("groups", "newest", "numbers")
+
+    def __init__(self, first: _Group) -> None:
+        self.newest = first
+        self.numbers = [first.number]
+        self.groups = [first]
+
+    def open(self, group: _Group) -> None:
+        self.newest = group
+        self.numbers.append(group.number)
+        self.groups.append(group)
+
+    def oldest(self, last: int, since_s: float) -> _Group:
+        """The oldest group behind the rank's last line that is young enough; the newest must be so."""
+        behind = self.groups[bisect_right(self.numbers, last) :]
+        return next(group for group in behind if group.opened_s >= since_s)
+
+
+class Folder:
+    """Folds lines as they come. A line joins an earlier one with the same template, stream and attempt when that one
+    is no older than the window and no other line of the same rank would be overtaken.
+
+    `ranks`: how many there are, so that a line which all have said need not wait for the window; None: not known.
+    Both may change while lines wait.
+    """
+
+    def __init__(self, *, window_s: float, ranks: int | None = None) -> None:
+        self.window_s = window_s
+        self.ranks = ranks
+        self._templates = Templates()
+        self._open: deque[_Group] = deque()
+        self._by_key: dict[FoldKey, _Peers] = {}
+        self._last_of_rank: dict[int, int] = {}
+        self._count = 0
+        self._characters = 0
+
+    def add(self, lines: Sequence[LogLine], *, now_s: float) -> None:
+        """Lines that came at the same moment: `now_s`, on a clock that never goes back; one clock for all lines."""
+        self._join(lines, now_s, now_s)
+
+    def add_past(
+        self, lines: Sequence[LogLine], *, now_s: float, until_s: float = math.inf
+    ) -> tuple[list[FoldedLine], float]:
+        """Lines that came one after the other, at the times that they bear, none after `until_s`; `now_s`: the time of
+        the line before them. What can be shown after them, as from `take`, and the time of the last."""
+        ready = self.take(now_s=now_s)
+        more, now_s = self._join(lines, now_s, max(now_s, until_s))
+        return ready + more, now_s
+
+    def _join(self, lines: Sequence[LogLine], now_s: float, until_s: float) -> tuple[list[FoldedLine], float]:
+        """One long loop: a call for each of millions of lines would cost more than what is done there."""
+        ready: list[FoldedLine] = []
+        by_key, last_of_rank, window_s, due_s = self._by_key, self._last_of_rank, self.window_s, self.due_s
+        found = self._templates.find_all([line[4] for line in lines], [line[2] for line in lines])
+        for line, (template, shape) in zip(lines, found):
+            at_s, _host, rank, stream, text, attempt = line
+            if now_s < until_s and at_s is not None and at_s > now_s:
+                now_s = at_s if at_s < until_s else until_s
+                if now_s > due_s:
+                    ready += self.take(now_s=now_s)
+                    due_s = self.due_s
+            key = (template, stream, attempt)
+            peers = by_key.get(key)
+            if peers is None:
+                group = self._open_group(key, now_s)
+                by_key[key] = _Peers(group)
+            else:
+                last, since_s, group = last_of_rank.get(rank, -1), now_s - window_s, peers.newest
+                if group.number <= last or group.opened_s < since_s:
+                    group = self._open_group(key, now_s)
+                    peers.open(group)
+                elif len(peers.groups) > 1:
+                    group = peers.oldest(last, since_s)
+            group.lines.append(line)
+            group.shapes.append(shape)
+            if len(text) > LONG_LINE:
+                self._characters += len(text)
+                group.characters += len(text)
+            last_of_rank[rank] = group.number
+        return ready, now_s
+
+    def take(self, *, now_s: float) -> list[FoldedLine]:
+        """What can no longer grow, in order."""
+        ready: list[FoldedLine] = []
+        while self._open and self._is_done(self._open[0], now_s):
+            ready += self._close_first()
+        return ready
+
+    def finish(self) -> list[FoldedLine]:
+        """All that is left, in order."""
+        ready: list[FoldedLine] = []
+        while self._open:
+            ready += self._close_first()
+        return ready
+
+    @property
+    def due_s(self) -> float:
+        """The first line that waits need not wait longer than this, -inf: none waits."""
+        return self._open[0].opened_s + self.window_s if self._open else -math.inf
+
+    def _is_done(self, group: _Group, now_s: float) -> bool:
+        is_full = self.ranks is not None and len(group.lines) >= self.ranks
+        is_crowded = len(self._open) > OPEN_GROUPS_LIMIT or self._characters > OPEN_CHARACTERS_LIMIT
+        return is_full or is_crowded or now_s - group.opened_s > self.window_s
+
+    def _open_group(self, key: FoldKey, now_s: float) -> _Group:
+        group = _Group(key, self._count, now_s)
+        self._count += 1
+        self._open.append(group)
+        return group
+
+    def _close_first(self) -> list[FoldedLine]:
+        group = self._open.popleft()
+        peers = self._by_key[group.key]
+        del peers.numbers[0], peers.groups[0]  # groups of one key close in the order in which they opened
+        if not peers.groups:
+            del self._by_key[group.key]
+        self._characters -= group.characters
+        return summarise(group.lines, group.shapes)
+
+
+def fold(lines: Iterable[LogLine], *, window_s: float) -> Iterator[FoldedLine]:
+    """Lines in order of time, folded where ranks say the same within the window. `unfold` gives every line back."""
+    folder = Folder(window_s=window_s)
+    now_s = 0.0
+    waiting = iter(lines)
+    while some := list(islice(waiting, CROWD_CHECK)):
+        ready, now_s = folder.add_past(some, now_s=now_s)
+        yield from ready
+    yield from folder.finish()
+
+
+def unfold(folded: Iterable[FoldedLine]) -> Iterator[LogLine]:
+    """Every line that went into `fold`, the order within each rank kept."""
+    for one in folded:
+        yield from one.lines
+
+
+# ---------------------------------------------------------------- one text for many
+
+
+def summarise(lines: Sequence[LogLine], shapes: Sequence[Shape]) -> list[FoldedLine]:
+    """Lines of one template as one folded line, and behind it each one whose numbers are far off. `shapes`: theirs."""
+    texts, shape = [line[4] for line in lines], shapes[0]
+    first = texts[0]
+    if not shape.fields or texts.count(first) == len(texts):
+        return [FoldedLine(tuple(lines), first)]
+    if shapes.count(shape) == len(shapes):
+        columns = [_make_column(kind, [text[start:end] for text in texts], 1) for start, end, kind in shape.fields]
+    else:
+        columns = [
+            _make_column(kind, [text[one.fields[at][0] : one.fields[at][1]] for text, one in zip(texts, shapes)])
+            for at, (_start, _end, kind) in enumerate(shape.fields)
+        ]
+    parts = _parts(columns, len(lines))
+    if len(parts) == 1:
+        return [FoldedLine(tuple(lines), _render(first, shape, columns))]
+    return [one for part in parts for one in summarise([lines[at] for at in part], [shapes[at] for at in part])]
+
+
+class _Column(NamedTuple):
+    """What stands at one variable place in every line. `values`: as numbers, () where they are none or all the same.
+    `examples`: a text of each width that there is."""
+
+    kind: str
+    texts: Sequence[str]
+    values: Sequence[float]
+    examples: Sequence[str]
+    is_one: bool
+
+
+def _make_column(kind: str, texts: Sequence[str], widths: int | None = None) -> _Column:
+    """`widths`: how many there are, None: not known."""
+    if texts.count(texts[0]) == len(texts):
+        return _Column(kind, texts, (), texts[:1], True)
+    examples = texts[:1] if widths == 1 else list({len(text): text for text in texts}.values())
+    return _Column(kind, texts, list(map(float, texts)) if kind == MEASURED else (), examples, False)
+
+
+def _parts(columns: Sequence[_Column], count: int) -> list[list[int]]:
+    """Which lines are shown as one: those that belong together, the most first, then each one that stands out.
+
+    A number and no number (nan, inf) never belong together, however many ranks say either.
+    """
+    measured = [column.values for column in columns if column.values]
+    if not all(math.isfinite(sum(values)) for values in measured):
+        kinds: dict[tuple[str, ...], list[int]] = {}
+        for at in range(count):
+            kind = tuple("" if math.isfinite(values[at]) else str(values[at]) for values in measured)
+            kinds.setdefault(kind, []).append(at)
+        if len(kinds) > 1:
+            return sorted(kinds.values(), key=len, reverse=True)
+    elif count >= FEWEST_FOR_OUTLIERS:
+        odd = set().union(*map(find_odd, measured))
+        if 0 < len(odd) < count / 2:
+            return [[at for at in range(count) if at not in odd], *([at] for at in sorted(odd))]
+    return [list(range(count))]
+
+
+def find_odd(values: Sequence[float]) -> set[int]:
+    """The places of values that do not belong: by the distance from the median, in units of the usual distance."""
+    ordered = sorted(values)
+    middle = ordered[len(ordered) // 2]
+    least = max(OUTLIER_SHARE * abs(middle), 1e-9)
+    most = max(ordered[-1] - middle, middle - ordered[0])
+    if most <= least:
+        return set()
+    near = most / OUTLIER_SIGMAS / USUAL * 1.001
+    if bisect_left(ordered, middle + near) - bisect_right(ordered, middle - near) <= len(ordered) // 2:
+        return set()  # more than half are farther off than that: the usual distance is, too
+    usual = USUAL * sorted([abs(value - middle) for value in values])[len(values) // 2]
+    limit = max(OUTLIER_SIGMAS * usual, least)
+    return {at for at, value in enumerate(values) if abs(value - middle) > limit}
+
+
+def _render(text: str, shape: Shape, columns: Sequence[_Column]) -> str:
+    """The line with what the ranks share of its variable parts."""
+    pieces = []
+    at = 0
+    for (start, end, _kind), column in zip(shape.fields, columns):
+        pieces.append(text[at:start])
+        pieces.append(column.texts[0] if column.is_one else _describe(column))
+        at = end
+    pieces.append(text[at:])
+    return "".join(pieces)
+
+
+def _describe(column: _Column) -> str:
+    if column.kind == MEASURED:
+        return describe_spread(column.values, column.examples)
+    return {OWN_RANK: "*", ADDRESS: "0x…"}.get(column.kind, column.texts[0])
+
+
+def describe_spread(values: Sequence[float], examples: Sequence[str]) -> str:
+    """2.31±0.02: the mean, and half of what lies between the least and the greatest; as precise as the examples."""
+    low, high = min(values), max(values)
+    if not (math.isfinite(low) and math.isfinite(high)) or low == high:
+        return examples[0]
+    mean, half = math.fsum(values) / len(values), (high - low) / 2
+    mantissas = [text.lower().partition("e")[0] for text in examples]
+    digits = max(len(mantissa.partition(".")[2]) for mantissa in mantissas)
+    if any(len(mantissa) < len(text) for mantissa, text in zip(mantissas, examples)):
+        return f"{mean:.{digits}e}±{half:.0e}"
+    spread = f"{half:.{digits}f}"
+    return f"{mean:.{digits}f}±{spread if float(spread) else f'{half:.1g}'}"

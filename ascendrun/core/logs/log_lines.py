@@ -1,0 +1,256 @@
+"""Bytes of many ranks as lines in one order: split, merge by time. core/logs/folding.py folds what ranks share."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from typing import NamedTuple
+
+SHOWN_LINE_BYTES = 64 * 1024
+"""A longer line is cut on screen; `logs --raw` still has every byte."""
+
+RANKS_LIMIT = 1_000_000
+
+
+class LogLine(NamedTuple):
+    """One line of one rank, without its newline. `at_s`: arrival on the node in UTC seconds, None: not recorded."""
+
+    at_s: float | None
+    host: str
+    rank: int
+    stream: str
+    text: str
+    attempt: int = 1
+
+
+def make_lines(
+    times: Iterable[float | None], host: str, rank: int, stream: str, texts: Iterable[str], attempt: int
+) -> list[LogLine]:
+    """Lines of one stream, made without a call for each: there are millions."""
+    rows = zip(times, repeat(host), repeat(rank), repeat(stream), texts, repeat(attempt))
+    return list(map(tuple.__new__, repeat(LogLine), rows))
+
+
+# ---------------------------------------------------------------- split
+
+
+class LineSplitter:
+    """Bytes in any pieces become lines; what is held is never more than one shown line, however long the line is.
+
+    A carriage return starts the line anew, as on a terminal: of a progress bar the last state is left.
+    """
+
+    def __init__(self, *, limit_bytes: int = SHOWN_LINE_BYTES) -> None:
+        self._limit = limit_bytes
+        self._kept = bytearray()
+        self._dropped = 0
+        self._return_pending = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no part of a line is held."""
+        return not (self._kept or self._dropped)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes."""
+        pieces = data.split(b"\n")
+        lines = []
+        for piece in pieces[:-1]:
+            self._append(piece)
+            lines.append(self._take())
+        self._append(pieces[-1])
+        return lines
+
+    def finish(self) -> str | None:
+        """The last line, which has no newline; None when there is none."""
+        return None if self.is_empty else self._take()
+
+    def _append(self, piece: bytes) -> None:
+        if not piece:
+            return
+        stripped = piece.rstrip(b"\r")
+        if self._return_pending and stripped:
+            self._restart()
+        if not stripped:
+            self._return_pending = True
+            return
+        last_return = stripped.rfind(b"\r")
+        if last_return >= 0:
+            self._restart()
+            stripped = stripped[last_return + 1 :]
+        room = self._limit - len(self._kept)
+        self._kept += stripped[:room]
+        self._dropped += max(0, len(stripped) - room)
+        self._return_pending = piece.endswith(b"\r")
+
+    def _restart(self) -> None:
+        self._kept.clear()
+        self._dropped = 0
+        self._return_pending = False
+
+    def _take(self) -> str:
+        kept = bytes(self._kept)
+        if self._dropped:
+            kept = _without_broken_end(kept)
+        text = decode_line(kept)
+        if self._dropped:
+            text += f"... (+{describe_bytes(self._dropped)})"
+        self._restart()
+        return text
+
+
+def decode_line(raw: bytes) -> str:
+    """UTF-8; else Chinese of the older kind (GBK, its ordinary characters) when all of it is that; else UTF-8 with the
+    bytes that are none shown as \\xff."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = raw.decode("gb2312")  # not gbk: torn UTF-8 nearly always holds one of the rare characters beyond it
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "backslashreplace")
+    return text if len(raw) - len(text) > 1 else raw.decode("utf-8", "backslashreplace")  # one alone is a torn one
+
+
+def _without_broken_end(data: bytes) -> bytes:
+    """A cut may fall inside a character of up to four bytes: then that character goes too."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            return data
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data if back >= needed else data[:-back]
+    return data
+
+
+def describe_bytes(count: int) -> str:
+    """9.9 MB, 512 bytes: powers of 1000, two digits where it helps."""
+    if count < 1000:
+        return f"{count} bytes"
+    size = float(count)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.5:
+            return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+# ---------------------------------------------------------------- merge
+
+BATCH_LINES = 256
+
+
+def merge(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
+    """Lines of many streams by time, as `merge_batches` of batches of a few hundred lines."""
+    for batch in merge_batches(_in_batches(stream) for stream in streams):
+        yield from batch
+
+
+def _in_batches(stream: Iterable[LogLine]) -> Iterator[list[LogLine]]:
+    lines = iter(stream)
+    while batch := list(islice(lines, BATCH_LINES)):
+        yield batch
+
+
+def merge_batches(sources: Iterable[Iterator[list[LogLine]]]) -> Iterator[list[LogLine]]:
+    """Lines of many sources by time, batch by batch; of equal times, in the order of the sources.
+
+    Each source keeps its own order: a line without a time, or with one that went backwards, stays directly after the
+    line before it. Holds one batch of every source, no more.
+    """
+    waiting = [_Source(source) for source in sources]
+    while waiting := [source for source in waiting if source.refill()]:
+        horizon_s = min(source.times[-1] for source in waiting)
+        times: list[float] = []
+        lines: list[LogLine] = []
+        for source in waiting:
+            source.move_until(horizon_s, times, lines)
+        yield [lines[at] for at in sorted(range(len(lines)), key=times.__getitem__)]
+
+
+class _Source:
+    """What one source has given and nobody has taken yet. `times`: of each line, never going back."""
+
+    def __init__(self, batches: Iterator[list[LogLine]]) -> None:
+        self._batches = batches
+        self._newest_s = float("-inf")
+        self._lines: list[LogLine] = []
+        self.times: list[float] = []
+
+    def refill(self) -> bool:
+        """False when nothing is left."""
+        while not self.times:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self.times = never_back([line[0] for line in batch], self._newest_s)
+            if batch:
+                self._newest_s = self.times[-1]
+            self._lines = batch
+        return True
+
+    def move_until(self, horizon_s: float, times: list[float], lines: list[LogLine]) -> None:
+        count = bisect_right(self.times, horizon_s)
+        if count == len(self.times):
+            times += self.times
+            lines += self._lines
+            self.times = []
+        elif count:
+            times += self.times[:count]
+            lines += self._lines[:count]
+            del self.times[:count]
+            self._lines = self._lines[count:]
+
+
+def never_back(times: Sequence[float | None], newest_s: float) -> list[float]:
+    """Each time, or the greatest before it (at first `newest_s`) where there is none or it went back."""
+    given = [at_s for at_s in times if at_s is not None]
+    if len(given) == len(times) and sorted(given) == given and (not given or given[0] >= newest_s):
+        return given  # as it is nearly always
+    kept = []
+    for at_s in times:
+        if at_s is not None and at_s > newest_s:
+            newest_s = at_s
+        kept.append(newest_s)
+    return kept
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """0-3,8: the short way to write many ranks."""
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    start = 0
+    for index, rank in enumerate(ordered):
+        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
+            continue
+        first = ordered[start]
+        parts.append(str(rank) if first == rank else f"{first}-{rank}")
+        start = index + 1
+    return ",".join(parts)
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """0,8-15 as a set. Raises ValueError with a sentence saying which part is wrong."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        ranks.extend(_parse_rank_range(part.strip()))
+    return frozenset(ranks)
+
+
+def _parse_rank_range(part: str) -> Sequence[int]:
+    first, dash, last = part.partition("-")
+    ends = [first, last] if dash else [first]
+    if not all(end.isascii() and end.isdigit() and len(end) <= 7 for end in ends):
+        raise ValueError(f"{part!r} is no rank and no range of ranks; write 3 or 0,8-15")
+    low, high = int(ends[0]), int(ends[-1])
+    if high < low:
+        raise ValueError(f"the range {part} runs backwards")
+    if high >= RANKS_LIMIT:
+        raise ValueError(f"{part}: ranks above {RANKS_LIMIT - 1} do not exist")
+    return range(low, high + 1)

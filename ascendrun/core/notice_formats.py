@@ -1,0 +1,283 @@
+"""Notices as each service wants them over HTTP, and what a service's answer means.
+
+Where the services say so (read in 2026):
+- Feishu and Lark: open.feishu.cn/document/client-docs/bot-v3/add-custom-bot: `msg_type` text or interactive; signature
+  in the body, base64(HMAC-SHA256(key = "<seconds>\\n<secret>", message = "")); 100 a minute and 5 a second for one
+  robot; a body of at most 20 KB; errors come with status 200 and `code` != 0 (9499 bad request, 19021 signature, 19022
+  address, 19024 keyword, 11232 too many).
+- DingTalk: open.dingtalk.com/document/robots/custom-robot-access: `msgtype` text or markdown; signature in the URL,
+  base64(HMAC-SHA256(key = secret, message = "<milliseconds>\\n<secret>")); 20 a minute, who sends more is shut out for
+  10 minutes; errors come with status 200 and `errcode` != 0 (130101 too many, 310000 signature, keyword or address).
+- WeCom: developer.work.weixin.qq.com/document/path/91770: `msgtype` text (2048 bytes) or markdown (4096 bytes); 20 a
+  minute; errors come with status 200 and `errcode` != 0 (45009 too many, 93000 bad key, -1 busy).
+- Slack: docs.slack.dev/messaging/sending-messages-using-incoming-webhooks: `text` and `blocks` (header 150 characters,
+  section 3000); about one a second; 200 "ok", else a status with a word (400 invalid_payload, 404 no_service), 429 with
+  Retry-After.
+None of the real services was asked in a test of ours: the formats are checked against these pages, field by field.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Callable
+from urllib.parse import quote_plus, urlsplit, urlunsplit
+
+from ascendrun.core.notices import SCHEMA_VERSION, Notice, Target, Words, describe
+
+ANSWER_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class Request:
+    """One POST (a GET when `body` is None). The URL holds a credential."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an answer means: `outcome` delivered, retry or refused; `says`: in words, for a person.
+    `wait_s`: how long the service wants to be left alone, None: it did not say."""
+
+    outcome: str
+    says: str
+    wait_s: float | None = None
+
+
+def make_request(notice: Notice, target: Target, *, url: str, secret: str | None, now_s: float) -> Request:
+    """The notice as the target's service wants it. `url`, `secret`: the target's, as read at this moment."""
+    if target.kind == "deadman":
+        return Request(append_path(url, target.suffixes.get(notice.kind, "")), {}, None)
+    words = describe(notice, target.lang)
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    if target.kind == "generic":
+        return _generic(notice, words, target, url, secret, headers, now_s)
+    body = _BODIES[target.kind](words, target.style)
+    if target.kind in ("feishu", "lark") and secret:
+        stamp = str(int(now_s))
+        body = {"timestamp": stamp, "sign": sign_feishu(stamp, secret), **body}
+    if target.kind == "dingtalk" and secret:
+        stamp = str(int(now_s * 1000))
+        url = f"{url}&timestamp={stamp}&sign={quote_plus(sign_dingtalk(stamp, secret))}"
+    return Request(url, headers, _encode(body))
+
+
+def sign_feishu(timestamp: str, secret: str) -> str:
+    return _base64_hmac(f"{timestamp}\n{secret}", "")
+
+
+def sign_dingtalk(timestamp: str, secret: str) -> str:
+    return _base64_hmac(secret, f"{timestamp}\n{secret}")
+
+
+def _base64_hmac(key: str, message: str) -> str:
+    return base64.b64encode(hmac.new(key.encode(), message.encode(), hashlib.sha256).digest()).decode()
+
+
+def append_path(url: str, suffix: str) -> str:
+    """The URL with `suffix` at the end of its path: https://x/ping?a=1 and /fail give https://x/ping/fail?a=1."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/") + suffix if suffix else parts.path
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def _generic(
+    notice: Notice, words: Words, target: Target, url: str, secret: str | None, headers: dict[str, str], now_s: float
+) -> Request:
+    """Our own format; docs/notices.md has its schema. The signature covers timestamp and body."""
+    body = _encode(generic_body(notice, words, target.lang))
+    headers["Idempotency-Key"] = notice.id
+    if secret:
+        stamp = str(int(now_s))
+        digest = hmac.new(secret.encode(), stamp.encode() + b"\n" + body, hashlib.sha256).hexdigest()
+        headers.update({"X-Ascendrun-Timestamp": stamp, "X-Ascendrun-Signature": f"sha256={digest}"})
+    return Request(url, headers, body)
+
+
+def generic_body(notice: Notice, words: Words, lang: str) -> dict[str, Any]:
+    """The notice as JSON values; also what a hook reads from its standard input."""
+    from datetime import datetime, timezone
+
+    from ascendrun.core.logs.redaction import redact_text
+    from ascendrun.core.names import fold_names
+
+    def utc(at_s: float | None) -> str | None:
+        if at_s is None:
+            return None
+        return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    job = (
+        None
+        if notice.job is None
+        else {
+            "id": notice.job,
+            "name": notice.name,
+            "state": notice.state,
+            "attempt": notice.attempt,
+            "hosts": list(notice.hosts),
+            "nodes": fold_names(notice.hosts),
+            "ranks": notice.ranks,
+            "created_at": utc(notice.created_at_s),
+            "started_at": utc(notice.started_at_s),
+            "ended_at": utc(notice.ended_at_s),
+        }
+    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "id": notice.id,
+        "kind": notice.kind,
+        "at": utc(notice.at_s),
+        "head": notice.head,
+        "lang": lang,
+        "title": words.title,
+        "text": words.as_text(),
+        "reason": redact_text(notice.text),
+        "is_bad": words.is_bad,
+        "job": job,
+    }
+
+
+# ---------------------------------------------------------------- the services' bodies
+
+
+def _feishu(words: Words, style: str) -> dict[str, Any]:
+    if style == "text":
+        return {"msg_type": "text", "content": {"text": cut_bytes(_calm(words.as_text()), 15_000)}}
+    lines = "\n".join(f"**{name}**: {_calm_markdown(value)}" for name, value in words.facts)
+    return {
+        "msg_type": "interactive",
+        "card": {
+            "config": {"wide_screen_mode": True},
+            "header": {
+                "template": "red" if words.is_bad else "green",
+                "title": {"tag": "plain_text", "content": words.title},
+            },
+            "elements": [{"tag": "div", "text": {"tag": "lark_md", "content": cut_bytes(lines, 15_000)}}],
+        },
+    }
+
+
+def _dingtalk(words: Words, style: str) -> dict[str, Any]:
+    if style == "text":
+        return {"msgtype": "text", "text": {"content": cut_bytes(_calm(words.as_text()), 15_000)}}
+    lines = "\n".join(f"- **{name}**: {_calm_markdown(value)}" for name, value in words.facts)
+    text = f"### {_calm_markdown(words.title)}\n{lines}"
+    return {"msgtype": "markdown", "markdown": {"title": words.title, "text": cut_bytes(text, 15_000)}}
+
+
+def _wecom(words: Words, style: str) -> dict[str, Any]:
+    if style == "text":
+        return {"msgtype": "text", "text": {"content": cut_bytes(_calm(words.as_text()), 2048)}}
+    lines = "\n".join(f"> {name}: {_calm_markdown(value)}" for name, value in words.facts)
+    color = "warning" if words.is_bad else "info"
+    text = f'<font color="{color}">{_calm_markdown(words.title)}</font>\n{lines}'
+    return {"msgtype": "markdown", "markdown": {"content": cut_bytes(text, 4096)}}
+
+
+def _slack(words: Words, style: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": _escape_slack(words.as_text())[:3000]}
+    if style == "text":
+        return body
+    lines = "\n".join(f"*{name}*: {_escape_slack(value)}" for name, value in words.facts)
+    header = {"type": "header", "text": {"type": "plain_text", "text": words.title[:150]}}
+    return {**body, "blocks": [header, {"type": "section", "text": {"type": "mrkdwn", "text": lines[:3000]}}]}
+
+
+_BODIES: Mapping[str, Callable[[Words, str], dict[str, Any]]] = {
+    "feishu": _feishu,
+    "lark": _feishu,
+    "dingtalk": _dingtalk,
+    "wecom": _wecom,
+    "slack": _slack,
+}
+
+
+def _calm(text: str) -> str:
+    """Nobody is called by what a program printed: `<at …>` and `<@…>` lose their bracket."""
+    return text.replace("<", "＜")
+
+
+def _calm_markdown(text: str) -> str:
+    """Free text for the markdown of DingTalk, WeCom and Feishu, which know no escapes: no tag, link or code."""
+    return _calm(text).replace("](", "] (").replace("`", "'").replace("**", "* *")
+
+
+def _escape_slack(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def cut_bytes(text: str, limit: int) -> str:
+    """At most `limit` bytes of UTF-8, with an ellipsis where something was cut."""
+    raw = text.encode()
+    return text if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+# ---------------------------------------------------------------- the services' answers
+
+_BUSY: Mapping[str, Mapping[int, float]] = {
+    "feishu": {11232: 60.0, 11233: 60.0},
+    "lark": {11232: 60.0, 11233: 60.0},
+    "dingtalk": {130101: 600.0, -1: 5.0, 410100: 600.0},
+    "wecom": {45009: 60.0, -1: 5.0},
+}
+"""Codes, sent with status 200, that mean "later", and how much later."""
+
+_CODE_NAMES = {
+    "feishu": ("code", "StatusCode"),
+    "lark": ("code", "StatusCode"),
+    "dingtalk": ("errcode",),
+    "wecom": ("errcode",),
+}
+_RETRIED_STATUS = frozenset({408, 425, 429})
+
+
+def judge_answer(kind: str, status: int, headers: Mapping[str, str], body: bytes) -> Verdict:
+    """What the service's answer means. Header names in any case."""
+    says = f"{status} {_shown(body)}".strip()
+    if status in _RETRIED_STATUS or status >= 500:
+        return Verdict("retry", says, _retry_after(headers))
+    if not 200 <= status < 300:
+        return Verdict("refused", says)
+    if kind not in _CODE_NAMES:
+        return Verdict("delivered", says)
+    code = _code_of(body, _CODE_NAMES[kind])
+    if code is None:
+        return Verdict("retry", f"{says}: not an answer of {kind}; does something stand between, a proxy?")
+    if code == 0:
+        return Verdict("delivered", says)
+    wait_s = _BUSY[kind].get(code)
+    return Verdict("refused", says) if wait_s is None else Verdict("retry", says, wait_s)
+
+
+def _code_of(body: bytes, names: tuple[str, ...]) -> int | None:
+    """The service's own code; None when the answer holds none."""
+    try:
+        values = json.loads(body)
+    except ValueError:
+        return None
+    found = [values[name] for name in names if name in values] if isinstance(values, dict) else []
+    return found[0] if found and isinstance(found[0], int) and not isinstance(found[0], bool) else None
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds; a date in the header is not read: our own schedule serves then."""
+    for name, value in headers.items():
+        if name.lower() == "retry-after" and value.strip().isdigit():
+            return float(value.strip()[:9])
+    return None
+
+
+def _shown(body: bytes) -> str:
+    text = " ".join(body[: 4 * ANSWER_SHOWN].decode("utf-8", "replace").split())
+    return text if len(text) <= ANSWER_SHOWN else text[:ANSWER_SHOWN] + "…"

@@ -1,0 +1,113 @@
+"""Asks several hosts for their reports at once: connects, probes when all are up, says who refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Callable
+
+from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.hosts import Host
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.protocol.agent_events import make_report
+from ascendrun.head.protocol.remote import Link, Reply
+
+PROBE_S = 60.0
+CONNECT_TRIES = 3
+"""A host that cannot be reached so many times in a row has given its answer."""
+
+
+class Asking:
+    """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, text)`.
+
+    All hosts are probed only when all are up, since each is asked for its route to the addresses of the others.
+    Use from the controller's thread; tell it of links that come up or go down.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        *,
+        reported: Callable[[NodeReport], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self._hosts, self._links, self._post = tuple(hosts), links, post
+        self._reported, self._refused = reported, refused
+        self._probed: set[str] = set()
+        self._answered: set[str] = set()
+
+    def start(self) -> None:
+        for host in self._hosts:
+            link = self._links.get(host)
+            if not link.is_up:
+                link.connect()
+        self.on_up()
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._answered) == len(self._hosts)
+
+    def on_up(self) -> None:
+        links = {host: self._links.get(host) for host in self._hosts if host.name not in self._answered}
+        if not all(link.is_up for link in links.values()):
+            return
+        for host, link in links.items():
+            if host.name in self._probed:
+                continue
+            self._probed.add(host.name)
+            peers = {other.name: _names_of(peer) for other, peer in links.items() if other != host}
+            link.call("probe", {"peers": peers}, deadline_s=PROBE_S, done=self._answer_of(host, time.time_ns()))
+
+    def on_down(self, link: Link, error: AscendrunError) -> None:
+        is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= CONNECT_TRIES
+        for host in self._hosts:
+            if is_final and self._links.same(host, link.host) and host.name not in self._answered:
+                self._answered.add(host.name)
+                self._refused(host.name, describe_error(error))
+                self.on_up()  # the others need not wait for it
+
+    def give_up_connecting(self, text: str) -> None:
+        """Whoever is not up by now is refused with this text; the others need not wait any longer."""
+        for host in self._hosts:
+            if host.name not in self._answered and not self._links.get(host).is_up:
+                self._answered.add(host.name)
+                self._refused(host.name, text)
+        self.on_up()
+
+    def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply], None]:
+        def done(reply: Reply) -> None:
+            middle_ns = (sent_ns + time.time_ns()) // 2
+            self._post(lambda: self._take(host, reply, middle_ns))
+
+        return done
+
+    def _take(self, host: Host, reply: Reply, middle_ns: int) -> None:
+        if host.name in self._answered:
+            return
+        self._answered.add(host.name)
+        if not reply.ok:
+            self._refused(host.name, describe_reply(reply))
+            return
+        offset_s = (int(reply.header["at_ns"]) - middle_ns) / 1e9
+        self._reported(make_report(host.name, self._links.get(host).hello, reply.header, clock_offset_s=offset_s))
+
+
+def describe_error(error: AscendrunError) -> str:
+    """One line: the fact and the way out."""
+    problems: list[str] = [str(problem.message) for problem in getattr(error, "problems", ())]
+    text = "; ".join(problems) or error.message
+    return f"{text} ({error.hint})" if error.hint else text
+
+
+def describe_reply(reply: Reply) -> str:
+    """One line of what an agent's error reply says."""
+    error = reply.error or {}
+    return f"{error.get('message')} ({error['hint']})" if error.get("hint") else str(error.get("message"))
+
+
+def _names_of(link: Link) -> list[str]:
+    names = ["127.0.0.1"] if link.host.is_local else [link.peer_address, link.host.addr, link.host.name]
+    return list(dict.fromkeys(name for name in names if name))

@@ -1,0 +1,147 @@
+"""One command on a host where no agent runs yet: started by the login itself, its words never read by a shell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from ascendrun.core.errors import AscendrunError, CannotConnect
+from ascendrun.core.hosts import Host
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosed
+
+MAGIC = b"\nASCENDRUN-ONCE\n"
+"""What stands before it is noise of the login's startup files."""
+
+TIMED_OUT = 124
+SEND_S = 30.0
+
+# The words come on standard input, a line each: behind "=" as they are, behind "%" as printf's %b reads them, which
+# costs a fork. They become arguments and nothing else.
+# No backslash, newline, exclamation mark or single quote may stand in the line (csh and fish read those).
+_SHELL = (
+    "echo; echo ASCENDRUN-ONCE; set --; "
+    "while IFS= read -r w; do "
+    'case $w in =*) w=${w#=}. ;; *) w=$(printf %b "${w#?}.") ;; esac; set -- "$@" "${w%.}"; done; '
+    't=$1; shift; if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$t" "$@" </dev/null; '
+    'else exec "$@" </dev/null; fi'
+)
+COMMAND = f"exec /bin/sh -c '{_SHELL}'"
+
+
+def encode_words(words: Sequence[str]) -> bytes:
+    """The words as COMMAND reads them. Raises ValueError on a NUL, which no argument can hold."""
+    lines = []
+    for word in words:
+        data = word.encode("utf-8", "surrogateescape")
+        if b"\0" in data:
+            raise ValueError("an argument cannot hold a NUL")
+        is_plain = all(32 <= byte < 127 for byte in data)
+        lines.append(b"=" + data if is_plain else b"%" + b"".join(_encode_byte(byte) for byte in data))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _encode_byte(byte: int) -> bytes:
+    return bytes([byte]) if byte < 128 and chr(byte).isalnum() else b"\\0%03o" % byte
+
+
+class Once:
+    """Connects, then runs argv and tells `done` exactly once; `keep` gets the connection, still good for an agent.
+
+    `fields`: those of the agent's `exec` (argv, timeout_s, max_bytes), so that callers need not know who ran it.
+    `failed`: it could not connect, nothing was run. `lost`: the connection ended while the command ran.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        fields: Mapping[str, Any],
+        *,
+        backend: Backend,
+        done: Callable[[Reply], None],
+        keep: Callable[[Connection], None],
+        failed: Callable[[AscendrunError], None],
+        lost: Callable[[AscendrunError], None],
+    ) -> None:
+        self._host, self._backend = host, backend
+        self._argv: list[str] = list(fields["argv"])
+        self._timeout_s = float(fields["timeout_s"])
+        self._max_bytes = int(fields["max_bytes"])
+        self._done, self._keep, self._failed, self._lost = done, keep, failed, lost
+        self._out, self._err = _Part(self._max_bytes, after=MAGIC), _Part(self._max_bytes)
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
+        self._is_over = threading.Lock()
+        self._started_mono = time.monotonic()
+
+    def run(self) -> None:
+        """To be called in a worker thread: blocks for the connect, not for the command."""
+        try:
+            connection = self._backend.connect(self._host, deadlines=Deadlines())
+        except AscendrunError as error:
+            self._failed(error)
+            return
+        except Exception as error:  # a fault of ours in a worker thread would vanish with its future
+            self._failed(CannotConnect(f"{self._host.name}: {type(error).__name__}: {error}"))
+            return
+        self._connection = connection
+        self._started_mono = time.monotonic()
+        receiver = Receiver(self._out.take, self._err.take, self._closed)
+        words = [f"{self._timeout_s:g}", *self._argv]
+        try:
+            stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
+            stream.send(encode_words(words), deadline_s=SEND_S)
+            stream.close_input()
+        except (AscendrunError, StreamClosed, ValueError) as error:
+            self._closed(str(error), None)
+
+    def _closed(self, reason: str, status: int | None) -> None:
+        if not self._is_over.acquire(blocking=False):
+            return  # told already
+        connection = self._connection
+        assert connection is not None
+        if status is None:
+            connection.close()
+            error = CannotConnect(f"{self._host.name}: the connection ended while the command ran: {reason}")
+            self._done(Reply({}, b"", {"code": "link-lost", "message": error.message, "hint": None}))
+            self._lost(error)
+            return
+        signal = status - 128 if status > 128 else None
+        header = {
+            "code": None if signal else status,
+            "signal": signal,
+            "timed_out": status == TIMED_OUT and self._is_late(),
+            "out_bytes": len(self._out.data),
+            "err_bytes": len(self._err.data),
+            "truncated": self._out.is_cut or self._err.is_cut,
+        }
+        self._done(Reply(header, bytes(self._out.data + self._err.data), None))
+        self._keep(connection)
+
+    def _is_late(self) -> bool:
+        """`timeout` says 124, and so may a command: only one that took its time was timed out."""
+        return time.monotonic() - self._started_mono >= self._timeout_s
+
+
+class _Part:
+    """One stream's output: its first bytes, `after` a magic word if there is one."""
+
+    def __init__(self, limit: int, after: bytes = b"") -> None:
+        self.data = bytearray()
+        self.is_cut = False
+        self._limit, self._after = limit, after
+
+    def take(self, data: bytes) -> None:
+        self.data += data
+        if self._after:
+            at = self.data.find(self._after)
+            if at < 0:
+                del self.data[: max(0, len(self.data) - len(self._after))]
+                return
+            del self.data[: at + len(self._after)]
+            self._after = b""
+        if len(self.data) > self._limit:
+            self.is_cut = True
+            del self.data[self._limit :]

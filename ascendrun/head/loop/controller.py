@@ -1,0 +1,277 @@
+"""The only loop: wishes, the nodes' answers and the time, each handed to whom it concerns, in one thread."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError, Conflict
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.loop.live_jobs import LiveJobs
+from ascendrun.head.loop.liveness import Listening
+from ascendrun.head.loop.operations import Errands
+from ascendrun.head.loop.requests import serve_wish
+from ascendrun.head.loop.safe_call import Guard
+from ascendrun.head.notify.notifier import Notifier, NotifierMaker
+from ascendrun.head.protocol.agent_bootstrap import AgentImage
+from ascendrun.head.protocol.control_socket import Answer, ControlServer
+from ascendrun.head.protocol.remote import Link, LinkListener
+from ascendrun.head.spool.artifact_store import wishes_dir
+from ascendrun.head.ssh.transport import Backend
+from ascendrun.head.state.store import LostLease, Store
+from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.head.loop.stragglers import Straggling
+    from ascendrun.head.spool.artifact_fetch import Gatherer
+    from ascendrun.head.spool.sample_ingest import SampleKeeper
+
+# What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
+
+TICK_S = 0.25
+RESTING_TICK_S = 1.0
+"""With nothing live the time matters less, and hundreds of open connections should cost next to nothing."""
+AWAY_S = 5.0
+"""Between two ticks: more, and this process stood still (SIGSTOP, a closed laptop), or somebody set the clock."""
+TOGETHER = 1000
+"""So many posted calls are worked off before what they led to is stored: a thousand ranks start in few commits."""
+IDLE_S = 600.0
+"""With nothing live and nobody asking for so long, the controller ends; connections stay warm until then."""
+
+
+class Controller:
+    """One per state folder; the caller holds its lock. Everything but the marked methods runs in `run`'s thread."""
+
+    def __init__(
+        self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
+    ) -> None:
+        """Opens the store and takes its lease. Raises StoreUnusable."""
+        self._state_dir = state_dir
+        self._idle_s = idle_s
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may put into it
+        self._guard = Guard()
+        self._is_over = False
+        self._ticked = (time.monotonic(), time.time())
+        self._busy_mono = time.monotonic()
+        self._store = Store.open(state_dir)
+        self._notifier = notifier(self._store)
+        self._store.outbox = self._notifier.outbox
+        image = AgentImage.make()
+        listener = LinkListener(
+            on_up=lambda link: self.post(lambda: self._on_up(link)),
+            on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
+            on_event=self._on_link_event,
+        )
+        self._links = Links(backend, image, listener)
+        self._errands = Errands(self._links, self.post)
+        self._gatherer: Gatherer | None = None
+        self._straggling: Straggling | None = None
+        self._samples: SampleKeeper | None = None
+        self._jobs = LiveJobs(
+            state_dir,
+            self._store,
+            self._links,
+            post=self.post,
+            guard=self._guard,
+            gathering=self._gathering,
+            samples=self._keep_samples,
+        )
+        self._listening = Listening(story=self._jobs.story, tell=self._jobs.tell)
+        self._server = ControlServer(state_dir, self._on_request)
+
+    # From any thread
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has `call` run in the controller's own thread, in order."""
+        self._inbox.put(call)
+
+    def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
+        self.post(lambda: self._serve(op, header, answer))
+
+    def _on_link_event(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+        if header.get("event") == "gathered" and self._gatherer is not None:
+            self._gatherer.take(link, header, body)
+        self._jobs.hear(link, header, body)
+
+    # The loop
+
+    def run(self) -> None:
+        """Until stopped, idle, or the lease is lost."""
+        signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
+        signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
+        for stored in self._store.live_jobs():
+            self._guard(partial(self._jobs.adopt, stored))
+        if wishes_dir(self._state_dir).is_dir():
+            self._guard(self._gathering().resume)
+        self._guard(self._notifier.start)
+        self._server.start()
+        next_tick = time.monotonic()
+        try:
+            while not self._is_over:
+                calls = self._next_calls(max(0.0, next_tick - time.monotonic()))
+                for call in calls:
+                    self._guard(call)
+                if time.monotonic() >= next_tick:
+                    self._guard(self._tick)
+                    next_tick = time.monotonic() + (TICK_S if self._is_busy() else RESTING_TICK_S)
+                self._guard(self._jobs.work_off_events)
+                if self._is_busy():
+                    next_tick = min(next_tick, time.monotonic() + TICK_S)
+        except LostLease as error:
+            print(f"controller: {error.message}", flush=True)
+        finally:
+            self._server.close()
+            self._guard(self._notifier.close)
+            self._links.close()
+            self._store.close()
+            if self._samples is not None:
+                self._samples.close()
+
+    def _next_calls(self, timeout_s: float) -> list[Callable[[], None]]:
+        """What was posted, once there is something; [] after `timeout_s`. What comes together is stored together."""
+        calls: list[Callable[[], None]] = []
+        try:
+            calls.append(self._inbox.get(timeout=timeout_s))
+            while len(calls) < TOGETHER:
+                calls.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return calls
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _tick(self) -> None:
+        was_away = self._was_away()
+        self._links.tick()
+        if self._jobs:
+            self._tick_jobs(was_away=was_away)
+        self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_over])
+        if self._is_busy():
+            self._busy_mono = time.monotonic()
+        elif time.monotonic() - self._busy_mono > self._idle_s:
+            self._is_over = True
+
+    def _tick_jobs(self, *, was_away: bool) -> None:
+        self._jobs.tick(was_away=was_away)
+        self._guard(lambda: self._listening.tick(self._jobs))
+        self._guard(self._watch_pace)
+
+    def _watch_pace(self) -> None:
+        from ascendrun.head.loop.stragglers import Straggling
+
+        if self._straggling is None:
+            self._straggling = Straggling(self._state_dir, post=self.post, tell=self._jobs.tell, story=self._jobs.story)
+        self._straggling.tick(runner.job for runner in self._jobs)
+
+    def _was_away(self) -> bool:
+        """What was not heard meanwhile says nothing about the nodes."""
+        before, self._ticked = self._ticked, (time.monotonic(), time.time())
+        return max(abs(now - then) for now, then in zip(self._ticked, before)) > AWAY_S
+
+    def _is_busy(self) -> bool:
+        """Something is under way."""
+        return self._errands.is_busy or self._notifier.is_waiting or self._jobs.is_busy(now_s=time.time())
+
+    def _gathering(self) -> Gatherer:
+        if self._gatherer is None:
+            from ascendrun.head.spool.artifact_fetch import Gatherer
+            from ascendrun.head.survey.submission import load_subject
+
+            self._gatherer = Gatherer(
+                self._state_dir, self._links, self.post, lambda job_id: load_subject(self._store.find(job_id))
+            )
+        return self._gatherer
+
+    def _keep_samples(self) -> SampleKeeper:
+        from ascendrun.head.spool.sample_ingest import SampleKeeper
+
+        if self._samples is None:
+            self._samples = SampleKeeper(self._state_dir)
+            self._samples.start()
+        return self._samples
+
+    def _on_up(self, link: Link) -> None:
+        self._jobs.on_up(link)
+        self._errands.on_up()
+        if self._gatherer is not None:
+            self._gatherer.on_up(link)
+
+    def _on_down(self, link: Link, error: AscendrunError) -> None:
+        self._jobs.on_down(link, error)
+        self._errands.on_down(link, error)
+
+    # Wishes
+
+    def _serve(self, op: str, header: Mapping[str, Any], answer: Answer) -> None:
+        self._busy_mono = time.monotonic()
+        serve_wish(
+            {
+                "submit": self._submit,
+                "stop": self._stop,
+                "plan": self._errands.plan,
+                "exec": self._errands.execute,
+                "nodes": self._errands.ask_nodes,
+                "survey": self._errands.survey,
+                "sample": self._sample,
+                "grep": self._grep,
+                "status": self._status,
+                "shutdown": self._shutdown,
+                "gather": lambda header, answer: self._gathering().serve(header, answer),
+            },
+            op,
+            header,
+            answer,
+            log=self._state_dir / "controller.log",
+        )
+
+    def _submit(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.survey.submission import add_jobs
+
+        failpoint("submit.before_txn")
+        added = add_jobs(self._store, header, now_s=time.time())
+        failpoint("submit.after_commit_before_ack")
+        for job, submission in added:
+            if not job.is_over:
+                self._jobs.add(job, submission)
+        self._jobs.schedule()
+        answer({"ok": True, "job": added[0][0].pipeline or added[0][0].id}, b"", True)
+
+    def _stop(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.core.jobs.job import StopRequested
+
+        stored = self._store.find(str(header["job"]))
+        if stored.job.is_over:
+            raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
+        self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
+        self._jobs.feed(stored.job.id, StopRequested(now=bool(header["now"])))
+        self._jobs.work_off_events()
+        answer({"ok": True, "job": stored.job.id}, b"", True)
+
+    def _grep(self, header: Mapping[str, Any], answer: Answer) -> None:
+        from ascendrun.head.spool.grep import relay
+        from ascendrun.head.survey.submission import load_subject
+
+        relay(self._links, load_subject(self._store.find(str(header["job"]))), header, answer, self.post)
+
+    def _sample(self, header: Mapping[str, Any], answer: Answer) -> None:
+        self._errands.sample(header, answer, self._keep_samples())
+
+    def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
+        live = [runner.job.id for runner in self._jobs if not runner.job.is_over]
+        hosts = {
+            runner.job.id: {host: runner.link(host).liveness() for host in runner.job.hosts}
+            for runner in self._jobs
+            if runner.job.state.value != "QUEUED"
+        }
+        answer({"ok": True, "pid": os.getpid(), "jobs": live, "liveness": hosts}, b"", True)
+
+    def _shutdown(self, header: Mapping[str, Any], answer: Answer) -> None:
+        answer({"ok": True}, b"", True)
+        self._is_over = True

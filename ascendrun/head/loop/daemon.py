@@ -1,0 +1,139 @@
+"""The controller as a process: one per state folder, started by whoever needs it, found by a lock on a file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+from ascendrun.head.ssh.transport import Backend
+from ascendrun.head.state.settings import STATE_VARIABLE
+from ascendrun.head.state.state_dir import make_state_dir
+
+if TYPE_CHECKING:
+    from ascendrun.head.notify.notifier import NotifierMaker
+
+LOCK_NAME = "controller.lock"
+LOG_NAME = "controller.log"
+IDLE_VARIABLE = "ASCENDRUN_CONTROLLER_IDLE_S"
+_POLL_S = 0.01
+LOOK_S = 0.3
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[bool]:
+    """Holds the controller's lock; yields False when another process has it.
+
+    `is_running` takes the lock for a moment to look: only who keeps it has it.
+    """
+    fd = os.open(state_dir / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        until = time.monotonic() + LOOK_S
+        while not _try_lock(fd):
+            if time.monotonic() > until:
+                yield False
+                return
+            time.sleep(_POLL_S)
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        yield True
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_running(state_dir: Path) -> bool:
+    """Whether a controller holds the lock (it may still be starting)."""
+    path = state_dir / LOCK_NAME
+    if not path.exists():
+        return False
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
+    """Returns when no controller holds the lock. Raises DeadlineExceeded."""
+    deadline = time.monotonic() + timeout_s
+    while is_running(state_dir):
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"the controller of {state_dir} did not end within {timeout_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker | None = None) -> bool:
+    """Is the controller until it ends; False at once when another process already is."""
+    from ascendrun.head.loop.controller import IDLE_S, Controller
+    from ascendrun.head.notify.notifier import Notifier
+
+    make_state_dir(state_dir)
+    with _locked(state_dir) as is_ours:
+        if is_ours:
+            idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
+            Controller(state_dir, backend, idle_s=idle_s, notifier=notifier or Notifier).run()
+        return is_ours
+
+
+def start_controller(state_dir: Path, *, deadline_s: float) -> None:
+    """Starts a controller that outlives this process and waits until it answers.
+
+    Two starts at once are harmless: one gets the lock, the other ends. Raises CannotConnect with the end of its log.
+    """
+    from ascendrun.head.protocol.control_socket import ControlClient
+
+    make_state_dir(state_dir)
+    log_path = state_dir / LOG_NAME
+    with open(log_path, "ab") as log:
+        os.chmod(log_path, 0o600)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ascendrun", "controller", "run"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=_environment(state_dir),
+        )
+    deadline = time.monotonic() + deadline_s
+    error: CannotConnect | None = None
+    while time.monotonic() < deadline:
+        try:
+            ControlClient(state_dir).close()
+            return
+        except CannotConnect as refused:
+            error = refused
+        if child.poll() is not None and not is_running(state_dir):
+            break
+        time.sleep(_POLL_S)
+    tail = log_path.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
+    raise CannotConnect(
+        f"the controller did not come up: {tail[0] if tail else error}",
+        hint=f"`ascendrun controller run` shows why; its log is {log_path}",
+    ) from error
+
+
+def _environment(state_dir: Path) -> dict[str, str]:
+    import ascendrun
+
+    package_parent = str(Path(ascendrun.__file__).resolve().parent.parent)
+    path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, STATE_VARIABLE: str(state_dir), "PYTHONPATH": path}

@@ -1,0 +1,429 @@
+"""Carries out one job's actions on its nodes and turns their answers into events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobs import job as w
+from ascendrun.core.jobs.job import Action, Event, Job, Phase, State
+from ascendrun.core.jobs.lifecycle import stop_grace_s
+from ascendrun.core.jobs.plan import LaunchPlan, Tree
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.agents.connections import Links, dialled
+from ascendrun.head.agents.node_query import Asking, describe_error, describe_reply
+from ascendrun.head.protocol.agent_events import make_event
+from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
+from ascendrun.head.spool.collector import NodeSpool, SpoolGap
+from ascendrun.head.spool.log_pruning import KEEP_BYTES, Releaser
+from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
+from ascendrun.head.state.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
+from ascendrun.head.survey.doctor import Answers, Examination
+from ascendrun.head.survey.planning import build_plan
+from ascendrun.head.survey.preflight import gate_question, judge_answers
+from ascendrun.head.survey.staging import TreePush, read_secret_env
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.spec import JobSpec
+
+CHECK_S = 60.0
+STAGE_S = 120.0
+GO_S = 30.0
+AGAIN_S = 5.0
+"""After a host has answered a wish with an error it is said again, this much later."""
+PROOF_S = 15.0
+"""So long after the grace the proof of the end may take; then the host is asked once more."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a runner needs of its controller: `post` runs a call in the controller's own thread, `feed` gives an
+    event to the lifecycle, `drained` says that every byte of the job has come."""
+
+    state_dir: Path
+    links: Links
+    post: Callable[[Callable[[], None]], None]
+    feed: Callable[[str, Event], None]
+    drained: Callable[[str], None]
+    samples: SampleKeeper
+
+
+class JobRunner:
+    """One live job. Every method runs in the controller's thread, except `take_data`."""
+
+    def __init__(
+        self, job: Job, *, spec: JobSpec, hosts: tuple[Host, ...], trees: tuple[Tree, ...], desk: Desk
+    ) -> None:
+        self.job = job
+        self.spec, self.hosts, self.trees = spec, hosts, trees
+        self._by_name = {host.name: host for host in hosts}
+        self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
+        self._desk = desk
+        self._reports: dict[str, NodeReport] = {}
+        self._asking: Asking | None = None
+        self._plan: LaunchPlan | None = None
+        self._spools: dict[str, NodeSpool] = {}
+        self._drained: set[str] = set()
+        self._asked_sizes: set[str] = set()
+        self._follow_due: dict[str, float] = {}
+        self._stop_due: dict[str, float] = {}
+        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
+        self._releaser = Releaser(partial(self._release, self.job.tag))
+        self._ahead_s: dict[str, float] = {}
+
+    def link(self, host: str) -> Link:
+        return self._desk.links.get(self._host(host))
+
+    def _host(self, name: str) -> Host:
+        return self._by_name[name]
+
+    def uses(self, link: Link) -> str | None:
+        """The job's name for the host behind `link`, None: it is none of the job's."""
+        return self._names.get(dialled(link.host))
+
+    def perform(self, action: Action) -> None:
+        self._do(partial(self._perform, action))
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, w.AskNodes):
+            self._ask()
+        elif isinstance(action, w.StageNodes):
+            for host in self.job.hosts:
+                self._stage(host)
+        elif isinstance(action, w.PrepareNodes):
+            for host in self.job.hosts:
+                self._prepare(host)
+        elif isinstance(action, w.StartNodes):
+            for host in self.job.hosts:
+                self._go(host)
+        elif isinstance(action, w.AbortNodes):
+            for host in self.job.hosts:
+                if self.link(host).is_up:
+                    self.link(host).call("abort", {"tag": action.tag}, deadline_s=GO_S, done=_ignore)
+        elif isinstance(action, w.StopNodes):
+            for host in action.hosts:
+                self._stop(host, now=action.now, grace_s=action.grace_s)
+
+    # Asking and planning
+
+    def _ask(self) -> None:
+        self._reports, self._plan = {}, None
+        self._asking = Asking(
+            self.hosts,
+            self._desk.links,
+            self._post,
+            reported=self._take_report,
+            refused=lambda host, text: self._feed(w.Refused(host, text)),
+        )
+        self._asking.start()
+
+    def _take_report(self, report: NodeReport) -> None:
+        if self.job.state is not State.CHECKING:
+            return
+        self._reports[report.host] = report
+        self._feed(w.NodeReported(report.host, report.boot_id, report.clock_offset_s))
+        if len(self._reports) == len(self.hosts):
+            self._make_plan()
+
+    def _make_plan(self) -> None:
+        try:
+            plan = build_plan(self.spec, self.hosts, self._reports, self.job, self.trees)
+        except AscendrunError as error:
+            self._feed(w.Refused(None, describe_error(error)))
+            return
+        Examination(
+            self.hosts,
+            self._reports,
+            gate_question(self.spec),
+            plan,
+            links=self._desk.links,
+            post=self._post,
+            done=lambda answers: self._judge(plan, answers),
+        ).start()
+
+    def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
+        """The gate: only what is fit is started."""
+        if self.job.state is not State.CHECKING or plan.tag != self.job.tag:
+            return
+        hellos = {host.name: {**self.link(host.name).hello, "is_local": host.is_local} for host in self.hosts}
+        verdict = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
+        self._feed(w.Checked(verdict.warnings))
+        if verdict.refusal is not None:
+            self._feed(w.Refused(None, verdict.refusal))
+            return
+        self._plan = plan
+        ranks = {node.host: tuple(rank.rank for rank in node.ranks) for node in plan.nodes}
+        self._feed(w.Planned(ranks, plan.world_size))
+
+    # Staging, readiness, GO
+
+    def _stage(self, host: str) -> None:
+        TreePush(
+            self._desk.state_dir,
+            self.trees,
+            ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
+            refused=lambda reply: self._refuse(host, reply),
+            finished=lambda: self._feed(w.NodeStaged(host)),
+        ).go_on()
+
+    def _prepare(self, host: str) -> None:
+        from ascendrun.core.jobs.plan import prepare_request
+
+        assert self._plan is not None, "PrepareNodes before the plan"
+        node = next(node for node in self._plan.nodes if node.host == host)
+        self._call(
+            host,
+            "prepare",
+            prepare_request(node, self._plan),
+            deadline_s=CHECK_S,
+            then=lambda reply: (
+                self._feed(w.NodeReady(host, reply.header.get("master_port")))
+                if reply.ok
+                else self._refuse(host, reply)
+            ),
+        )
+
+    def _go(self, host: str) -> None:
+        try:
+            secret_env = read_secret_env(self.spec)
+        except AscendrunError as error:
+            self._feed(w.Refused(host, describe_error(error)))
+            return
+        fields = {"tag": self.job.tag, "master_port": self.job.master_port, "secret_env": secret_env}
+        self._call(host, "go", fields, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
+
+    def _went(self, host: str, reply: Reply) -> None:
+        if reply.ok:
+            self._follow(host)
+        elif reply.error and reply.error.get("code") in ("link-lost", "deadline"):
+            return  # said again when the host answers: it may or may not have heard us
+        else:
+            self._refuse(host, reply)
+
+    def _refuse(self, host: str, reply: Reply) -> None:
+        self._feed(w.Refused(host, describe_reply(reply)))
+
+    # Stopping
+
+    def _stop(self, host: str, *, now: bool, grace_s: float) -> None:
+        """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
+        self._follow(host)
+        self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
+        fields = {"tag": self.job.tag, "now": now, "grace_s": grace_s}
+        self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_heard(host, reply))
+
+    def _stop_heard(self, host: str, reply: Reply) -> None:
+        if not reply.ok:
+            self._stop_due[host] = time.monotonic() + AGAIN_S
+
+    # What is said again when it did not lead anywhere
+
+    def tick(self) -> None:
+        """To be called now and then."""
+        now = time.monotonic()
+        for host in [host for host, due in self._follow_due.items() if due <= now]:
+            del self._follow_due[host]
+            if self.link(host).is_up:
+                self._follow(host)
+        up = [host for host in self._spools if self.link(host).is_up]
+        self._clocks.tick(up)
+        self._releaser.tick((host, self._spools[host]) for host in up)
+        if self.job.state is not State.STOPPING and not self.job.unconfirmed:
+            return
+        for host in [host for host, due in self._stop_due.items() if due <= now]:
+            if self.job.node(host).may_run_processes and self.link(host).is_up:
+                self._stop(host, now=self.job.stop_now, grace_s=stop_grace_s(self.job))
+
+    def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
+        self._follow_due.setdefault(host, time.monotonic() + wait_s)
+
+    # What the nodes say
+
+    def on_up(self, host: str) -> None:
+        """The host's agent answers (again): look at facts first, then say again what it may have missed."""
+        if self.job.state is State.CHECKING and self._asking is not None:
+            self._asking.on_up()
+        node = next((node for node in self.job.nodes if node.host == host), None)
+        if node is None or self.job.told_at_s is None:
+            return
+        boot_id = self.link(host).hello["boot_id"]
+        if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
+            self._feed(w.NodeRebooted(host))
+            self._follow(host)  # its disk may have lived on, with the last lines of the logs
+            return
+        if self.job.state is State.STARTING and node.phase is Phase.TOLD:
+            self._go(host)
+            return
+        if node.may_run_processes and (self.job.state is State.STOPPING or host in self.job.unconfirmed):
+            self._stop(host, now=self.job.stop_now, grace_s=stop_grace_s(self.job))
+        else:
+            self._follow(host)
+
+    def on_down(self, host: str, link: Link, error: AscendrunError) -> None:
+        """Unreachable is not failed: only a start that has not begun is given up for it."""
+        self._asked_sizes.discard(host)
+        if self.job.state is State.CHECKING and self._asking is not None:
+            self._asking.on_down(link, error)
+
+    def _follow(self, host: str) -> None:
+        offsets = {**self.spool(host).offsets(), "samples": self._desk.samples.offsets(self._source(host))}
+        fields = {"tag": self.job.tag, "offsets": offsets}
+        self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
+        self._clocks.measure(host)
+        self.take_events(host)
+
+    def _follow_heard(self, host: str, reply: Reply) -> None:
+        if not reply.ok and (reply.error or {}).get("code") != "link-lost":
+            self.follow_later(host)
+
+    def spool(self, host: str) -> NodeSpool:
+        spool = self._spools.get(host)
+        if spool is None:
+            spool = NodeSpool(spool_dir(self._desk.state_dir, self.job.id, self.job.attempt) / host)
+            self._spools[host] = spool
+        return spool
+
+    def take_data(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+        """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
+        if header.get("tag") != self.job.tag:
+            return
+        if header["file"] == "samples":
+            self._take_samples(host, header, body)
+            return
+        try:
+            self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
+        except SpoolGap:
+            self._desk.post(lambda: self.follow_later(host, wait_s=0.0))
+            return
+        except OSError:  # the head's disk is full: nothing is lost, the node has it
+            self._desk.post(lambda: self.follow_later(host))
+            return
+        if header["file"] == "events":
+            self._desk.post(lambda: self.take_events(host))
+
+    def _take_samples(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
+        ahead_s = self._ahead_s.get(host) or self.job.node(host).clock_offset_s or 0.0
+        if not self._desk.samples.take(
+            self._source(host), int(header["generation"]), int(header["offset"]), body, ahead_s=ahead_s
+        ):
+            self._desk.post(lambda: self.follow_later(host))
+
+    def _source(self, host: str) -> Source:
+        return Source(self.job.tag, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
+
+    def take_events(self, host: str) -> None:
+        for line in self.spool(host).new_events():
+            event = make_event(host, line)
+            if event is not None:
+                self._feed(event)
+
+    def _ping(self, host: str, heard: Callable[[int | None], None]) -> None:
+        self.link(host).call(
+            "ping", {}, deadline_s=PING_DEADLINE_S, done=lambda reply: heard(node_time_of(reply.header))
+        )
+
+    def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
+        """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
+        fields = {"tag": tag, "have": have, "keep_bytes": KEEP_BYTES}
+        self._desk.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
+
+    def _keep_clock(self, host: str, reading: Reading) -> None:
+        self._ahead_s[host] = reading.offset_s
+        try:
+            self._clock_files.keep(self.spool(host).folder, reading)
+        except OSError:  # the head's disk is full: the next reading may find room
+            return
+
+    # The end: every byte, then the mark that says so
+
+    def drain(self) -> None:
+        """Called now and then once the job is over: asks what the nodes' files measure until all of it is here."""
+        if self.job.told_at_s is None:
+            self._desk.drained(self.job.id)
+            return
+        for host in self.job.hosts:
+            if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
+                self._asked_sizes.add(host)
+                self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S, then=partial(self._compare, host))
+        if self._drained == set(self.job.hosts):
+            self._clocks.tick(())
+            folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
+            make_spool_dir(folder / self.job.hosts[0])
+            (folder / SPOOL_COMPLETE).touch(0o600)
+            self._desk.drained(self.job.id)
+
+    def _compare(self, host: str, reply: Reply) -> None:
+        self._asked_sizes.discard(host)
+        if not reply.ok:
+            return
+        sizes = dict(reply.header["files"])
+        lacks_samples = self._desk.samples.lacks(self._source(host), sizes.pop("samples", {}))
+        if lacks_samples or self.spool(host).differs_from(sizes):
+            self.follow_later(host)
+            return
+        self._drained.add(host)
+        self._desk.samples.finish(self._source(host))
+        self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
+
+    # Plumbing
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._desk.post(lambda: self._do(call))
+
+    def _do(self, call: Callable[[], None]) -> None:
+        """A fault of our own before GO ends the job with that word: nobody would ever say what it waits for."""
+        try:
+            call()
+        except Exception as error:  # told to the job, and raised again for the log
+            if self.job.told_at_s is None and not self.job.is_over:
+                self._feed(
+                    w.Refused(
+                        None,
+                        f"a fault of ascendrun itself: {type(error).__name__}: {error} "
+                        f"(the trace is in {self._desk.state_dir / 'controller.log'})",
+                    )
+                )
+            raise
+
+    def _feed(self, event: Event) -> None:
+        self._desk.feed(self.job.id, event)
+
+    def _call(
+        self,
+        host: str,
+        op: str,
+        fields: Mapping[str, Any],
+        body: bytes = b"",
+        *,
+        deadline_s: float,
+        then: Callable[[Reply], None],
+    ) -> None:
+        """Asks the host; `then` runs in the controller's thread, unless the job has moved on to another attempt."""
+        attempt = self.job.attempt
+
+        def answered(reply: Reply) -> None:
+            self._post(lambda: self._hear(reply, attempt, then))
+
+        self.link(host).call(op, fields, body, deadline_s=deadline_s, done=answered)
+
+    def _hear(self, reply: Reply, attempt: int, then: Callable[[Reply], None]) -> None:
+        if self.job.attempt == attempt:
+            then(reply)
+
+    def begin_attempt(self) -> None:
+        """The record has moved to a new attempt: forget what belonged to the old one."""
+        self._spools, self._drained, self._asked_sizes = {}, set(), set()
+        self._follow_due, self._stop_due = {}, {}
+        self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
+        self._releaser = Releaser(partial(self._release, self.job.tag))
+
+
+def _ignore(reply: Reply) -> None:
+    """For answers that change nothing: the proof comes as an event, or the call is said again."""

@@ -1,0 +1,273 @@
+"""The live jobs: each one's events go through its lifecycle, what was decided is stored, then done."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError, Conflict, NotFound
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.loop.safe_call import Guard
+from ascendrun.head.protocol.remote import Link
+from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.store import Store, StoredJob
+from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.job import Event, Job
+    from ascendrun.core.jobs.lifecycle import Step
+    from ascendrun.core.jobs.schedule import Claim
+    from ascendrun.head.loop.job_runner import JobRunner
+    from ascendrun.head.spool.artifact_fetch import Gatherer
+    from ascendrun.head.spool.sample_ingest import SampleKeeper
+    from ascendrun.head.survey.submission import Submission
+
+# What only jobs need is imported with the first job: a controller that was started for `exec` answers 0.1 s earlier.
+
+SETTLING_S = 30.0
+"""So long after a job's end its last bytes may still be coming."""
+FILE_TROUBLES = ("truncated", "follow_held")
+"""Events of a node about one file of an attempt, which the job's story tells."""
+
+
+class LiveJobs:
+    """The jobs that have a runner: those that live, and those whose last bytes are awaited.
+
+    Use from the controller's thread, `hear` alone from any. `gathering` and `samples` make what they give when they are
+    first called.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        store: Store,
+        links: Links,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        guard: Guard,
+        gathering: Callable[[], Gatherer],
+        samples: Callable[[], SampleKeeper],
+    ) -> None:
+        self._state_dir, self._store, self._links = state_dir, store, links
+        self._post, self._guard, self._gathering, self._samples = post, guard, gathering, samples
+        self._runners: dict[str, JobRunner] = {}
+        self._claims: dict[str, tuple[Claim, ...]] = {}
+        self._events: deque[tuple[str, Event]] = deque()
+        self._unsaved: dict[str, Step] = {}
+
+    def __iter__(self) -> Iterator[JobRunner]:
+        """As they are now: a runner may go while the others are looked at."""
+        return iter(tuple(self._runners.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._runners)
+
+    def is_busy(self, *, now_s: float) -> bool:
+        """Whether one lives, or has ended so lately that its last bytes may still be coming."""
+        return any(runner.job.ended_at_s is None or now_s - runner.job.ended_at_s < SETTLING_S for runner in self)
+
+    # From any thread
+
+    def hear(self, link: Link, header: Mapping[str, Any], body: bytes) -> None:
+        """An event of a node: bytes of an attempt's files, or that they cannot be followed."""
+        if header.get("event") not in ("data", "follow_failed", *FILE_TROUBLES):
+            return
+        for runner in self:
+            host = runner.uses(link) if runner.job.tag == header.get("tag") else None
+            if host is None:
+                continue
+            if header["event"] == "data":
+                runner.take_data(host, header, body)
+            elif header["event"] == "follow_failed":
+                self._post(partial(runner.follow_later, host))
+            else:
+                self._post(partial(self.tell, runner.job.id, [("note", describe_trouble(host, header))]))
+
+    # Coming and going
+
+    def adopt(self, stored: StoredJob) -> None:
+        """A job that an earlier controller left: what it may have done is looked at, and goes on."""
+        from ascendrun.core.jobs.lifecycle import resume
+        from ascendrun.head.survey.submission import Submission
+
+        runner = self.add(stored.job, Submission.from_stored(stored))
+        self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
+        if stored.job.is_over:
+            from ascendrun.head.spool.artifact_fetch import left_unasked
+
+            attempt = left_unasked(stored.job, now_s=time.time())
+            if attempt is not None:
+                self._guard(partial(self._gathering().gather_missing, stored.job.id, attempt))
+        if runner.job.told_at_s is not None:
+            for host in runner.job.hosts:
+                runner.take_events(host)
+                runner.link(host)
+
+    def add(self, job: Job, submission: Submission) -> JobRunner:
+        """Gives the job a runner; one that it has stays."""
+        if job.id in self._runners:
+            return self._runners[job.id]
+        from ascendrun.head.loop.job_runner import Desk, JobRunner
+        from ascendrun.head.survey.submission import claims_of
+
+        desk = Desk(
+            self._state_dir, self._links, post=self._post, feed=self.feed, drained=self._forget, samples=self._samples()
+        )
+        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=desk)
+        self._runners[job.id] = runner
+        self._claims[job.id] = claims_of(submission.spec, submission.hosts)
+        return runner
+
+    def _forget(self, job_id: str) -> None:
+        runner = self._runners[job_id]
+        if runner.job.unconfirmed:
+            return
+        self._store.mark_drained(job_id)
+        del self._runners[job_id], self._claims[job_id]
+
+    # Connections and time
+
+    def on_up(self, link: Link) -> None:
+        for runner in self:
+            host = runner.uses(link)
+            if host is not None:
+                runner.on_up(host)
+
+    def on_down(self, link: Link, error: AscendrunError) -> None:
+        for runner in self:
+            host = runner.uses(link)
+            if host is not None:
+                runner.on_down(host, link, error)
+
+    def tick(self, *, was_away: bool) -> None:
+        """`was_away`: this process stood still, so that what was not heard says nothing about the nodes."""
+        from ascendrun.core.jobs.job import Tick
+        from ascendrun.core.jobs.lifecycle import Step, look_again
+
+        reachable = frozenset(link.host.name for link in self._links if link.is_up)
+        for runner in self:
+            self._guard(runner.tick)
+            if runner.job.is_over:
+                self._guard(runner.drain)
+                continue
+            if was_away:
+                unsaved = self._unsaved.pop(runner.job.id, None) or Step(runner.job)
+                self._settle(runner.job.id, unsaved.then(Step(look_again(unsaved.job, now_s=time.time()))))
+            self.feed(runner.job.id, Tick(reachable))
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Who may start is decided anew."""
+        from ascendrun.core.jobs.schedule import judge_all
+
+        jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
+        for job_id, verdict in judge_all(jobs, self._job).items():
+            self.feed(job_id, verdict)
+
+    def _job(self, job_id: str) -> Job | None:
+        runner = self._runners.get(job_id)
+        if runner is not None:
+            return runner.job
+        try:
+            found = self._store.find(job_id).job
+        except (NotFound, Conflict):
+            return None
+        return found if found.id == job_id else None  # a name or a longer id may begin like it
+
+    # Stories
+
+    def story(self, job_id: str) -> list[tuple[str, str]]:
+        return [(event.kind, event.text) for event in self._store.events(job_id)]
+
+    def tell(self, job_id: str, lines: Sequence[tuple[str, str]]) -> None:
+        """Lines for a job's story that change nothing else."""
+        if job_id in self._runners:
+            self._store.save(self._runners[job_id].job, lines, now_s=time.time())
+
+    # Events, decisions, actions
+
+    def feed(self, job_id: str, event: Event) -> None:
+        """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
+        self._events.append((job_id, event))
+
+    def work_off_events(self) -> None:
+        """What came together for a job is one step of it, stored once."""
+        if not self._events:
+            return
+        from ascendrun.core.jobs.lifecycle import Step
+
+        while self._events:
+            steps, self._unsaved = self._unsaved, {}
+            while self._events:
+                job_id, event = self._events.popleft()
+                if job_id in self._runners:
+                    before = steps.get(job_id) or Step(self._runners[job_id].job)
+                    steps[job_id] = before.then(self._advance(before.job, event))
+            for job_id, step in steps.items():
+                self._guard(partial(self._settle, job_id, step))
+
+    def _advance(self, job: Job, event: Event) -> Step:
+        from ascendrun.core.jobs.lifecycle import IllegalMove, Step, advance
+
+        def story() -> list[str]:
+            return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
+
+        try:
+            return advance(job, event, now_s=time.time(), story=story)
+        except IllegalMove:
+            self._guard.tell()  # the job stays as it was; the others must not suffer
+            return Step(job)
+
+    def _settle(self, job_id: str, step: Step) -> None:
+        """Takes the step, or keeps it for the next turn while the store takes nothing (a full disk, a long lock)."""
+        if step.job == self._runners[job_id].job and not step.actions:
+            return
+        try:
+            self._take(self._runners[job_id], step)
+        except StoreUnusable:
+            self._unsaved[job_id] = step
+            self._guard.tell()
+
+    def _take(self, runner: JobRunner, step: Step) -> None:
+        """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
+        before = runner.job
+        if step.job != runner.job:
+            lines = [("state", f"{move.target.value}: {move.reason}") for move in step.moves]
+            lines += [("note", note) for note in step.notes]
+            failpoint("controller.before_save")
+            self._store.save(step.job, lines, now_s=time.time())
+            failpoint("controller.after_save")
+            is_new_attempt = step.job.attempt != runner.job.attempt
+            runner.job = step.job
+            if is_new_attempt:
+                runner.begin_attempt()
+        for action in step.actions:
+            self._guard(partial(runner.perform, action))  # the others are done whatever becomes of one
+        failpoint("controller.after_actions")
+        if step.moves:
+            self._gather_after(before, step)
+        if step.moves and step.job.is_over:
+            runner.drain()
+
+    def _gather_after(self, before: Job, step: Step) -> None:
+        """What may explain a failure is asked for at once: logs rotate, and devices recover."""
+        from ascendrun.head.spool.artifact_fetch import failed_attempt
+
+        attempt = failed_attempt(before, step.job, step.moves)
+        if attempt is not None:
+            self._guard(partial(self._gathering().gather, before.id, attempt))
+
+
+def describe_trouble(host: str, header: Mapping[str, Any]) -> str:
+    """One of FILE_TROUBLES in words."""
+    file = f"{host}: {header.get('file')}.{header.get('generation')}"
+    if header.get("event") == "truncated":
+        return f"{file} was cut there to {header.get('size')} bytes; what came before it was cut is kept here"
+    return (
+        f"{file} cannot be opened there ({header.get('message')}); its bytes, and those of the files after it, "
+        "come when it can"
+    )

@@ -1,0 +1,202 @@
+"""Looks for stragglers of running jobs once a minute, beside the controller's loop, and tells their story."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.samples import Newest
+from ascendrun.head.state.settings import spool_dir
+
+if TYPE_CHECKING:
+    from ascendrun.health.stragglers.detect import Straggler
+
+# What a look needs is imported by the first one, in its thread: the controller has jobs to start.
+
+LOOK_EVERY_S = 60.0
+RESTS = 30.0
+"""So many times as long as a look took of a core, the next one waits: thousands of ranks cost 3 % of a core as well."""
+SAMPLES_S = 600.0
+READ_BYTES = 16 * 1024 * 1024
+"""What one look reads of all ranks' metrics together;"""
+LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
+"""of one rank so much: enough for some windows of steps."""
+FEW_DEVICES = 256
+"""Of more devices than these the means of minutes are looked at."""
+GONE_AFTER = 2
+"""Looks in a row without it, before a straggler is told to keep up again."""
+APPEARED, GONE = "straggler", "straggler-over"
+"""Kinds of lines in a job's story."""
+
+Key = tuple[str, Optional[int]]
+"""(host, rank); rank None: the whole node."""
+
+
+def look_for_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
+    """Those of the job's present attempt, from what is on the head. Samples that cannot be read count as none."""
+    from ascendrun.head.spool.clocks import HostClock, read_clocks
+    from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
+    from ascendrun.health.samples.step_times import make_step_times
+    from ascendrun.health.stragglers.detect import find_stragglers
+
+    hosts_of_ranks = {rank: node.host for node in job.nodes for rank in node.ranks}
+    attempt_dir = spool_dir(state_dir, job.id, job.attempt)
+    files = find_metrics(attempt_dir, ranks=hosts_of_ranks)
+    last_bytes = min(MOST_BYTES, max(LEAST_BYTES, READ_BYTES // max(1, len(files))))
+    clocks = read_clocks(attempt_dir)
+    steps = {}
+    for rank, paths in files.items():
+        clock = clocks.get(hosts_of_ranks[rank], HostClock())
+        lines = iter_lines(paths, last_bytes=last_bytes)
+        steps[rank] = make_step_times(lines, to_head_s=clock.to_head_s, error_s=clock.error_s)
+    samples = _read_samples(
+        state_dir, job.id, frozenset(job.hosts), now_s=now_s, few=len(hosts_of_ranks) <= FEW_DEVICES
+    )
+    return find_stragglers(steps, samples, hosts_of_ranks=hosts_of_ranks, now_s=now_s)
+
+
+def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s: float, few: bool) -> Newest:
+    from ascendrun.head.state.sample_store import SampleStore
+
+    try:
+        store = SampleStore.open_for_reading(state_dir)
+        if store is None:
+            return Newest()
+        try:
+            since_s, until_s, every_s = now_s - SAMPLES_S, now_s + 1.0, 0.0 if few else 60.0
+            devices = store.device_series(since_s=since_s, until_s=until_s, every_s=every_s)
+            of_hosts = store.host_series(since_s=since_s, until_s=until_s, every_s=every_s)
+            ranks = store.rank_series(since_s=since_s, until_s=until_s, job=job_id, every_s=every_s)
+            return Newest(
+                tuple(one for one in devices if one.host in hosts),
+                tuple(one for one in of_hosts if one.host in hosts),
+                ranks,
+            )
+        finally:
+            store.close()
+    except AscendrunError:
+        return Newest()
+
+
+@dataclass(frozen=True)
+class Known:
+    """The stragglers that a job's story tells of. `missing`: for how many looks in a row each was not seen."""
+
+    attempt: int
+    missing: Mapping[Key, int] = field(default_factory=dict)
+
+
+def take_look(known: Known, found: Iterable[Straggler]) -> tuple[Known, tuple[tuple[str, str], ...]]:
+    """What is known after a look, and the lines (kind, text) that the story gets: who appeared, who is gone.
+
+    A rank that becomes part of a slow node is told once more, as the node; it has not become faster.
+    """
+    from ascendrun.health.stragglers.text import tell_straggler
+
+    seen: dict[Key, Straggler] = {(one.host, one.rank): one for one in found}
+    lines: list[tuple[str, str]] = []
+    missing: dict[Key, int] = {}
+    for key in sorted(known.missing, key=str):
+        if key in seen:
+            missing[key] = 0
+        elif (key[0], None) in seen:
+            continue
+        elif known.missing[key] + 1 < GONE_AFTER:
+            missing[key] = known.missing[key] + 1
+        else:
+            lines.append((GONE, f"{_name(key)} keeps up again"))
+    for key, one in seen.items():
+        if key not in missing:
+            lines.append((APPEARED, tell_straggler(one)))
+            missing[key] = 0
+    return Known(known.attempt, missing), tuple(lines)
+
+
+def _name(key: Key) -> str:
+    return key[0] if key[1] is None else f"rank {key[1]} on {key[0]}"
+
+
+_SUBJECT = re.compile(r"^(?:rank (?P<rank>\d+) on )?(?P<host>\S+)")
+
+
+def known_from_story(attempt: int, story: Iterable[tuple[str, str]]) -> Known:
+    """What an earlier controller has told of the present attempt; `story`: (kind, text), oldest first."""
+    missing: dict[Key, int] = {}
+    for kind, text in story:
+        if kind == "state" and text.startswith("STARTING"):
+            missing = {}
+        match = _SUBJECT.match(text) if kind in (APPEARED, GONE) else None
+        if match:
+            key = (match["host"], int(match["rank"]) if match["rank"] else None)
+            missing.pop(key, None)
+            if kind == APPEARED:
+                missing[key] = 0
+    return Known(attempt, missing)
+
+
+class Straggling:
+    """Belongs to the controller's thread; a look itself runs in a thread of its own, one at a time.
+
+    `post`: runs a call in the controller's thread. `tell`: writes lines into a job's story, may raise.
+    `story`: (kind, text) of a job, oldest first.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        tell: Callable[[str, Sequence[tuple[str, str]]], None],
+        story: Callable[[str], Iterable[tuple[str, str]]],
+    ) -> None:
+        self._state_dir = state_dir
+        self._post, self._tell, self._story = post, tell, story
+        self._known: dict[str, Known] = {}
+        self._due = time.monotonic() + LOOK_EVERY_S
+        self._is_looking = False
+        self._took_s = 0.0
+
+    def tick(self, jobs: Iterable[Job]) -> None:
+        """To be called now and then with all jobs of the controller."""
+        if self._is_looking or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + max(LOOK_EVERY_S, RESTS * self._took_s)
+        self.look(jobs)
+
+    def look(self, jobs: Iterable[Job]) -> None:
+        """Begins a look at those of the jobs that run; what it finds is told by a posted call."""
+        running = [job for job in jobs if job.state is State.RUNNING and job.world_size > 1]
+        self._known = {job.id: known for job in running for known in (self._known.get(job.id),) if known is not None}
+        if not running:
+            return
+        self._is_looking = True
+        threading.Thread(target=self._look, args=(running,), name="stragglers", daemon=True).start()
+
+    def _look(self, jobs: Sequence[Job]) -> None:
+        found: dict[str, tuple[Straggler, ...]] = {}
+        try:
+            for job in jobs:
+                found[job.id] = look_for_stragglers(self._state_dir, job, now_s=time.time())
+        finally:
+            took_s = time.thread_time()
+            self._post(lambda: self._looked(jobs, found, took_s=took_s))
+
+    def _looked(self, jobs: Sequence[Job], found: Mapping[str, tuple[Straggler, ...]], *, took_s: float) -> None:
+        self._is_looking, self._took_s = False, took_s
+        for job in jobs:
+            if job.id not in found:
+                continue
+            known = self._known.get(job.id)
+            if known is None or known.attempt != job.attempt:
+                known = known_from_story(job.attempt, self._story(job.id))
+            known, lines = take_look(known, found[job.id])
+            if lines:
+                self._tell(job.id, lines)
+            self._known[job.id] = known

@@ -1,0 +1,1 @@
+"""Notifications: targets, delivery, retries. Runs in the controller."""

@@ -1,0 +1,317 @@
+"""Delivers notices beside the controller's loop: one thread a target, so that a dead one delays nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable
+
+from ascendrun.head.notify.settings_watch import ReadSettings, SettingsWatch
+from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.store import LostLease, Store, StoredEvent
+from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.job import Job
+    from ascendrun.core.notice_formats import Verdict
+    from ascendrun.core.notices import Notice, Target
+    from ascendrun.head.notify.http_client import Cut
+    from ascendrun.head.state.notice_queue import NoticeQueue, Waiting
+    from ascendrun.head.state.notice_settings import NoticeSettings
+
+ASK_S = 10.0
+"""How long one service has for its whole answer."""
+CLOSE_S = 3.0
+"""How long the controller's end waits for notices that are due; the rest is sent by the next controller."""
+REST_S = 2.0
+SICK_S = 30.0
+"""A controller's loop that did not turn for so long is not alive: the dead-man's switch is not pressed."""
+BLOCK_S = 60.0
+"""After a failure nothing is sent to the same target for this long at most, unless it asked for more itself."""
+KEEP_UP_S = 3600.0
+"""How long notices that cannot be delivered keep a controller up that has nothing else to do."""
+
+
+def tell_nobody() -> None:
+    """Settings of a controller that was given none."""
+    return
+
+
+class Notifier:
+    """Of one controller. `read_settings` may raise InvalidInput: what was valid before stays then.
+
+    `files`: the settings files, looked at for changes. While nobody is to be told, nothing is imported and no thread
+    runs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        read_settings: ReadSettings = tell_nobody,
+        *,
+        files: Sequence[Path] = (),
+        ask_s: float = ASK_S,
+    ) -> None:
+        self._store, self._ask_s = store, ask_s
+        self._watch = SettingsWatch(read_settings, files, log=_log)
+        self._head, self._head_id = socket.gethostname(), store.head_id
+        self._lock = threading.Lock()
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+        self._cuts: set[Cut] = set()
+        self._beat_mono = time.monotonic()
+        self._live: tuple[tuple[str, str], ...] = ()
+        self._waiting: dict[str, float] = {}
+        self._fresh = False
+        self._round = 0
+        self._last_fault = ""
+
+    # What the controller calls
+
+    def start(self) -> None:
+        """Takes up what the last controller left. Raises LostLease, StoreUnusable."""
+        if self.settings() is None and not self._store.has_waiting_notices():
+            return
+        queue = self._queue()
+        try:
+            queue.recover(now_s=time.time())
+            names = queue.targets()
+        finally:
+            queue.close()
+        for name in names:
+            self._employ(name)
+
+    def outbox(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
+        """The notices that new lines of a job's story make; called within the transaction that keeps the lines."""
+        try:
+            return self._decide(job, lines)
+        except Exception:  # a notice that cannot be made must not keep a job from its next state
+            self._tell_fault()
+            return []
+
+    def _decide(self, job: Job, lines: Sequence[StoredEvent]) -> list[tuple[str, str, str]]:
+        settings = self.settings()
+        if settings is None:
+            return []
+        from ascendrun.core.notices import notice_of
+
+        rows = []
+        for line in lines:
+            notice = notice_of(
+                job, line.kind, line.text, seq=line.seq, head_id=self._head_id, head=self._head, at_s=line.at_s
+            )
+            if notice is not None:
+                body = json.dumps(notice.to_json())
+                rows += [(notice.id, target.name, body) for target in settings.everyone if target.wants(notice)]
+        self._fresh = self._fresh or bool(rows)
+        return rows
+
+    def beat(self, live: Sequence[tuple[str, str]]) -> None:
+        """At every turn of the controller's loop. `live`: (name, id) of the jobs that are not over."""
+        self._beat_mono = time.monotonic()
+        self._live = tuple(live)
+        settings = self.settings()
+        if settings is not None and settings.deadman is not None and live:
+            self._employ("deadman", self._press)
+        if self._fresh:
+            self._fresh = False
+            for target in settings.everyone if settings is not None else ():
+                self._employ(target.name)
+            with self._news:
+                self._round += 1
+                self._news.notify_all()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something may still be delivered soon: a controller that has nothing else to do stays up for that."""
+        now_mono = time.monotonic()
+        return self._fresh or any(now_mono - since_mono < KEEP_UP_S for since_mono in tuple(self._waiting.values()))
+
+    def close(self, *, bound_s: float = CLOSE_S) -> None:
+        """Gives what is due a moment more, then ends every thread. Returns within `bound_s` and a little."""
+        self.beat(self._live)
+        until = time.monotonic() + bound_s
+        while self._waiting and time.monotonic() < until - bound_s / 3:
+            time.sleep(0.02)
+        self._stop.set()
+        with self._news:
+            self._news.notify_all()
+        with self._lock:
+            cuts, threads = tuple(self._cuts), tuple(self._threads.values())
+        for cut in cuts:
+            cut.cut()
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    # Settings
+
+    def settings(self) -> NoticeSettings | None:
+        """As the files have them now; None: nobody is to be told of anything."""
+        return self._watch.get()
+
+    def _target(self, name: str) -> Target | None:
+        settings = self.settings()
+        return next((one for one in settings.everyone if one.name == name), None) if settings is not None else None
+
+    # The threads
+
+    def _queue(self) -> NoticeQueue:
+        from ascendrun.head.state.notice_queue import NoticeQueue
+
+        return NoticeQueue(self._store.beside())
+
+    def _employ(self, name: str, work: Callable[[], None] | None = None) -> None:
+        """A thread for the target, unless it has one; `work`: the pressing of a dead-man's switch, beside that."""
+        key = f"{name} press" if work is not None else name
+        with self._lock:
+            if self._stop.is_set() or key in self._threads:
+                return
+            thread = threading.Thread(target=work or (lambda: self._work(name)), name=f"notices-{key}", daemon=True)
+            self._threads[key] = thread
+        if work is None:
+            self._waiting[name] = time.monotonic()
+        thread.start()
+
+    def _work(self, name: str) -> None:
+        queue = self._open_queue()
+        if queue is None:
+            return
+        blocked_mono = 0.0
+        try:
+            while not self._stop.is_set():
+                round_ = self._round
+                try:
+                    rest_s, block_s = self._step(queue, name, blocked_mono)
+                    blocked_mono = max(blocked_mono, time.monotonic() + block_s)
+                except LostLease:
+                    return
+                except Exception:  # a full disk, a fault of ours: the next turn may go better; the log has it
+                    self._tell_fault()
+                    rest_s = REST_S
+                with self._news:
+                    if rest_s > 0 and not self._stop.is_set() and self._round == round_:
+                        self._news.wait(min(rest_s, REST_S))
+        finally:
+            self._waiting.pop(name, None)
+            queue.close()
+
+    def _open_queue(self) -> NoticeQueue | None:
+        """Tried until the store can be opened (a full disk, a lock); None: the controller ends before that."""
+        while not self._stop.is_set():
+            try:
+                return self._queue()
+            except StoreUnusable:
+                self._tell_fault()
+                self._stop.wait(REST_S)
+        return None
+
+    def _step(self, queue: NoticeQueue, name: str, blocked_mono: float) -> tuple[float, float]:
+        """Delivers what is due first. How long to rest, and how long to leave the target alone."""
+        from ascendrun.core.notices import GIVE_UP_S, LIMITS, LONGEST_WAIT_S, free_at_s
+
+        now_s = time.time()
+        queue.give_up_beyond(name, now_s=now_s)
+        one = queue.next(name)
+        if one is None:
+            self._waiting.pop(name, None)
+            return REST_S, 0.0
+        self._waiting.setdefault(name, time.monotonic())
+        target = self._target(name)
+        if target is None:
+            queue.finish(one, name, state="given up", answer="the settings name no such target any more", now_s=now_s)
+            return 0.0, 0.0
+        if now_s - one.made_at_s > GIVE_UP_S:
+            queue.finish(one, name, state="given up", answer="it could not be delivered for too long", now_s=now_s)
+            return 0.0, 0.0
+        wait_s = one.due_at_s - now_s if one.due_at_s - now_s <= LONGEST_WAIT_S * 1.5 else 0.0  # somebody set the clock
+        limits = LIMITS[target.kind]
+        sent_s = queue.sent_at_s(name, since_s=now_s - max(window_s for _, window_s in limits))
+        wait_s = max(wait_s, free_at_s(sent_s, limits, now_s=now_s) - now_s, blocked_mono - time.monotonic())
+        if wait_s > 0:
+            return wait_s, 0.0
+        return 0.0, self._send(queue, one, target)
+
+    def _send(self, queue: NoticeQueue, one: Waiting, target: Target) -> float:
+        """One try; how long the target is to be left alone."""
+        from ascendrun.core.notices import Notice, retry_after_s
+
+        queue.begin(one, now_s=time.time())
+        failpoint("notices.before_send")
+        verdict = self._deliver(Notice.from_json(one.body), target)
+        failpoint("notices.after_send")
+        now_s = time.time()
+        if verdict.outcome != "retry":
+            state = "delivered" if verdict.outcome == "delivered" else "refused"
+            queue.finish(one, target.name, state=state, answer=verdict.says, now_s=now_s)
+            return 0.0
+        wait_s = retry_after_s(one.tries + 1, notice_id=one.id, asked_s=verdict.wait_s)
+        queue.again(one, due_at_s=now_s + wait_s, answer=verdict.says)
+        return wait_s if verdict.wait_s is not None else min(wait_s, BLOCK_S)
+
+    def _deliver(self, notice: Notice, target: Target) -> Verdict:
+        from ascendrun.head.notify.delivery import deliver
+
+        cut = self._new_cut()
+        try:
+            return deliver(notice, target, ask_s=self._ask_s, cut=cut, stop=self._stop)
+        finally:
+            self._cuts.discard(cut)
+
+    def _new_cut(self) -> Cut:
+        from ascendrun.head.notify.http_client import Cut
+
+        cut = Cut()
+        with self._lock:
+            self._cuts.add(cut)
+        return cut
+
+    def _press(self) -> None:
+        """Presses the dead-man's switch while the controller's loop turns and a job that it watches is live."""
+        from ascendrun.head.notify.delivery import press
+
+        due_mono = 0.0
+        while not self._stop.wait(min(1.0, max(0.01, due_mono - time.monotonic()))):
+            target, now_mono = self._target("deadman"), time.monotonic()
+            if target is None or now_mono < due_mono:
+                continue
+            is_live = any(target.is_for(name, job_id) for name, job_id in self._live)
+            if not is_live or now_mono - self._beat_mono > SICK_S:
+                continue
+            due_mono = now_mono + target.every_s
+            cut = self._new_cut()
+            try:
+                problem = press(target, ask_s=min(self._ask_s, target.every_s), cut=cut)
+                if problem:
+                    self._tell_once(f"notices: the dead-man's switch could not be pressed: {problem}")
+            except Exception:  # a fault of ours must not look like a dead head; the log has it, credentials hidden
+                self._tell_fault()
+            finally:
+                self._cuts.discard(cut)
+
+    def _tell_fault(self) -> None:
+        from ascendrun.core.logs.redaction import redact_text
+
+        self._tell_once(redact_text(traceback.format_exc()))
+
+    def _tell_once(self, text: str) -> None:
+        """To the controller's log, once while it comes again and again."""
+        if text != self._last_fault:
+            self._last_fault = text
+            _log(text)
+
+
+NotifierMaker = Callable[[Store], Notifier]
+
+
+def _log(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # the log's own disk may be full

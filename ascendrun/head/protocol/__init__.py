@@ -1,0 +1,1 @@
+"""What the command line and the controller, and the controller and the agents, say to each other."""

@@ -1,0 +1,357 @@
+"""A link to the agent of one host: connects when wanted, reconnects with back-off, calls with deadlines."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ascendrun.core.errors import AscendrunError, AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.hosts import Host
+from ascendrun.head.protocol.agent_bootstrap import AgentImage, Booting
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosed
+from ascendrun.node import wire
+
+SUSPECT_S = 6.0
+UNREACHABLE_S = 15.0
+AWAY_S = 5.0
+"""So long between two ticks: this process stood still, and what was not heard meanwhile is no silence."""
+SEND_S = 30.0
+BOOT_S = 60.0
+"""From login to the agent's first word; a slow startup file of a login shell is the usual cost."""
+_RETRY_S = (0.5, 15.0)
+_HOPELESS_RETRY_S = 60.0
+"""After a refused key or a wrong host key only a person can help: sshd punishes clients that hammer."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an agent answered. `error`: its {"code", "message", "hint"}; code "link-lost" and "deadline" are ours."""
+
+    header: Mapping[str, Any]
+    body: bytes
+    error: Mapping[str, Any] | None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+Done = Callable[[Reply], None]
+
+
+@dataclass
+class _Call:
+    header: dict[str, Any]
+    body: bytes
+    deadline_mono: float
+    done: Done
+
+
+@dataclass(frozen=True)
+class LinkListener:
+    """Who wants to know. Called from the link's threads: hand over, do not work there.
+
+    `on_event` is called in order of arrival; `on_down` each time an attempt to connect fails or a connection dies.
+    """
+
+    on_up: Callable[[Link], None]
+    on_down: Callable[[Link, AscendrunError], None]
+    on_event: Callable[[Link, Mapping[str, Any], bytes], None]
+
+
+class Link:
+    """One host. Everything public may be called from any thread and never blocks."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        backend: Backend,
+        image: AgentImage,
+        listener: LinkListener,
+        connecting: Executor,
+        sending: Executor,
+    ) -> None:
+        self.host = host
+        self.hello: Mapping[str, Any] = {}
+        self.peer_address: str | None = None
+        self.last_error: AscendrunError | None = None
+        self._backend, self._image, self._listener = backend, image, listener
+        self._connecting, self._sending = connecting, sending
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._epoch = 0
+        self._connection: Connection | None = None
+        self._stream: Stream | None = None
+        self._is_up = self._is_connecting = self._is_draining = self._is_closed = self._is_lent = False
+        self._outbox: deque[tuple[int, _Call]] = deque()
+        self._pending: dict[int, _Call] = {}
+        self._failures = 0
+        self._retry_mono = 0.0
+        self._boot_deadline_mono: float | None = None
+        self._heard_mono = self._ticked_mono = time.monotonic()
+
+    # What others ask
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
+    def failures(self) -> int:
+        """How many times in a row it could not connect, or lost a connection."""
+        return self._failures
+
+    def silence_s(self) -> float:
+        """Seconds since the agent was last heard (or since the link was made)."""
+        return time.monotonic() - self._heard_mono
+
+    def liveness(self) -> str:
+        """ALIVE, SUSPECT (6 s silent) or UNREACHABLE (15 s, or a failed connect)."""
+        silence_s = self.silence_s()
+        if silence_s >= UNREACHABLE_S or (self._failures and not self._is_up):
+            return "UNREACHABLE"
+        return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
+
+    def connect(self) -> None:
+        """Starts connecting now unless it is up or on its way; back-off is over, and nobody else's turn counts."""
+        with self._lock:
+            self._retry_mono = 0.0
+            if self._is_lent:
+                self._is_lent = self._is_connecting = False
+        self.tick()
+
+    def lend(self) -> int | None:
+        """Gives away the turn to connect; None when the link is up or on its way.
+
+        End with `adopt` or `fail`, with the number got here; the link connects for itself as soon as it must.
+        """
+        with self._lock:
+            if self._is_up or self._is_connecting or self._is_closed:
+                return None
+            self._is_lent = self._is_connecting = True
+            self._epoch += 1
+            return self._epoch
+
+    def adopt(self, epoch: int, connection: Connection) -> None:
+        """Goes on with a connection that another made: brings up the agent on it."""
+        self._connecting.submit(self._start_agent, epoch, connection)
+
+    def fail(self, epoch: int, error: AscendrunError) -> None:
+        """Whoever had the turn could not connect."""
+        self._drop(epoch, error)
+
+    def call(self, op: str, fields: Mapping[str, Any], body: bytes = b"", *, deadline_s: float, done: Done) -> None:
+        """Asks the agent; `done` gets exactly one Reply, within `deadline_s` also when the host never answers."""
+        request_id = next(self._ids)
+        call = _Call({"id": request_id, "op": op, **fields}, body, time.monotonic() + deadline_s, done)
+        with self._lock:
+            self._outbox.append((request_id, call))
+        self._pump()
+
+    def tick(self) -> None:
+        """To be called a few times a second: deadlines, silence, reconnecting."""
+        now = time.monotonic()
+        expired: list[_Call] = []
+        with self._lock:
+            self._forgive_absence(now)
+            for request_id in [i for i, call in self._pending.items() if call.deadline_mono <= now]:
+                expired.append(self._pending.pop(request_id))
+            late = [entry for entry in self._outbox if entry[1].deadline_mono <= now]
+            if late:
+                self._outbox = deque(entry for entry in self._outbox if entry[1].deadline_mono > now)
+                expired += [call for _, call in late]
+            dead_epoch = self._epoch if self._is_up and now - self._heard_mono > UNREACHABLE_S else None
+            late_boot = self._boot_deadline_mono is not None and now > self._boot_deadline_mono
+            boot_epoch = self._epoch if late_boot else None
+            should_connect = not (self._is_up or self._is_connecting or self._is_closed) and now >= self._retry_mono
+            if should_connect:
+                self._is_connecting = True
+                self._epoch += 1
+                epoch = self._epoch
+        for call in expired:
+            call.done(_failed("deadline", f"{self.host.name} gave no answer in time", self.last_error))
+        if dead_epoch is not None:
+            self._drop(dead_epoch, CannotConnect(f"{self.host.name}: silent for {UNREACHABLE_S:g} s"))
+        if boot_epoch is not None:
+            text = f"{self.host.name}: logged in, but no agent came up within {BOOT_S:g} s"
+            hint = "log in by hand: a startup file of the shell may wait for something"
+            self._drop(boot_epoch, CannotConnect(text, hint=hint))
+        if should_connect:
+            self._connecting.submit(self._connect, epoch)
+
+    def _forgive_absence(self, now: float) -> None:
+        away_s, self._ticked_mono = now - self._ticked_mono, now
+        if away_s < AWAY_S:
+            return
+        self._heard_mono = min(now, self._heard_mono + away_s)
+        if self._boot_deadline_mono is not None:
+            self._boot_deadline_mono += away_s
+        for call in (*self._pending.values(), *(call for _, call in self._outbox)):
+            call.deadline_mono += away_s
+
+    def close(self) -> None:
+        """Ends the link; every open call is answered with "link-lost"."""
+        with self._lock:
+            self._is_closed = True
+            epoch = self._epoch
+        self._drop(epoch, CannotConnect(f"{self.host.name}: the link was closed"))
+        with self._lock:
+            rest, self._outbox = list(self._outbox), deque()
+        for _, call in rest:
+            call.done(_failed("link-lost", f"{self.host.name}: the link was closed", None))
+
+    # Connecting
+
+    def _connect(self, epoch: int) -> None:
+        try:
+            connection = self._backend.connect(self.host, deadlines=Deadlines())
+        except AscendrunError as error:
+            self._drop(epoch, error)
+            return
+        except Exception as error:  # a fault of ours in a worker thread would vanish with its future
+            self._drop(epoch, CannotConnect(f"{self.host.name}: {type(error).__name__}: {error}"))
+            return
+        self._start_agent(epoch, connection)
+
+    def _start_agent(self, epoch: int, connection: Connection) -> None:
+        with self._lock:
+            stale = self._is_closed or epoch != self._epoch or not self._is_connecting
+            if not stale:
+                self._is_lent = False
+                self._connection = connection
+        if stale:
+            connection.close()
+            return
+        booting = Booting(self.host.name, self._image)
+        receiver = Receiver(
+            on_data=lambda data: self._on_data(epoch, booting, data),
+            on_error_data=booting.feed_error,
+            on_closed=lambda reason, status: self._drop(epoch, booting.why_closed(reason, status)),
+        )
+        try:
+            stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
+        except (AscendrunError, StreamClosed) as error:
+            self._drop(epoch, self._as_ours(error))
+            return
+        with self._lock:
+            self._stream = stream
+            self._boot_deadline_mono = time.monotonic() + BOOT_S
+        if booting.takes_agent():
+            self._sending.submit(self._send_agent, epoch, booting, stream)
+
+    def _send_agent(self, epoch: int, booting: Booting, stream: Stream) -> None:
+        try:
+            stream.send(booting.upload(), deadline_s=SEND_S)
+        except (AscendrunError, StreamClosed) as error:
+            self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
+
+    def _on_data(self, epoch: int, booting: Booting, data: bytes) -> None:
+        if epoch != self._epoch:
+            return  # a connection that was given up
+        self._heard_mono = time.monotonic()
+        try:
+            for header, body in booting.feed(data):
+                self._on_frame(epoch, booting, header, body)
+            stream = self._stream  # None: the answer came before `open` returned; _connect looks again
+            if stream is not None and booting.takes_agent():
+                self._sending.submit(self._send_agent, epoch, booting, stream)
+        except wire.FrameError as error:
+            self._drop(
+                epoch,
+                CannotConnect(
+                    f"{self.host.name}: its agent speaks nonsense: {error}",
+                    hint="a program of the login shell may write into the connection",
+                ),
+            )
+
+    def _on_frame(self, epoch: int, booting: Booting, header: Mapping[str, Any], body: bytes) -> None:
+        if "re" in header:
+            with self._lock:
+                call = self._pending.pop(header["re"], None)
+            if call is not None:  # None: it came after its deadline
+                call.done(Reply(header, body, None if header.get("ok") else header.get("error") or {}))
+        elif header.get("event") == "hello":
+            self._greet(epoch, {**header, "login": booting.login()})
+        elif header.get("event") != "beat":
+            self._listener.on_event(self, header, body)
+
+    def _greet(self, epoch: int, hello: Mapping[str, Any]) -> None:
+        with self._lock:
+            if epoch != self._epoch or self._is_closed:
+                return
+            self.hello = {**hello, "heard_at_s": time.time()}
+            self.peer_address = self._connection.peer_address if self._connection else None
+            self._is_up, self._is_connecting, self._failures, self.last_error = True, False, 0, None
+            self._boot_deadline_mono = None
+        self._listener.on_up(self)
+        self._pump()
+
+    def _drop(self, epoch: int, error: AscendrunError) -> None:
+        """The connection of `epoch` is over (or never came): fail its calls, plan the next try."""
+        with self._lock:
+            if epoch != self._epoch or not (self._is_up or self._is_connecting):
+                return
+            self._is_up = self._is_connecting = self._is_lent = False
+            self._boot_deadline_mono = None
+            self._epoch += 1
+            self._failures += 1
+            self.last_error = error
+            self._retry_mono = time.monotonic() + _retry_after_s(self._failures, error)
+            connection, self._connection, self._stream = self._connection, None, None
+            lost, self._pending = list(self._pending.values()), {}
+        if connection is not None:
+            connection.close()
+        for call in lost:
+            call.done(_failed("link-lost", f"{self.host.name}: {error.message}", error))
+        self._listener.on_down(self, error)
+
+    def _as_ours(self, error: AscendrunError | StreamClosed) -> AscendrunError:
+        return error if isinstance(error, AscendrunError) else CannotConnect(f"{self.host.name}: {error}")
+
+    # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
+
+    def _pump(self) -> None:
+        with self._lock:
+            if not self._is_up or self._is_draining or not self._outbox:
+                return
+            self._is_draining = True
+        self._sending.submit(self._drain)
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._is_up or not self._outbox or self._stream is None:
+                    self._is_draining = False
+                    return
+                epoch, stream = self._epoch, self._stream
+                request_id, call = self._outbox.popleft()
+                self._pending[request_id] = call
+            try:
+                stream.send(wire.pack(call.header, call.body), deadline_s=SEND_S)
+            except (AscendrunError, StreamClosed) as error:
+                self._drop(epoch, CannotConnect(f"{self.host.name}: {error}"))
+            except wire.FrameError as error:
+                with self._lock:
+                    self._pending.pop(request_id, None)
+                call.done(_failed("too-large", f"{self.host.name}: {error}", None))
+
+
+def _failed(code: str, message: str, cause: AscendrunError | None) -> Reply:
+    hint = cause.hint if cause else None
+    return Reply({}, b"", {"code": code, "message": message, "hint": hint})
+
+
+def _retry_after_s(failures: int, error: AscendrunError) -> float:
+    if isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)):
+        return _HOPELESS_RETRY_S
+    first_s, most_s = _RETRY_S
+    ceiling_s: float = min(most_s, first_s * 2.0 ** min(failures, 10))
+    return random.uniform(ceiling_s / 2, ceiling_s)

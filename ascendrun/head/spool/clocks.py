@@ -1,0 +1,309 @@
+"""How far each host's clock is from the head's: measured by round trips, kept with the attempt, taken off when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from ascendrun.head.state.settings import make_spool_dir
+
+CLOCK_FILE = "clock"
+"""In a host's folder of an attempt's spool: JSON lines {at_s, offset_s, error_s}."""
+
+MEASURE_EVERY_S = 60.0
+ROUND_TRIPS = 3
+"""Of so many the shortest counts: it has waited least."""
+PING_DEADLINE_S = 10.0
+DRIFT = 2e-4
+"""A clock that nobody sets wanders by no more than this many seconds a second; usual are 1e-5."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measurement. `at_s`: the head's clock; `offset_s`: the host's clock minus the head's, true to `error_s`."""
+
+    at_s: float
+    offset_s: float
+    error_s: float
+
+    def error_at(self, at_s: float) -> float:
+        """How far off this reading may be at another moment."""
+        return self.error_s + DRIFT * abs(at_s - self.at_s)
+
+    def contradicts(self, other: Reading) -> bool:
+        """True when both can hold only if somebody set a clock in between."""
+        return abs(self.offset_s - other.offset_s) > self.error_s + other.error_at(self.at_s)
+
+
+def make_reading(sent_s: float, heard_s: float, node_s: float) -> Reading:
+    """From one round trip: the head's clock when it asked and when it heard, the host's when it answered."""
+    return Reading(
+        at_s=(sent_s + heard_s) / 2, offset_s=node_s - (sent_s + heard_s) / 2, error_s=max(0.0, heard_s - sent_s) / 2
+    )
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Readings between two settings of the clock, as knots: `offsets[i]` holds at the host's time `nodes[i]`."""
+
+    nodes: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+    def offset_at(self, node_s: float) -> float:
+        nodes, offsets = self.nodes, self.offsets
+        right = bisect_left(nodes, node_s)
+        if right == 0 or right == len(nodes):
+            return offsets[max(0, right - 1)]
+        share = (node_s - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
+        return offsets[right - 1] + share * (offsets[right] - offsets[right - 1])
+
+    def all_to_head_s(self, nodes_s: Sequence[float]) -> list[float] | None:
+        """None when they do not all lie between the same two knots."""
+        nodes, offsets = self.nodes, self.offsets
+        right = bisect_left(nodes, min(nodes_s))
+        if right != bisect_left(nodes, max(nodes_s)):
+            return None
+        if right == 0 or right == len(nodes):
+            offset_s = offsets[max(0, right - 1)]
+            return [node_s - offset_s for node_s in nodes_s]
+        begin_s, offset_s = nodes[right - 1], offsets[right - 1]
+        length_s, rise_s = nodes[right] - begin_s, offsets[right] - offset_s
+        return [node_s - (offset_s + (node_s - begin_s) / length_s * rise_s) for node_s in nodes_s]
+
+
+class HostClock:
+    """One host's clock over an attempt. Without readings its times count as the head's, and `error_s` is None.
+
+    A slow drift is followed between readings; when somebody set the clock, each time is taken by the readings of its
+    side. A time that both sides saw (the clock went back) is taken by the later one.
+    """
+
+    def __init__(self, readings: Iterable[Reading] = ()) -> None:
+        self.readings = tuple(sorted(readings, key=lambda reading: reading.at_s))
+        self._spans = tuple(_make_span(part) for part in _split_where_set(self.readings))
+
+    @property
+    def error_s(self) -> float | None:
+        """How well the clock is known: the error of the best reading. None: it was never measured."""
+        return min((reading.error_s for reading in self.readings), default=None)
+
+    @property
+    def was_set(self) -> bool:
+        """True when the host's clock (or the head's) jumped while we measured."""
+        return len(self._spans) > 1
+
+    def to_head_s(self, node_s: float) -> float:
+        """A time of this host as the head's clock would have shown it."""
+        if not self._spans:
+            return node_s
+        return node_s - self._span_of(node_s).offset_at(node_s)
+
+    def all_to_head_s(self, nodes_s: Sequence[float]) -> Sequence[float]:
+        """The same for many times at once: nearly always all lie between the same two readings."""
+        if not self._spans or not nodes_s:
+            return nodes_s
+        quick = self._spans[0].all_to_head_s(nodes_s) if len(self._spans) == 1 else None
+        return [self.to_head_s(node_s) for node_s in nodes_s] if quick is None else quick
+
+    def to_node_s(self, head_s: float) -> float:
+        """The other way: what this host's clock showed at the head's `head_s`."""
+        if not self._spans:
+            return head_s
+        moments = [reading.at_s for reading in self.readings]
+        nearest = self.readings[max(0, bisect_right(moments, head_s) - 1)]
+        return head_s + self._span_of(head_s + nearest.offset_s).offset_at(head_s + nearest.offset_s)
+
+    def _span_of(self, node_s: float) -> _Span:
+        if len(self._spans) == 1:
+            return self._spans[0]
+
+        def distance(span: _Span) -> float:
+            return max(span.nodes[0] - node_s, node_s - span.nodes[-1], 0.0)
+
+        return min(reversed(self._spans), key=distance)
+
+
+def _split_where_set(readings: Sequence[Reading]) -> list[list[Reading]]:
+    parts: list[list[Reading]] = []
+    for reading in readings:
+        if parts and not parts[-1][-1].contradicts(reading):
+            parts[-1].append(reading)
+        else:
+            parts.append([reading])
+    return parts
+
+
+def _make_span(readings: Sequence[Reading]) -> _Span:
+    """Only readings that say more than their neighbours do are knots: a slow round trip moves nothing."""
+    kept: list[Reading] = []
+    for reading in readings:
+        while kept and kept[-1].error_s > reading.error_at(kept[-1].at_s):
+            kept.pop()
+        if not kept or kept[-1].error_at(reading.at_s) >= reading.error_s:
+            kept.append(reading)
+    nodes: list[float] = []
+    offsets: list[float] = []
+    for reading in kept:
+        if not nodes or reading.at_s + reading.offset_s > nodes[-1]:
+            nodes.append(reading.at_s + reading.offset_s)
+            offsets.append(reading.offset_s)
+    return _Span(tuple(nodes), tuple(offsets))
+
+
+# ---------------------------------------------------------------- kept with the attempt
+
+
+def read_clocks(attempt_dir: Path) -> Mapping[str, HostClock]:
+    """The clock of every host that has a folder in the attempt's spool; lines that are torn are passed over."""
+    try:
+        hosts = sorted(entry.name for entry in os.scandir(attempt_dir) if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {host: HostClock(_read_readings(attempt_dir / host / CLOCK_FILE)) for host in hosts}
+
+
+def _read_readings(path: Path) -> list[Reading]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    readings = []
+    for line in lines:
+        try:
+            values = json.loads(line)
+            readings.append(Reading(float(values["at_s"]), float(values["offset_s"]), float(values["error_s"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return readings
+
+
+def keep_reading(folder: Path, reading: Reading) -> None:
+    """Appends to the host's folder of the spool. Raises OSError."""
+    make_spool_dir(folder)
+    line = (
+        json.dumps(
+            {
+                "at_s": round(reading.at_s, 6),
+                "offset_s": round(reading.offset_s, 6),
+                "error_s": round(reading.error_s, 6),
+            }
+        )
+        + "\n"
+    )
+    fd = os.open(folder / CLOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, line.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+MOVED_S = 0.002
+"""A clock that is off by so much more than before has moved; less is not worth a line."""
+REPEAT_S = 3600.0
+
+
+def says_more(reading: Reading, kept: Reading) -> bool:
+    """Whether a reading is worth a line after the one that has it: the clock has moved, is known much better now, or
+    an hour has gone. A line for every minute of a month would cost a thousand hosts' readers minutes."""
+    return (
+        abs(reading.offset_s - kept.offset_s) > reading.error_s + kept.error_s + MOVED_S
+        or reading.error_s < kept.error_s / 2
+        or reading.at_s - kept.at_s >= REPEAT_S
+    )
+
+
+class ClockFiles:
+    """Keeps the readings of one attempt's hosts, those that say something, each with the one just before it: so it is
+    known how long the clock was as it had been."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, Reading] = {}
+        self._passed_over: dict[Path, Reading] = {}
+
+    def keep(self, folder: Path, reading: Reading) -> None:
+        """`folder`: the host's of the spool. Raises OSError; then the next reading is kept."""
+        kept = self._kept.get(folder)
+        if kept is not None and not says_more(reading, kept):
+            self._passed_over[folder] = reading
+            return
+        self._kept.pop(folder, None)
+        before = self._passed_over.pop(folder, None)
+        if before is not None:
+            keep_reading(folder, before)
+        keep_reading(folder, reading)
+        self._kept[folder] = reading
+
+
+# ---------------------------------------------------------------- measured
+
+Ping = Callable[[str, Callable[[Optional[int]], None]], None]
+"""ping(host, heard): asks the host for its time; `heard(at_ns)` runs at once when it answers, None: it did not."""
+
+
+class ClockKeeper:
+    """Measures the hosts of one attempt, in the controller's thread; `keep(host, reading)` takes each result.
+
+    `heard` of a ping runs in any thread: it only notes the time there; the next `tick` goes on.
+    """
+
+    def __init__(self, ping: Ping, keep: Callable[[str, Reading], None]) -> None:
+        self._ping, self._keep = ping, keep
+        self._due_mono: dict[str, float] = {}
+        self._rounds: dict[str, _Round] = {}
+
+    def measure(self, host: str) -> None:
+        """Now, unless that is under way; and from now on once a minute, as long as `tick` names the host."""
+        if host not in self._rounds:
+            self._rounds[host] = _Round(self._ping, host)
+
+    def tick(self, hosts_up: Iterable[str]) -> None:
+        """To be called now and then with the hosts that answer."""
+        now = time.monotonic()
+        for host, one in list(self._rounds.items()):
+            if not one.is_over:
+                continue
+            del self._rounds[host]
+            self._due_mono[host] = now + MEASURE_EVERY_S
+            if one.best is not None:
+                self._keep(host, one.best)
+        for host in hosts_up:
+            if self._due_mono.get(host, now + 1.0) <= now:
+                self.measure(host)
+
+
+class _Round:
+    """Some pings to one host, one after the other."""
+
+    def __init__(self, ping: Ping, host: str) -> None:
+        self._ping, self._host = ping, host
+        self._left = ROUND_TRIPS
+        self.best: Reading | None = None
+        self.is_over = False
+        self._ask()
+
+    def _ask(self) -> None:
+        self._left -= 1
+        sent_s, sent_mono = time.time(), time.monotonic()
+        self._ping(self._host, lambda at_ns: self._hear(at_ns, sent_s, sent_mono))
+
+    def _hear(self, at_ns: int | None, sent_s: float, sent_mono: float) -> None:
+        if at_ns is not None:
+            reading = make_reading(sent_s, sent_s + time.monotonic() - sent_mono, at_ns / 1e9)
+            if self.best is None or reading.error_s < self.best.error_s:
+                self.best = reading
+            if self._left:
+                self._ask()
+                return
+        self.is_over = True
+
+
+def node_time_of(reply: Mapping[str, Any]) -> int | None:
+    """`at_ns` of an agent's answer; None when there is none."""
+    at_ns = reply.get("at_ns")
+    return at_ns if isinstance(at_ns, int) else None

@@ -1,0 +1,168 @@
+"""Has the nodes look through the part of the ranks' output that the head has not got yet, and reads their hits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.head.protocol.control_socket import Answer, ControlClient
+from ascendrun.head.protocol.remote import Reply
+from ascendrun.head.spool.clocks import HostClock
+from ascendrun.head.spool.spool_files import StreamFiles, line_start, size_of
+from ascendrun.node import layout, wire
+
+if TYPE_CHECKING:
+    from ascendrun.head.agents.connections import Links
+    from ascendrun.head.spool.artifact_fetch import Subject
+
+GREP_S = 20.0
+ANSWER_S = GREP_S + 10.0
+
+Position = tuple[int, int]
+"""(generation, offset)"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines. `since_s`, `until_s`: in the head's clock, None: no bound."""
+
+    patterns: tuple[str, ...]
+    ignore_case: bool = False
+    invert: bool = False
+    since_s: float | None = None
+    until_s: float | None = None
+
+
+@dataclass(frozen=True)
+class HostHits:
+    """What one host found: lines by (rank, stream), in order. `problem`: why it found less than there is."""
+
+    host: str
+    lines: Mapping[tuple[int, str], Sequence[LogLine]]
+    problem: str | None = None
+
+
+def copied_until(files: StreamFiles) -> Position:
+    """Up to where our copy holds whole lines; (0, 0): there is nothing yet."""
+    there = files.generations()
+    if not there:
+        return 0, 0
+    path = files.path(there[-1])
+    return there[-1], line_start(path, size_of(path))
+
+
+def make_request(wanted: Wanted, starts: Mapping[tuple[int, str], Position], clock: HostClock) -> dict[str, Any]:
+    """What a host is asked, in its own clock. `starts`: by (rank, stream)."""
+
+    def to_ns(at_s: float | None) -> int | None:
+        return None if at_s is None else round(clock.to_node_s(at_s) * 1e9)
+
+    return {
+        "files": {f"rank-{rank}.{stream}": list(start) for (rank, stream), start in starts.items()},
+        "patterns": list(wanted.patterns),
+        "ignore_case": wanted.ignore_case,
+        "invert": wanted.invert,
+        "since_ns": to_ns(wanted.since_s),
+        "until_ns": to_ns(wanted.until_s),
+        "timeout_s": GREP_S,
+    }
+
+
+def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_complete: bool) -> HostHits:
+    """The hits in a node's answer; frames that were cut off are missing, and said to be. Only the last frame says that
+    all was looked at: who searched may have been killed, by the kernel too."""
+    lines: dict[tuple[int, str], list[LogLine]] = {}
+    problem: str | None = "did not get to the end" + ("" if is_complete else " in time")
+    try:
+        for header, text in wire.FrameReader().feed(body):
+            if header.get("end"):
+                problem = "found more than it may send" if header.get("truncated") else None
+                continue
+            name, stream = str(header["file"]).rsplit(".", 1)
+            rank, at_ns = int(name[len("rank-") :]), header.get("at_ns")
+            at_s = clock.to_head_s(at_ns / 1e9) if isinstance(at_ns, int) else None
+            line = LogLine(at_s, host, rank, stream, text.decode("utf-8", "backslashreplace"), attempt)
+            lines.setdefault((rank, stream), []).append(line)
+    except (wire.FrameError, ValueError, KeyError, TypeError) as error:
+        problem = f"answered nonsense: {error}"
+    return HostHits(host, lines, problem)
+
+
+def relay(
+    links: Links,
+    subject: Subject,
+    header: Mapping[str, Any],
+    answer: Answer,
+    post: Callable[[Callable[[], None]], None],
+) -> None:
+    """The controller's side: hands each host of `hosts` its request and its answer back, one a host."""
+    requests: Mapping[str, Mapping[str, Any]] = header["hosts"]
+    tag = layout.make_tag(subject.run, int(header["attempt"]))
+    waiting = set(requests)
+
+    def say(host: str, reply: Reply) -> None:
+        waiting.discard(host)
+        problem = None if reply.ok else str((reply.error or {}).get("message"))
+        answer(
+            {"ok": True, "host": host, "problem": problem, "complete": bool(reply.header.get("complete"))},
+            reply.body,
+            not waiting,
+        )
+
+    def say_later(host: str) -> Callable[[Reply], None]:
+        return lambda reply: post(partial(say, host, reply))
+
+    away = {"code": "unreachable", "message": "does not answer now"}
+    by_name = {host.name: host for host in subject.hosts}
+    for name, request in requests.items():
+        link = links.get(by_name[name]) if name in by_name else None
+        if link is None or not link.is_up:
+            say(name, Reply({}, b"", away))
+            continue
+        link.call("grep", {**request, "tag": tag}, deadline_s=ANSWER_S, done=say_later(name))
+
+
+def starts_of(
+    attempt_dir: Path, host: str, attempt: int, ranks: Collection[int], streams: Collection[str]
+) -> dict[tuple[int, str], Position]:
+    """From where on each stream of a host is missing in our copy, also of those of which nothing is here yet."""
+    return {
+        (rank, stream): copied_until(StreamFiles(attempt_dir / host, host, rank, stream, attempt))
+        for rank in ranks
+        for stream in streams
+    }
+
+
+def ask_hosts(
+    state_dir: Path,
+    job_id: str,
+    attempt: int,
+    requests: Mapping[str, Mapping[str, Any]],
+    clocks: Mapping[str, HostClock],
+) -> list[HostHits]:
+    """One answer for each host of `requests`, whatever happens; asks the controller that runs, starts none."""
+    found: dict[str, HostHits] = {}
+    problem = "gave no answer in time"
+    try:
+        with ControlClient(state_dir) as client:
+            fields = {"job": job_id, "attempt": attempt, "hosts": requests}
+            for header, body in client.stream("grep", fields, timeout_s=ANSWER_S + 5.0):
+                host = str(header["host"])
+                if header.get("problem"):
+                    found[host] = HostHits(host, {}, str(header["problem"]))
+                else:
+                    found[host] = read_hits(
+                        host,
+                        body,
+                        attempt=attempt,
+                        clock=clocks.get(host, HostClock()),
+                        is_complete=bool(header.get("complete")),
+                    )
+    except AscendrunError as error:
+        problem = error.message
+    return [found.get(host, HostHits(host, {}, problem)) for host in requests]

@@ -1,0 +1,372 @@
+"""Takes what the nodes' samplers write into the store of samples, in a thread of its own: the controller never waits.
+
+    take(source, generation, offset, data) from any thread     bytes of a followed file, in any pieces
+    a batch a second: lines -> samples -> store, with how far was read in the same transaction
+
+When the store takes nothing (a full disk, a lock, a broken file) that is said once, what comes meanwhile is let go, and
+the store is tried again now and then. Then the head's place in each file goes back to what the store has, the next
+bytes do not fit there, and the file is followed anew from that place: nothing is lost that the node still keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
+from ascendrun.head.state.sample_file import FILE_NAME, KNOWN_GENERATIONS
+from ascendrun.node.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.sample_store import SampleStore
+    from ascendrun.health.samples.sample_lines import LineReader
+
+GATHER_S = 0.5
+"""What comes within this time after the first bytes goes into the same transaction."""
+TEND_S = 30.0
+RETRY_S = 15.0
+START_BUSY_S = 0.2
+"""The controller waits for this look."""
+MOST_WAITING_BYTES = 32 << 20
+LINE_BYTES = 4 << 20
+"""A longer line is none of the sampler's."""
+UNREAD = "sampler"
+"""Stands for the tool of a line that nobody could read."""
+WHY_CHARS = 200
+MOST_UNREAD = 100
+STEP_PAUSE_S = 0.02
+"""Between two steps of summing up: samples that arrive go first."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The samples of one attempt on one host. `every_s`: how often there is one."""
+
+    tag: str
+    host: str
+    job: str
+    attempt: int
+    every_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tag}/{self.host}"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    source: Source
+    generation: int
+    data: bytes
+    end: int
+    ahead_s: float
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What a host without a job answered."""
+
+    host: str
+    lines: Sequence[Any]
+    ahead_s: float
+    done: Callable[[Newest], None]
+
+
+class SampleKeeper:
+    """One per controller; `start` before use, `close` at the end."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._changed = threading.Condition()
+        self._waiting: list[_Piece] = []
+        self._asked: list[_Lines] = []
+        self._finished: list[str] = []
+        self._waiting_bytes = 0
+        self._received: dict[str, dict[int, int]] = {}
+        self._known: Mapping[str, Mapping[int, int]] = {}
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
+        # The thread's own
+        self._store: SampleStore | None = None
+        self._readers: dict[str, LineReader] = {}
+        self._tails: dict[tuple[str, int], bytes] = {}
+        self._last_fault = ""
+        self._details: list[DeviceDetail] = []
+        self._unread: set[tuple[str, str]] = set()
+        self._retry_mono = 0.0
+
+    def start(self) -> None:
+        """Reads how far the files were read before; a store that cannot be read counts as an empty one."""
+        from ascendrun.head.state.sample_store import SampleStore
+
+        try:
+            store = SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S)
+            if store is not None:
+                self._known = store.all_progress()
+                store.close()
+        except AscendrunError as error:
+            self._say(error)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stores what has come; waits a little for that."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join(5.0)
+
+    # From any thread
+
+    def offsets(self, source: Source) -> dict[str, int]:
+        """{generation: bytes that were received}, as the agent's `follow` wants it."""
+        with self._changed:
+            return {str(generation): offset for generation, offset in self._places(source.name).items()}
+
+    def take(self, source: Source, generation: int, offset: int, data: bytes, *, ahead_s: float) -> bool:
+        """False: bytes before these are missing, or there is no room now; follow again later from `offsets`."""
+        with self._changed:
+            places = self._places(source.name)
+            place = places.get(generation, 0)
+            if offset > place or self._waiting_bytes > MOST_WAITING_BYTES:
+                return False
+            new = data[place - offset :]
+            if new:
+                places[generation] = place + len(new)
+                places.pop(generation - KNOWN_GENERATIONS, None)
+                self._waiting.append(_Piece(source, generation, new, place + len(new), ahead_s))
+                self._waiting_bytes += len(new)
+                self._changed.notify()
+            return True
+
+    def lacks(self, source: Source, sizes: Mapping[str, int]) -> bool:
+        """Whether the node has bytes that were not received, given what its files measure."""
+        with self._changed:
+            places = self._places(source.name)
+            return any(size > places.get(int(generation), 0) for generation, size in sizes.items())
+
+    def finish(self, source: Source) -> None:
+        """Every byte has come, and none will come any more."""
+        with self._changed:
+            self._finished.append(source.name)
+            self._changed.notify()
+
+    def take_lines(self, host: str, lines: Sequence[Any], *, ahead_s: float, done: Callable[[Newest], None]) -> None:
+        """What a host without a job answered; `done` gets the samples of it, in the keeper's thread."""
+        with self._changed:
+            self._asked.append(_Lines(host, lines, ahead_s, done))
+            self._changed.notify()
+
+    def _places(self, name: str) -> dict[int, int]:
+        return self._received.setdefault(name, dict(self._known.get(name, {})))
+
+    # The thread
+
+    def _run(self) -> None:
+        next_tend_mono = time.monotonic() + TEND_S
+        while True:
+            pieces, asked, finished = self._next(next_tend_mono)
+            try:
+                self._work(pieces, asked, finished)
+                if time.monotonic() >= next_tend_mono:
+                    next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
+            except Exception as error:  # costs samples, never the thread: who asks must get an answer; the log has it
+                self._say(error)
+                next_tend_mono = time.monotonic() + TEND_S
+            with self._changed:
+                if self._is_over and not (self._waiting or self._asked):
+                    break
+        if self._store is not None:
+            self._store.close()
+
+    def _next(self, until_mono: float) -> tuple[list[_Piece], list[_Lines], list[str]]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_over or self._waiting or self._asked or self._finished,
+                max(0.0, until_mono - time.monotonic()),
+            )
+            if not (self._is_over or self._asked):
+                self._changed.wait_for(lambda: self._is_over or self._asked, GATHER_S if self._waiting else 0.0)
+            taken = self._waiting, self._asked, self._finished
+            self._waiting, self._asked, self._finished, self._waiting_bytes = [], [], [], 0
+            return taken
+
+    def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
+        samples: list[Sample] = []
+        raw: list[RawText] = []
+        self._details = []
+        progress: dict[tuple[str, int], int] = {}
+        is_well = self._store is not None or not self._last_fault
+        store = self._open() if pieces or asked else None
+        for piece in pieces if is_well and store is not None else ():  # after a fault they are asked for again
+            self._read(piece, samples, raw, progress)
+        answers = [(one, self._read_lines(one, samples, raw)) for one in asked]
+        for one, newest in answers:
+            one.done(newest)
+        if store is not None and (samples or raw or progress):
+            failpoint("samples.before_add")
+            self._add(store, samples, raw, progress)
+            failpoint("samples.after_add")
+        for name in finished:
+            self._forget(name)
+
+    def _read(
+        self, piece: _Piece, samples: list[Sample], raw: list[RawText], progress: dict[tuple[str, int], int]
+    ) -> None:
+        key = piece.source.name, piece.generation
+        whole, separator, tail = (self._tails.pop(key, b"") + piece.data).rpartition(b"\n")
+        if len(tail) > LINE_BYTES:
+            tail = b""
+        self._tails[key] = tail
+        self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
+        progress[key] = piece.end - len(tail)
+        for line in whole.split(b"\n") if separator else ():
+            samples += self._read_line(self._reader(piece.source), _values(line), piece.ahead_s, raw)
+
+    def _read_line(
+        self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, raw: list[RawText]
+    ) -> Sequence[Sample]:
+        """A line that our reader stumbles over costs nothing but itself, is kept raw and told."""
+        try:
+            read = reader.read(line, ahead_s=ahead_s)
+        except Exception as error:  # a fault of ours: the lines around it are no part of it
+            why = f"reading it failed: {type(error).__name__}: {error}"
+            raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
+            self._say_unread(reader.host, why)
+            return ()
+        raw += read.raw
+        self._details += read.details
+        return read.samples
+
+    def _reader(self, source: Source) -> LineReader:
+        from ascendrun.health.samples.sample_lines import LineReader
+
+        if source.name not in self._readers:
+            self._readers[source.name] = LineReader(
+                source.host, job=source.job, attempt=source.attempt, every_s=source.every_s
+            )
+        return self._readers[source.name]
+
+    def _read_lines(self, asked: _Lines, samples: list[Sample], raw: list[RawText]) -> Newest:
+        """The slow items first: what they say stands in the samples that the others give."""
+        from ascendrun.core.samples import DeviceSample, HostSample
+        from ascendrun.health.samples.device_samples import GPUS, TABLE
+        from ascendrun.health.samples.sample_lines import LineReader
+
+        reader = LineReader(asked.host)
+        found: list[Sample] = []
+        said: list[RawText] = []
+        unread: dict[tuple[str, str, str], RawText] = {}
+        lines = [line for line in asked.lines if isinstance(line, dict)]
+        for _ in range(2):  # the table tells which card is which device; the cards' figures then stand in its samples
+            found, said = [], []
+            for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
+                found += self._read_line(reader, line, asked.ahead_s, said)
+            unread.update({(one.tool, one.text, one.why): one for one in said})
+        samples.extend(found)
+        raw.extend(unread.values())
+        return Newest(
+            devices=tuple(one for one in found if isinstance(one, DeviceSample)),
+            hosts=tuple(one for one in found if isinstance(one, HostSample)),
+        )
+
+    def _forget(self, name: str) -> None:
+        self._readers.pop(name, None)
+        for key in [key for key in self._tails if key[0] == name]:
+            del self._tails[key]
+        with self._changed:
+            self._received.pop(name, None)
+            self._known = {other: places for other, places in self._known.items() if other != name}
+        if self._store is not None:
+            with suppress(AscendrunError):  # a row too many does no harm
+                self._store.forget_progress(name)
+
+    # The store
+
+    def _add(
+        self,
+        store: SampleStore,
+        samples: Sequence[Sample],
+        raw: Sequence[RawText],
+        progress: Mapping[tuple[str, int], int],
+    ) -> None:
+        try:
+            store.add(samples, raw=raw, details=self._details, progress=progress)
+        except AscendrunError as error:
+            self._give_up(error)
+
+    def _tend(self) -> bool:
+        store = self._open() if self._store or self._last_fault or (self._state_dir / FILE_NAME).exists() else None
+        try:
+            return store is not None and store.tend(now_s=time.time())
+        except AscendrunError as error:
+            self._give_up(error)
+            return False
+
+    def _open(self) -> SampleStore | None:
+        """None: it could not be used a moment ago, and what comes is let go."""
+        if self._store is None and time.monotonic() >= self._retry_mono:
+            from ascendrun.head.state.sample_store import SampleStore
+
+            try:
+                store = SampleStore.open(self._state_dir)
+                known = store.all_progress()
+            except AscendrunError as error:
+                self._give_up(error)
+                return None
+            self._store = store
+            if self._last_fault:
+                self._go_back(known)
+        return self._store
+
+    def _give_up(self, error: AscendrunError) -> None:
+        self._say(error)
+        self._retry_mono = time.monotonic() + RETRY_S
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
+        """To where the store stands: what was let go will be asked for again."""
+        self._tails.clear()
+        with self._changed:
+            self._known = known
+            self._received.clear()
+            self._waiting, self._waiting_bytes = [], 0
+        self._last_fault = ""
+        _print("samples are kept again")
+
+    def _say_unread(self, host: str, why: str) -> None:
+        """Once a host and fault: a line comes every few seconds."""
+        if (host, why) not in self._unread and len(self._unread) < MOST_UNREAD:
+            self._unread.add((host, why))
+            _print(f"a line of the samples of {host} could not be read and is kept as it came: {why[:WHY_CHARS]}")
+
+    def _say(self, error: Exception) -> None:
+        """Once while it comes again and again; the log's own disk may be full."""
+        hint = getattr(error, "hint", None)
+        text = f"no samples are kept for now: {error}" + (f" ({hint})" if hint else "")
+        if text != self._last_fault:
+            self._last_fault = text
+            _print(text)
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _values(line: bytes) -> Mapping[str, Any]:
+    """{} for a line that is no JSON object."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,107 @@
+"""One wish to know how hosts are now: asks each one's agent for one sample, and answers host by host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.samples import Newest
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.node_query import describe_error, describe_reply
+from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.head.spool.sample_ingest import SampleKeeper
+from ascendrun.health.samples.device_samples import sampling_items
+
+CONNECT_TRIES = 2
+TOOL_S = 8.0
+"""How long a tool may take on a host that is asked; the host has its answer ready a moment later."""
+MARGIN_S = 2.0
+
+
+class SampleErrand:
+    """Use from the controller's thread. Header: {hosts, family | null, timeout_s}. `waiting`: hosts without an answer.
+
+    Every host has its answer within timeout_s, `refused` with a sentence where there is none.
+    """
+
+    def __init__(
+        self,
+        header: Mapping[str, Any],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        keeper: SampleKeeper,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
+        self._hosts = load_hosts(header["hosts"])
+        self._timeout_s = float(header["timeout_s"])
+        self._items = sampling_items(header.get("family"))
+        self._links, self._post, self._answer, self._keeper, self._ended = links, post, answer, keeper, ended
+        self.waiting: set[str] = {host.name for host in self._hosts}
+
+    def start(self) -> None:
+        tool_s = max(0.5, min(TOOL_S, self._timeout_s - MARGIN_S))
+        items: list[Mapping[str, Any]] = [{**item, "timeout_s": tool_s} for item in self._items]
+        late = threading.Timer(self._timeout_s, lambda: self._post(self._give_up))
+        late.daemon = True
+        late.start()
+        for host in self._hosts:
+            link = self._links.get(host)
+            if not link.is_up:
+                link.connect()
+            link.call(
+                "sample", {"items": items, "timeout_s": tool_s}, deadline_s=self._timeout_s, done=self._done_of(host)
+            )
+
+    def on_down(self, link: Link, error: AscendrunError) -> None:
+        is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= CONNECT_TRIES
+        for host in self._hosts:
+            if is_final and self._links.same(host, link.host):
+                self._refuse(host.name, describe_error(error))
+
+    def _done_of(self, host: Host) -> Callable[[Reply], None]:
+        def done(reply: Reply) -> None:
+            now_s = time.time()
+            self._post(lambda: self._hear(host.name, reply, now_s))
+
+        return done
+
+    def _hear(self, host: str, reply: Reply, heard_s: float) -> None:
+        if host not in self.waiting:
+            return
+        if not reply.ok:
+            self._refuse(host, describe_reply(reply))
+            return
+        ahead_s = int(reply.header["at_ns"]) / 1e9 - heard_s
+        self._keeper.take_lines(
+            host,
+            reply.header["lines"],
+            ahead_s=ahead_s,
+            done=lambda newest: self._post(lambda: self._tell(host, newest)),
+        )
+
+    def _tell(self, host: str, newest: Newest) -> None:
+        self._say(
+            host, {"devices": [vars(one) for one in newest.devices], "hosts": [vars(one) for one in newest.hosts]}
+        )
+
+    def _give_up(self) -> None:
+        for host in sorted(self.waiting):
+            self._refuse(host, f"gave no figures within {self._timeout_s:g} s")
+
+    def _refuse(self, host: str, text: str) -> None:
+        self._say(host, {"refused": text})
+
+    def _say(self, host: str, fields: Mapping[str, Any]) -> None:
+        if host not in self.waiting:
+            return
+        self.waiting.discard(host)
+        self._answer({"ok": True, "host": host, **fields}, b"", not self.waiting)
+        if not self.waiting:
+            self._ended()

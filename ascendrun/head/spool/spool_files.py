@@ -1,0 +1,188 @@
+"""Where the head's copies of the ranks' output lie: one stream's files, their bytes, their tail.
+
+A file that is missing or still short is no error: the collector may be behind. Files are opened for each read, so
+that thousands of ranks need no open file each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ascendrun.head.state.settings import SPOOL_COMPLETE
+
+CHUNK_BYTES = 128 * 1024
+TIME_RECORD = struct.Struct(">QQ")
+
+STREAM_FILE = re.compile(r"^rank-(\d+)\.(out|err)\.(\d+)$")
+
+
+@dataclass(frozen=True)
+class StreamFiles:
+    """One stream of one rank in one attempt's spool. `host`, `rank`, `stream` as in LogLine."""
+
+    folder: Path
+    host: str
+    rank: int
+    stream: str
+    attempt: int
+
+    def path(self, generation: int) -> Path:
+        return self.folder / f"rank-{self.rank}.{self.stream}.{generation}"
+
+    def times_path(self, generation: int) -> Path:
+        return self.folder / f"rank-{self.rank}.{self.stream}.times.{generation}"
+
+    def generations(self) -> list[int]:
+        """Those that are there, oldest first; rotation may have taken the first ones."""
+        found = []
+        for name in _names(self.folder):
+            match = STREAM_FILE.match(name)
+            if match and int(match.group(1)) == self.rank and match.group(2) == self.stream:
+                found.append(int(match.group(3)))
+        return sorted(found)
+
+
+def find_streams(
+    attempt_dir: Path,
+    attempt: int,
+    *,
+    hosts: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
+    streams: Collection[str] = ("out", "err"),
+) -> list[StreamFiles]:
+    """Every stream in an attempt's spool, by rank; None for hosts or ranks: all of them."""
+    found: set[tuple[int, str, str]] = set()
+    for host in _names(attempt_dir):
+        if hosts is not None and host not in hosts:
+            continue
+        for name in _names(attempt_dir / host):
+            match = STREAM_FILE.match(name)
+            if match and match.group(2) in streams and (ranks is None or int(match.group(1)) in ranks):
+                found.add((int(match.group(1)), match.group(2), host))
+    return [
+        StreamFiles(attempt_dir / host, host, rank, stream, attempt)
+        for rank, stream, host in sorted(found, key=lambda one: (one[0], one[1] == "err", one[2]))
+    ]
+
+
+def is_complete(attempt_dir: Path) -> bool:
+    """True when the collector has brought every byte of the attempt."""
+    return (attempt_dir / SPOOL_COMPLETE).exists()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def first_time_record(path: Path, offset: int) -> int:
+    """Where in the file of arrival times the record stands that covers the byte at `offset`."""
+    low, high = 0, size_of(path) // TIME_RECORD.size
+    while low < high:
+        middle = (low + high) // 2
+        raw = read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
+        if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[0] <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low * TIME_RECORD.size
+
+
+def since_position(files: StreamFiles, node_s: float) -> tuple[int | None, int]:
+    """(generation, offset) of the line from which on lines came at the host's `node_s` or later; (None, 0): from the
+    first on. Found by bisection of the arrival times, which must not go back."""
+    wanted_ns = int(node_s * 1e9)
+    for generation in reversed(files.generations()):
+        path = files.times_path(generation)
+        first = read_at(path, 0, TIME_RECORD.size)
+        if len(first) < TIME_RECORD.size or TIME_RECORD.unpack(first)[1] >= wanted_ns:
+            continue
+        low, high = 0, size_of(path) // TIME_RECORD.size
+        while low < high:
+            middle = (low + high) // 2
+            raw = read_at(path, middle * TIME_RECORD.size, TIME_RECORD.size)
+            if len(raw) == TIME_RECORD.size and TIME_RECORD.unpack(raw)[1] < wanted_ns:
+                low = middle + 1
+            else:
+                high = middle
+        end = TIME_RECORD.unpack(read_at(path, (low - 1) * TIME_RECORD.size, TIME_RECORD.size))[0]
+        return generation, line_start(files.path(generation), end)
+    return None, 0
+
+
+def line_start(path: Path, offset: int) -> int:
+    """Where the line begins that the byte at `offset` is part of; looks back a few megabytes, no further."""
+    start = offset
+    while start > max(0, offset - (4 << 20)):
+        start = max(0, start - CHUNK_BYTES)
+        newline = read_at(path, start, min(CHUNK_BYTES, offset - start)).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+    return 0 if start == 0 else offset
+
+
+def read_bytes(files: StreamFiles) -> Iterator[bytes]:
+    """The stream exactly as the rank wrote it."""
+    for generation in files.generations():
+        offset = 0
+        while True:
+            data = read_at(files.path(generation), offset, CHUNK_BYTES)
+            if not data:
+                break
+            offset += len(data)
+            yield data
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as opened:
+            opened.seek(offset)
+            return opened.read(count)
+    except FileNotFoundError:
+        return b""
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def tail_position(files: StreamFiles, count: int) -> tuple[int | None, int]:
+    """(generation, offset) where the last `count` lines begin, read from the end; (None, 0) when nothing is there."""
+    there = files.generations()
+    if not there:
+        return None, 0
+    if count <= 0:
+        return there[-1], size_of(files.path(there[-1]))
+    wanted = count
+    is_last_byte = True
+    for generation in reversed(there):
+        end = size_of(files.path(generation))
+        while end > 0:
+            start = max(0, end - CHUNK_BYTES)
+            block = read_at(files.path(generation), start, end - start)
+            if is_last_byte and block:
+                is_last_byte = False
+                wanted += block.endswith(b"\n")  # that newline ends the last line, it begins none
+            newlines = block.count(b"\n")
+            if newlines >= wanted:
+                return generation, start + _nth_newline_from_end(block, wanted) + 1
+            wanted -= newlines
+            end = start
+    return there[0], 0
+
+
+def _nth_newline_from_end(block: bytes, count: int) -> int:
+    at = len(block)
+    for _ in range(count):
+        at = block.rfind(b"\n", 0, at)
+    return at

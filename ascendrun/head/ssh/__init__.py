@@ -1,0 +1,1 @@
+"""SSH from the head: paramiko and OpenSSH transports, keys, configuration, host keys. Runs in the controller."""

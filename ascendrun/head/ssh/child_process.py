@@ -1,0 +1,217 @@
+"""A command as a child process of this machine, behind the same Stream that a command on a host has."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Callable
+
+from ascendrun.core.errors import DeadlineExceeded
+from ascendrun.head.ssh.transport import Data, Receiver, StreamClosed
+
+READ_BYTES = 256 * 1024
+PIECE_BYTES = 32 * 1024
+ASK_TO_END_S = 1.0
+"""After its pipes were closed a child may end by itself for this long; then SIGTERM, and as long again, SIGKILL."""
+
+_POLL_S = 0.2
+"""How often a child is looked at where the kernel has no pidfd."""
+
+
+class ChildStream:
+    """One child process with three pipes; implements `transport.Stream` once `start` gave it a receiver.
+
+    `say_end(exit code)`: turns how it ended into (reason, status); negative codes are signals. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        say_end: Callable[[int], tuple[str, int | None]] | None = None,
+    ) -> None:
+        self._say_end = say_end or say_plain_end
+        self._send_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env) if env is not None else None,
+            cwd=cwd,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._input_fd: int | None = self._process.stdin.fileno()
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        self._wake_lock = threading.Lock()
+        self._wakes: tuple[int, int] | None = os.pipe()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def error_fd(self) -> int:
+        """Where its standard error can be read, without waiting, until `start`."""
+        assert self._process.stderr
+        return self._process.stderr.fileno()
+
+    def start(self, receiver: Receiver, *, error_backlog: bytes = b"") -> None:
+        """Feeds `receiver` from a thread of its own; `error_backlog`: what was read from `error_fd` before."""
+        threading.Thread(
+            target=self._run, args=(receiver, error_backlog), name=f"child-{self._process.pid}", daemon=True
+        ).start()
+
+    def send(self, data: Data, *, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        view = memoryview(data).cast("B")
+        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
+            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+        try:
+            while view:
+                sent = self._write(view[:PIECE_BYTES])
+                view = view[sent:]
+                left_s = until - time.monotonic()
+                if not sent and left_s <= 0:
+                    raise DeadlineExceeded(
+                        f"the command took no more input within {deadline_s:g} s",
+                        hint="it does not read its standard input",
+                    )
+                if not sent and self._input_fd is not None:
+                    _wait_writable(self._input_fd, min(left_s, _POLL_S))
+        finally:
+            self._send_lock.release()
+
+    def _write(self, piece: memoryview) -> int:
+        """How many bytes the pipe took, 0 when it is full. Raises StreamClosed."""
+        if self._input_fd is None or self._closing.is_set():
+            raise StreamClosed("the stream is closed")
+        try:
+            return os.write(self._input_fd, piece)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise StreamClosed("the command takes no more input") from error
+
+    def close_input(self) -> None:
+        with self._send_lock:
+            if self._input_fd is not None and self._process.stdin:
+                self._input_fd = None
+                self._process.stdin.close()
+
+    def close(self) -> None:
+        with self._wake_lock:
+            if self._wakes is not None and not self._closing.is_set():
+                self._closing.set()
+                os.write(self._wakes[1], b"!")
+
+    def _run(self, receiver: Receiver, error_backlog: bytes) -> None:
+        """Feeds the receiver until the child has ended and its pipes are empty; grandchildren may hold the pipes on."""
+        try:
+            if error_backlog:
+                receiver.on_error_data(error_backlog)
+            self._pump(receiver)
+        except Exception:  # the receiver failed: the stream ends, and the failure shows as this thread's
+            self._closing.set()
+            raise
+        finally:
+            was_asked = self._closing.is_set()
+            self._closing.set()
+            self._close_pipes()
+            self._make_end()
+            reason, status = self._say_end(self._process.wait())
+            receiver.on_closed("closed by this side" if was_asked else reason, status)
+
+    def _pump(self, receiver: Receiver) -> None:
+        assert self._process.stdout and self._process.stderr and self._wakes
+        sinks: dict[int, Callable[[bytes], None]] = {
+            self._process.stdout.fileno(): receiver.on_data,
+            self._process.stderr.fileno(): receiver.on_error_data,
+        }
+        end_fd = _open_pidfd(self._process.pid)
+        with selectors.DefaultSelector() as selector:
+            for fd in (*sinks, self._wakes[0], *([end_fd] if end_fd is not None else [])):
+                selector.register(fd, selectors.EVENT_READ)
+            try:
+                while not self._closing.is_set():
+                    has_ended = self._process.poll() is not None
+                    ready = selector.select(0 if has_ended else None if end_fd is not None else _POLL_S)
+                    fds = [key.fd for key, _ in ready if key.fd in sinks]
+                    for fd in fds:
+                        if not _move(fd, sinks[fd]):
+                            selector.unregister(fd)
+                            del sinks[fd]
+                    if has_ended and not fds:
+                        return
+            finally:
+                if end_fd is not None:
+                    os.close(end_fd)
+
+    def _make_end(self) -> None:
+        """Ends this one process, whose input ended; what it detached into other sessions is not ours to end."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self._process.wait(ASK_TO_END_S)
+                return
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+
+    def _close_pipes(self) -> None:
+        self.close_input()
+        with self._wake_lock:
+            wakes, self._wakes = self._wakes, None
+        for fd in wakes or ():
+            os.close(fd)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def say_plain_end(code: int) -> tuple[str, int | None]:
+    """A shell's way to tell a death by signal: 128 + signal, as sshd's users know it."""
+    return "the command ended", code if code >= 0 else 128 - code
+
+
+def _move(fd: int, sink: Callable[[bytes], None]) -> bool:
+    """Hands over what is there. False at the end of the pipe."""
+    try:
+        data = os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return True
+    if data:
+        sink(data)
+    return bool(data)
+
+
+def _wait_writable(fd: int, timeout_s: float) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT | select.POLLERR | select.POLLHUP)
+    poller.poll(timeout_s * 1000)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    if opener is None:
+        return None
+    try:
+        return opener(pid)
+    except OSError:
+        return None

@@ -1,0 +1,211 @@
+"""Private keys for logging in: found once, decrypted once, shared by all hosts; never asks on its own."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.paramiko_import import paramiko
+
+Ask = Callable[[str], Optional[str]]
+"""Asks the person for a passphrase; returns None when there is none to be had. Must not hang when nobody is there."""
+
+DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+AGENT_S = 15.0
+"""How long the key agent may take for one answer (it may ask its owner for a touch)."""
+
+MAX_TRIES = 5
+"""Keys offered to one host; sshd hangs up after its sixth refusal (MaxAuthTries)."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key that can sign, and what messages call it."""
+
+    key: Any
+    says: str
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A key file that cannot be used: the fact and the way out."""
+
+    fact: str
+    way_out: str
+
+
+class _LockedAgent(paramiko.Agent):
+    """The key agent on one socket; 32 handshakes sign through it in turn, none longer than AGENT_S."""
+
+    def __init__(self, path: str | None) -> None:
+        self._turn = threading.Lock()
+        paramiko.agent.AgentSSH.__init__(self)
+        connection = _agent_socket(path)
+        if connection is not None:
+            self._connect(connection)  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
+
+    def _send_message(self, msg: Any) -> Any:
+        with self._turn:
+            return super()._send_message(msg)  # type: ignore[misc]  # likewise
+
+
+class KeyRing:
+    """All keys of one head. Thread-safe; a file is read once, a passphrase asked for once."""
+
+    def __init__(self, ask: Ask | None = None) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._files: dict[str, Identity | Unusable] = {}
+        self._agents: dict[str | None, tuple[_LockedAgent | None, tuple[Identity, ...]]] = {}
+
+    def identities(self, target: SshTarget) -> tuple[tuple[Identity, ...], tuple[Unusable, ...]]:
+        """Keys to offer in this order, at most MAX_TRIES, and the key files that could not be used.
+
+        The agent's copy of a configured key comes first, so that its passphrase is not asked for; then files, then
+        the agent's other keys, unless the config says IdentitiesOnly.
+        """
+        with self._lock:
+            agent = self._agent_keys(target.identity_agent)
+            by_blob = {identity.key.asbytes(): identity for identity in agent}
+            chosen: list[Identity] = []
+            unusable: list[Unusable] = []
+            for path in target.identity_files or default_key_files():
+                public = public_blob(path)
+                held = by_blob.pop(public, None) if public else None
+                found = held or self._load(path, is_expected=bool(target.identity_files))
+                if isinstance(found, Identity):
+                    chosen.append(found)
+                elif found is not None:
+                    unusable.append(found)
+        if not (target.identities_only and target.identity_files):
+            chosen += by_blob.values()
+        return tuple(chosen[:MAX_TRIES]), tuple(unusable)
+
+    def forget_failures(self) -> None:
+        """After a failed login: the agent and unusable files are asked anew next time, since somebody may mend them."""
+        with self._lock:
+            self._agents.clear()  # not closed: another host's login may be using one
+            self._files = {path: found for path, found in self._files.items() if isinstance(found, Identity)}
+
+    def close(self) -> None:
+        """Gives up the agent's sockets."""
+        with self._lock:
+            for agent, _ in self._agents.values():
+                if agent is not None:
+                    agent.close()
+            self._agents.clear()
+
+    def _agent_keys(self, path: str | None) -> tuple[Identity, ...]:
+        if path == "none":
+            return ()
+        if path not in self._agents:
+            agent: _LockedAgent | None = None
+            keys: tuple[Identity, ...] = ()
+            try:
+                agent = _LockedAgent(path)
+                keys = tuple(
+                    Identity(key, f"{key.comment or key.get_name()} (agent)")
+                    for key in agent.get_keys()
+                    if not key.get_name().startswith("sk-")
+                )
+            except (paramiko.SSHException, OSError):
+                pass  # an agent that does not answer is as good as none; what is missing is told when login fails
+            self._agents[path] = (agent, keys)
+        return self._agents[path][1]
+
+    def _load(self, path: str, *, is_expected: bool) -> Identity | Unusable | None:
+        if path not in self._files:
+            self._files[path] = load_key(path, self._ask)
+        found = self._files[path]
+        is_missing = isinstance(found, Unusable) and not os.path.exists(path)
+        return None if is_missing and not is_expected else found
+
+
+def default_key_files() -> tuple[str, ...]:
+    """What ssh tries when the config names no key."""
+    return tuple(os.path.join(os.path.expanduser("~"), ".ssh", name) for name in DEFAULT_KEYS)
+
+
+def load_key(path: str, ask: Ask | None) -> Identity | Unusable:
+    """An Identity, or an Unusable that says why not. Asks for a passphrase once, never without `ask`."""
+    try:
+        status = os.stat(path)
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            return Unusable(f"{path}: others may read it, so it is not used", f"chmod 600 {path}")
+        try:
+            return _identity(path, None)
+        except _wants_passphrase() as error:
+            if not _is_encrypted(path):
+                return Unusable(f"{path}: {error}", f"check it: ssh-keygen -yf {path}")
+        phrase = ask(f"Passphrase for {path}: ") if ask else None
+        if not phrase:
+            return Unusable(f"{path}: encrypted, and its passphrase is not known here", f"ssh-add {path}")
+        return _identity(path, phrase)
+    except OSError as error:
+        return Unusable(f"{path}: {(error.strerror or str(error)).lower()}", "check IdentityFile in ~/.ssh/config")
+    except Exception as error:  # paramiko and cryptography raise a dozen kinds: other formats, wrong passphrases
+        return Unusable(f"{path}: cannot be used ({error or type(error).__name__})", f"check it: ssh-keygen -yf {path}")
+
+
+def _identity(path: str, phrase: str | None) -> Identity:
+    password: Any = phrase.encode() if phrase is not None else None
+    return Identity(paramiko.PKey.from_path(path, password), path)
+
+
+def _wants_passphrase() -> tuple[Any, ...]:
+    # cryptography says TypeError, and ValueError for some formats; paramiko has a kind of its own
+    return (paramiko.PasswordRequiredException, TypeError, ValueError)
+
+
+def _is_encrypted(path: str) -> bool:
+    text = Path(path).read_bytes()
+    if b"ENCRYPTED" in text:
+        return True
+    if b"BEGIN OPENSSH PRIVATE KEY" not in text:
+        return False
+    body = b"".join(line for line in text.splitlines() if line and not line.startswith(b"-----"))
+    try:
+        return b"bcrypt" in base64.b64decode(body)[:64]
+    except binascii.Error:
+        return False
+
+
+def public_blob(path: str) -> bytes | None:
+    """The public half of a key file, from the .pub beside it; None when there is none to read."""
+    try:
+        fields = Path(path + ".pub").read_text(encoding="utf-8", errors="replace").split()
+        return base64.b64decode(fields[1])
+    except (OSError, IndexError, binascii.Error):
+        return None
+
+
+def needs_openssh(target: SshTarget) -> str | None:
+    """Why these keys need the OpenSSH binary (certificates, security keys); None when paramiko can use them."""
+    for path in target.identity_files or default_key_files():
+        if os.path.exists(path + "-cert.pub"):
+            return f"a certificate beside {path}"
+        public = public_blob(path)
+        if target.identity_files and public and public[4:7] == b"sk-":
+            return f"a security key ({path})"
+    return None
+
+
+def _agent_socket(path: str | None) -> socket.socket | None:
+    where = path or os.environ.get("SSH_AUTH_SOCK")
+    if not where:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(AGENT_S)
+    try:
+        connection.connect(where)
+    except OSError:
+        connection.close()
+        return None
+    return connection

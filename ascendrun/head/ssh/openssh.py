@@ -1,0 +1,414 @@
+"""SSH through the OpenSSH binary: slower, but it reads every config and does what paramiko cannot.
+
+A connection is one `ssh` process, logged in when `connect` returns; it waits for the one command that `open` sends as
+its first line of input. A second `open` starts a second `ssh`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import select
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.hosts import Host
+from ascendrun.head.ssh.child_process import ChildStream
+from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
+from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosed
+
+WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
+"""What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` takes no byte beyond its line."""
+
+_LOGGED_IN = "Authenticated to "
+_RETRY_S = (0.1, 0.6)
+_FAST_KEX = "^curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256"
+_HUNG_UP = re.compile(r"kex_exchange_identification:.*(closed|reset)", re.IGNORECASE)
+_LOST = re.compile(
+    r"^Connection to \S+ closed by remote host|^client_loop: |^Timeout, server |^(Read from|Connection "
+    r"(closed|reset) by|ssh_dispatch_run|ssh_packet|packet_write|Disconnected from|Received disconnect)"
+)
+
+
+def build_argv(
+    host: Host,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    log: str,
+    config: Path | None = None,
+    host_key_alias: str | None = None,
+    algorithms: Mapping[str, str] | None = None,
+) -> list[str]:
+    """The `ssh` command line for `host`, up to its name. The user's config stays in force for all not said here."""
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
+        "UserKnownHostsFile": " ".join(_quote(name) for name in known_hosts) or "none",
+        "GlobalKnownHostsFile": "none",
+        "ConnectTimeout": str(max(1, math.ceil(deadlines.tcp_s))),
+        "ServerAliveInterval": "2",
+        "ServerAliveCountMax": "3",
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "EscapeChar": "none",
+        "LogLevel": "VERBOSE",
+    }
+    if host_key_alias:
+        options["HostKeyAlias"] = host_key_alias
+    if "kexalgorithms" not in (algorithms or {}):
+        options["KexAlgorithms"] = _FAST_KEX  # the default, sntrup761, costs 64 ms of CPU for each host
+    if host.addr:
+        options["HostName"] = host.addr
+    if host.port:
+        options["Port"] = str(host.port)
+    if host.user:
+        options["User"] = host.user
+    argv = ["ssh", "-T", "-E", log]
+    if config is not None:
+        argv += ["-F", str(config)]
+    for name, value in options.items():
+        argv += ["-o", f"{name}={value}"]
+    return [*argv, "--", host.name]
+
+
+def _quote(path: str) -> str:
+    return f'"{path}"' if " " in path else path
+
+
+class OpensshConnection:
+    """Implements `transport.Connection`."""
+
+    peer_address: str | None = None
+
+    def __init__(self, argv: Sequence[str], target: SshTarget, login: _Login) -> None:
+        self._argv = argv
+        self._target = target
+        self._lock = threading.Lock()
+        self._waiting: _Login | None = login
+        self._streams: list[ChildStream] = []
+        self._is_closed = False
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
+        """As `transport.Connection.open`; a second one logs in again, and raises what `connect` raises."""
+        with self._lock:
+            login, self._waiting = self._waiting, None
+            is_closed = self._is_closed
+        if is_closed:
+            raise StreamClosed("closed by this side")
+        is_first = login is not None and "\n" not in command
+        if login is not None and not is_first:
+            login.end()
+        if login is None or not is_first:
+            login = _Login(self._argv, command, self._target)
+            login.wait(deadline_s)
+        if is_first:
+            try:
+                login.stream.send(command.encode() + b"\n", deadline_s=deadline_s)
+            except (StreamClosed, DeadlineExceeded):
+                login.end()
+                raise
+        login.start(receiver)
+        with self._lock:
+            self._streams.append(login.stream)
+            if self._is_closed:
+                login.stream.close()
+        return login.stream
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            waiting, self._waiting = self._waiting, None
+            streams, self._streams = self._streams, []
+        if waiting is not None:
+            waiting.end()
+        for stream in streams:
+            stream.close()
+
+
+def connect(
+    host: Host,
+    target: SshTarget,
+    *,
+    deadlines: Deadlines,
+    known_hosts: Sequence[str],
+    config: Path | None = None,
+    host_key_alias: str | None = None,
+) -> OpensshConnection:
+    """A logged-in connection. Raises CannotConnect or one of its children, from what `ssh` says."""
+    argv = build_argv(
+        host,
+        deadlines=deadlines,
+        known_hosts=known_hosts,
+        log="{log}",
+        config=config,
+        host_key_alias=host_key_alias,
+        algorithms=target.algorithms,
+    )
+    until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
+    while True:
+        login = _Login(argv, WAIT_FOR_COMMAND, target)
+        try:
+            login.wait(until - time.monotonic())
+            return OpensshConnection(argv, target, login)
+        except _HungUp as error:
+            pause_s = random.uniform(*_RETRY_S)
+            if time.monotonic() + pause_s > until - deadlines.kex_s - deadlines.auth_s:
+                raise CannotConnect(error.message, hint=error.hint) from error
+            time.sleep(pause_s)
+
+
+def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Path | None = None) -> HostKey:
+    """The key that `host` shows; offers no user key. Raises CannotConnect."""
+    folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
+    try:
+        file, log = os.path.join(folder, "known_hosts"), os.path.join(folder, "log")
+        argv = build_argv(
+            host,
+            deadlines=deadlines,
+            known_hosts=[file],
+            log=log,
+            config=config,
+            host_key_alias="scanned",
+            algorithms=target.algorithms,
+        )
+        first = [
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "PreferredAuthentications=none",
+            "-o",
+            "HashKnownHosts=no",
+        ]  # ssh takes the first value of an option
+        limit_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s
+        try:
+            subprocess.run(
+                [argv[0], *first, *argv[1:], "true"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=limit_s,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise _silent(target, limit_s) from None
+        except OSError as error:
+            raise _no_binary(error) from error
+        found = parse_known_hosts(_read_text(file), file)
+        if not found:
+            raise classify(_read_text(log), target)
+        return found[0].key
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _HungUp(CannotConnect):
+    """sshd hung up before it named itself; worth another try."""
+
+
+class _Login:
+    """One `ssh` process from its start until it says that it is logged in; its own words go to a pipe of their own."""
+
+    def __init__(self, argv: Sequence[str], command: str, target: SshTarget) -> None:
+        self._target = target
+        self._log = b""
+        self.error_backlog = b""
+        self._error_tail = b""
+        self._folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
+        path = os.path.join(self._folder, "log")
+        os.mkfifo(path, 0o600)
+        self._log_fd: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self.stream = ChildStream([part.replace("{log}", path) for part in argv] + [command], say_end=self._say_end)
+        except OSError as error:
+            self._close_log()
+            self._remove_folder()
+            raise _no_binary(error) from error
+
+    def wait(self, limit_s: float) -> None:
+        """Returns when logged in; raises CannotConnect or one of its children, and leaves no process then."""
+        until = time.monotonic() + limit_s
+        try:
+            while _LOGGED_IN.encode() not in self._log:
+                if self.stream.exit_code is not None:
+                    self._listen(0)
+                    said = self._text()
+                    kind = _HungUp if _HUNG_UP.search(said) else None
+                    raise classify(said, self._target, kind=kind)
+                if time.monotonic() > until:
+                    raise _silent(self._target, limit_s)
+                self._listen(min(0.2, max(until - time.monotonic(), 0.001)))
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self._remove_folder()  # ssh has the pipe open by now, or is gone
+
+    def start(self, receiver: Receiver) -> None:
+        """Feeds `receiver`, keeping the end of the error output: there ssh says that it lost the connection."""
+
+        def take_error(data: bytes) -> None:
+            self._error_tail = (self._error_tail + data)[-200:]
+            receiver.on_error_data(data)
+
+        self.stream.start(Receiver(receiver.on_data, take_error, receiver.on_closed), error_backlog=self.error_backlog)
+
+    def end(self) -> None:
+        """Ends the process; for a login that no receiver will get."""
+        self.stream.start(Receiver(lambda _: None, lambda _: None, lambda *_: None))
+        self.stream.close()
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self, timeout_s: float) -> None:
+        assert self._log_fd is not None
+        poller = select.poll()
+        poller.register(self._log_fd, select.POLLIN)
+        poller.register(self.stream.error_fd, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+        self._log += _read_some(self._log_fd)
+        self.error_backlog = (self.error_backlog + _read_some(self.stream.error_fd))[-65536:]
+
+    def _text(self) -> str:
+        return (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
+
+    def _say_end(self, code: int) -> tuple[str, int | None]:
+        if self._log_fd is not None:
+            self._log += _read_some(self._log_fd)
+        self._close_log()
+        said = (self._log + b"\n" + self._error_tail).decode("utf-8", "replace")
+        lost = [line for line in said.splitlines() if _LOST.search(line)]
+        if code == 255 and lost:
+            return f"the connection ended ({lost[-1].strip()})", None
+        if code < 0:
+            return f"ssh was killed by signal {-code}", None
+        return "the command ended", code
+
+    def _close_log(self) -> None:
+        if self._log_fd is not None:
+            os.close(self._log_fd)
+            self._log_fd = None
+
+
+_SAYINGS: Sequence[tuple[str, type[CannotConnect], str, str]] = (
+    # what ssh says, the error, our words, the way out; the first that matches counts
+    (
+        r"REVOKED HOST KEY|marked as revoked",
+        HostKeyChanged,
+        "its host key is revoked; nothing was sent",
+        "this key is known to be stolen or retired: give the host new keys, or reach the right host",
+    ),
+    (
+        r"IDENTIFICATION HAS CHANGED",
+        HostKeyChanged,
+        "{changed}; nothing was sent",
+        "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
+        "console, then: ascendrun trust --replace {name}",
+    ),
+    (
+        r"host key is known for|Host key verification failed",
+        HostKeyUnknown,
+        "a host key was never recorded; nothing was sent ({line})",
+        "ascendrun trust {name}",
+    ),
+    (
+        r"Permission denied|Too many authentication failures|No more authentication methods",
+        AuthFailed,
+        "user {user} was refused ({line})",
+        "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}",
+    ),
+    (
+        r"Could not resolve hostname",
+        CannotConnect,
+        "{line}",
+        "check the spelling, /etc/hosts and DNS, or give addr= in the hostfile",
+    ),
+    (
+        r"during banner exchange",
+        CannotConnect,
+        "accepted the connection but sent no SSH banner ({line})",
+        "the host is frozen or badly overloaded, or something else listens on that port",
+    ),
+    (
+        r"Unable to negotiate|no matching",
+        CannotConnect,
+        "{line}",
+        "its sshd offers only algorithms that this ssh refuses; allow one for this host in ~/.ssh/config",
+    ),
+    (
+        r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
+        CannotConnect,
+        "ssh refuses its configuration ({line})",
+        "mend that file; `ssh -G {name}` checks it",
+    ),
+    (
+        r"Connection refused|timed out|No route|Network is unreachable",
+        CannotConnect,
+        "{line}",
+        "is the host up, sshd listening on that port, and no firewall between?",
+    ),
+)
+
+
+def classify(said: str, target: SshTarget, *, kind: type[CannotConnect] | None = None) -> CannotConnect:
+    """The error that ssh's words mean; `kind` when the caller knows it already."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for pattern, error, words, hint in _SAYINGS:
+        line = next((line for line in lines if re.search(pattern, line)), None)
+        if line is not None:
+            filled = {"line": line[:200], "user": target.user, "name": target.name, "changed": _say_change(said)}
+            return (kind or error)(f"{target.label}: {words.format(**filled)}", hint=hint.format(**filled))
+    last = lines[-1][:200] if lines else "ssh said nothing"
+    return (kind or CannotConnect)(f"{target.label}: not connected ({last})", hint=f"to see more: ssh -v {target.name}")
+
+
+def _say_change(said: str) -> str:
+    shown = re.search(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?\s", said)
+    place = re.search(r"Offending (\S+) key in (\S+)", said)
+    shown_words = f"shows the host key {shown.group(1)} {shown.group(2)}" if shown else "shows another host key"
+    return f"{shown_words}, but on record is another ({place.group(2)})" if place else f"{shown_words} than recorded"
+
+
+def _silent(target: SshTarget, limit_s: float) -> CannotConnect:
+    return CannotConnect(
+        f"{target.label}: ssh was not logged in within {limit_s:.3g} s",
+        hint=f"the host is frozen or overloaded, or something asks for input; see: ssh -v {target.name}",
+    )
+
+
+def _no_binary(error: OSError) -> CannotConnect:
+    return CannotConnect(
+        f"ssh cannot be started ({(error.strerror or str(error)).lower()})",
+        hint="install the OpenSSH client, and see that it is on the PATH",
+    )
+
+
+def _read_some(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return b""
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

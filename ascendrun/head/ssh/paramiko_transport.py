@@ -1,0 +1,436 @@
+"""SSH through paramiko: connects in phases, each with its own deadline, and carries streams without reader threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded
+from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.connection import IDLE_POLL_S, Link
+from ascendrun.head.ssh.host_keys import HostKey
+from ascendrun.head.ssh.keys import Identity, Unusable
+from ascendrun.head.ssh.paramiko_import import PartialAuthentication, common, paramiko
+from ascendrun.head.ssh.socket import Dial
+from ascendrun.head.ssh.transport import Data, Deadlines, Receiver, StreamClosed
+
+PIECE_BYTES = 32 * 1024
+IN_FLIGHT_BYTES = 256 * 1024
+"""Unacknowledged bytes at most: sshd hoards more than this badly (25 ms of its CPU for each MB)."""
+
+CLOSE_S = 2.0
+"""How long a closed stream waits for the far end to agree before it counts as closed anyway."""
+
+_RETRY_S = (0.1, 0.6)
+_KEX = (
+    "ecdh-sha2-nistp256",
+    "curve25519-sha256@libssh.org",
+    "mlkem768x25519-sha256",
+    "ecdh-sha2-nistp384",
+    "ecdh-sha2-nistp521",
+    "diffie-hellman-group14-sha256",
+    "diffie-hellman-group16-sha512",
+    "diffie-hellman-group-exchange-sha256",
+)
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512",
+    "hmac-sha1",
+)
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+
+
+class NoCommonAlgorithm(CannotConnect):
+    """The host and paramiko share no algorithm of some kind; the OpenSSH binary may know older ones."""
+
+
+class NoKey(AuthFailed):
+    """There was nothing to log in with, so nothing was tried."""
+
+
+class _Dropped(Exception):
+    """sshd hung up before it named itself: usually too many logins at once (MaxStartups); worth another try."""
+
+
+class ParamikoStream:
+    """One command on the host; implements `transport.Stream`."""
+
+    def __init__(self, link: Link, channel: Any, receiver: Receiver) -> None:
+        self._link = link
+        self._channel = channel
+        self._receiver = receiver
+        self._room_at_start: int = channel.out_window_size
+        self._send_lock = threading.Lock()
+        self._begin_lock = threading.Lock()
+        self._has_begun = False
+        self._is_forgotten = False
+        self._is_finished = False
+        self._closing_until: float | None = None
+
+    # -- the owner's side
+
+    def send(self, data: Data, *, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        view = memoryview(data).cast("B")
+        if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
+            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+        try:
+            while view:
+                size = self._claim_room(len(view), until, deadline_s)
+                self._write(view[:size])
+                view = view[size:]
+        finally:
+            self._send_lock.release()
+
+    def close_input(self) -> None:
+        try:
+            self._channel.shutdown_write()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # gone already: `on_closed` tells
+
+    def close(self) -> None:
+        if self._closing_until is None:
+            self._closing_until = time.monotonic() + CLOSE_S
+        try:
+            self._channel.close()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # gone already: `on_closed` tells
+
+    def _claim_room(self, wanted: int, until: float, deadline_s: float) -> int:
+        """Waits until some of `wanted` bytes may go, and reserves that many. Raises StreamClosed, DeadlineExceeded."""
+        channel = self._channel
+        with channel.lock:
+            while True:
+                if channel.closed or channel.eof_sent or not self._link.active:
+                    raise StreamClosed("the stream is closed")
+                in_flight = self._room_at_start - channel.out_window_size
+                room = min(channel.out_window_size, IN_FLIGHT_BYTES - in_flight)
+                if room > 0:
+                    break
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded(
+                        f"the host took no more input within {deadline_s:g} s",
+                        hint="the command there does not read, or the link is too slow",
+                    )
+                channel.out_buffer_cv.wait(left_s)
+            size: int = min(wanted, room, PIECE_BYTES, channel.out_max_packet_size)
+            channel.out_window_size -= size
+            return size
+
+    def _write(self, piece: memoryview) -> None:
+        message = paramiko.Message()
+        message.add_byte(common.cMSG_CHANNEL_DATA)
+        message.add_int(self._channel.remote_chanid)
+        message.add_string(bytes(piece))
+        _send(self._link, message)
+
+    # -- the link's side
+
+    def take(self, data: bytes, *, is_error: bool) -> None:
+        if self._closing_until is None:
+            (self._receiver.on_error_data if is_error else self._receiver.on_data)(data)
+
+    def begin(self) -> None:
+        with self._begin_lock:
+            self._has_begun = not self._is_forgotten
+
+    def finish(self, reason: str) -> None:
+        self._link.sinks.pop(self._channel.chanid, None)
+        if self._is_finished or not self._has_begun:
+            return
+        self._is_finished = True
+        status: int = self._channel.exit_status
+        self._receiver.on_closed(reason, status if status >= 0 else None)
+
+    def look_around(self) -> None:
+        if self._closing_until is not None and time.monotonic() > self._closing_until:
+            self.finish("closed by this side")
+
+    def forget(self) -> bool:
+        """For a start that failed: the receiver hears nothing. False when it succeeded in the last moment."""
+        with self._begin_lock:
+            self._is_forgotten = not self._has_begun
+        if self._is_forgotten:
+            self._link.sinks.pop(self._channel.chanid, None)
+            self.close()
+        return self._is_forgotten
+
+
+class ParamikoConnection:
+    """An authenticated link to one host; implements `transport.Connection`."""
+
+    def __init__(self, link: Link, target: SshTarget, peer_address: str | None) -> None:
+        self.peer_address = peer_address
+        self.link = link
+        self._target = target
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ParamikoStream:
+        """As `transport.Connection.open`. Raises CannotConnect, too, when sshd refuses a session (MaxSessions)."""
+        until = time.monotonic() + deadline_s
+        channel = self._open_channel(until, deadline_s)
+        stream = ParamikoStream(self.link, channel, receiver)
+        self.link.sinks[channel.chanid] = stream
+        try:
+            self._start(channel, command, until, deadline_s)
+        except Exception:
+            if stream.forget():
+                raise
+        except BaseException:  # ^C, or a fault of ours: nobody will read what comes
+            stream.forget()
+            stream.close()
+            raise
+        return stream
+
+    def close(self) -> None:
+        self.link.drop("closed by this side")
+
+    def _open_channel(self, until: float, deadline_s: float) -> Any:
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                return self.link.open_session(timeout=max(left_s, 0.001))
+            except paramiko.ChannelException as error:
+                # with MaxSessions 1 the last session's slot is free only once its process was reaped
+                pause_s = random.uniform(0.02, 0.1)
+                if self.link.sinks or left_s <= pause_s:
+                    raise CannotConnect(
+                        f"{self._target.label}: sshd refused another session ({error.text})",
+                        hint="MaxSessions in its sshd_config may be too low",
+                    ) from error
+                time.sleep(pause_s)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                raise self._no_answer("opened no session", deadline_s, error) from error
+
+    def _start(self, channel: Any, command: str, until: float, deadline_s: float) -> None:
+        message = paramiko.Message()
+        message.add_byte(common.cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)
+        message.add_string(command)
+        channel._event_pending()
+        _send(self.link, message)
+        answered = channel.event.wait(max(until - time.monotonic(), 0.001))
+        if answered and channel.event_ready:
+            return
+        if answered and self.link.active:
+            raise CannotConnect(
+                f"{self._target.label}: sshd refused to start a command",
+                hint="a ForceCommand, a nologin shell or a restricted key may forbid it",
+            )
+        raise self._no_answer("started no command", deadline_s, None)
+
+    def _no_answer(self, what: str, deadline_s: float, error: BaseException | None) -> Exception:
+        if self.link.active:
+            return DeadlineExceeded(f"{self._target.label}: {what} within {deadline_s:g} s")
+        return StreamClosed(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
+
+
+def connect(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str], judge: Any, identities: Any
+) -> ParamikoConnection:
+    """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
+    `identities()` gives (keys, unusable key files) and is called only after that.
+
+    Raises CannotConnect or one of its children, naming the phase, the host and the way out.
+    """
+    link, address = start_link(target, dial, deadlines=deadlines, key_types=key_types)
+    try:
+        judge(shown_key(link), address)
+        keys, unusable = identities()
+        _log_in(link, target, keys, unusable, deadlines.auth_s)
+        link.sock.settimeout(IDLE_POLL_S)
+        return ParamikoConnection(link, target, address)
+    except BaseException:
+        link.drop("not connected")
+        raise
+
+
+def shown_key(link: Link) -> HostKey:
+    key = link.host_key
+    assert key is not None
+    return HostKey(key.get_name(), key.get_base64())
+
+
+def start_link(
+    target: SshTarget, dial: Dial, *, deadlines: Deadlines, key_types: Sequence[str] = ()
+) -> tuple[Link, str | None]:
+    """TCP, banner and key exchange; not logged in. Tried again, with jitter, when sshd hangs up before it speaks."""
+    until = time.monotonic() + deadlines.tcp_s + deadlines.banner_s
+    while True:
+        try:
+            return _start_once(target, dial, deadlines, key_types, until)
+        except _Dropped as dropped:
+            pause_s = random.uniform(*_RETRY_S)
+            if time.monotonic() + pause_s > until:
+                raise CannotConnect(
+                    f"{target.label}: hung up before its SSH banner, again and again ({dropped})",
+                    hint="sshd is overloaded (MaxStartups) or refuses this address; see its log on the host",
+                ) from dropped
+            time.sleep(pause_s)
+
+
+def _start_once(
+    target: SshTarget, dial: Dial, deadlines: Deadlines, key_types: Sequence[str], until: float
+) -> tuple[Link, str | None]:
+    sock, address = dial()
+    link = Link(sock)
+    try:
+        _choose_algorithms(link, target, key_types)
+        link.start_client(event=link.ready_event)
+        _await_banner(link, target, max(0.1, min(deadlines.banner_s, until - time.monotonic())))
+        _await_kex(link, target, deadlines.kex_s)
+        return link, address
+    except BaseException:
+        link.drop("not connected")
+        raise
+
+
+def _choose_algorithms(link: Link, target: SshTarget, key_types: Sequence[str]) -> None:
+    known = [name for name in key_types if name in _KEY_TYPES]
+    options = link.get_security_options()
+    config = target.algorithms
+    available = set(options.kex)
+    options.kex = narrowed([name for name in _KEX if name in available], config.get("kexalgorithms"))
+    options.ciphers = narrowed(_CIPHERS, config.get("ciphers"))
+    options.digests = narrowed(_MACS, config.get("macs"))
+    # recorded types first; the others after them, so that a host with new keys is told from a broken one
+    options.key_types = tuple(dict.fromkeys([*known, *_KEY_TYPES]))
+
+
+def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
+    """Our algorithms, less what the config rules out; "+more" and "^first" rule nothing out. Falls back to all of ours
+    when nothing would be left: then the host decides."""
+    if not wish or wish[0] in "+^":
+        return tuple(ours)
+    names = {name.strip() for name in wish.lstrip("-").split(",")}
+    names |= {name + "@libssh.org" for name in names if name == "curve25519-sha256"}
+    keep = tuple(name for name in ours if (name in names) != wish.startswith("-"))
+    return keep or tuple(ours)
+
+
+def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
+    if not link.banner_event.wait(banner_s):
+        raise CannotConnect(
+            f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
+            hint="the host is frozen or badly overloaded, or something else listens on that port",
+        )
+    if link.has_banner:
+        return
+    said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
+    if "Not allowed at this time" in said:
+        raise CannotConnect(
+            f'{target.label}: sshd refuses this address for a while ("{said[:80]}")',
+            hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there",
+        )
+    error = link.saved_exception
+    is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
+    if is_other or (said and "MaxStartups" not in said):
+        raise CannotConnect(
+            f'{target.label}: what answers there is no SSH server ("{said[:80]}")',
+            hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config",
+        )
+    raise _Dropped(said[:80] or "nothing said")
+
+
+def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
+    if not link.ready_event.wait(kex_s):
+        raise CannotConnect(
+            f"{target.label}: no key exchange within {kex_s:g} s of the banner",
+            hint="the host is overloaded, or large packets are lost on the way (check the MTU)",
+        )
+    if link.active and link.initial_kex_done:
+        return
+    error = link.saved_exception
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        raise NoCommonAlgorithm(
+            f"{target.label}: {error}", hint="its sshd is too old for this transport; use the OpenSSH transport for it"
+        )
+    if error is None or isinstance(error, (EOFError, OSError)):
+        raise _Dropped("it hung up during the key exchange")
+    raise CannotConnect(f"{target.label}: the key exchange failed ({error})", hint="see sshd's log on the host")
+
+
+def _log_in(
+    link: Link, target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable], auth_s: float
+) -> None:
+    until = time.monotonic() + auth_s
+    for identity in keys:
+        answered = threading.Event()
+        try:
+            link.auth_publickey(target.user, identity.key, event=answered)
+        except (paramiko.SSHException, EOFError, OSError):
+            answered.set()
+        while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
+            if time.monotonic() >= until:
+                raise CannotConnect(
+                    f"{target.label}: no answer to the login within {auth_s:g} s",
+                    hint="name lookups or PAM on the host may hang; try `ssh -v` to it",
+                )
+            if not link.active:
+                break
+        if link.is_authenticated():
+            return
+        _stop_when_hopeless(link, target)
+    raise _auth_failed(target, keys, unusable)
+
+
+def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
+    error = link.saved_exception
+    if isinstance(error, PartialAuthentication):
+        raise AuthFailed(
+            f"{target.label}: wants more than a key from user {target.user} (also {', '.join(error.allowed_types)})",
+            hint="ascendrun cannot type passwords or codes: allow a key alone for this user",
+        )
+    if isinstance(error, paramiko.BadAuthenticationType):
+        raise AuthFailed(
+            f"{target.label}: takes no keys from user {target.user} (only {', '.join(error.allowed_types)})",
+            hint="PubkeyAuthentication is off in its sshd_config, or the user is not allowed there",
+        )
+    if not link.active:
+        why = "" if error is None or isinstance(error, EOFError) else f" ({error})"
+        raise AuthFailed(
+            f"{target.label}: hung up while user {target.user} was logging in{why}",
+            hint="too many keys offered (set IdentityFile and IdentitiesOnly), or see sshd's log there",
+        )
+
+
+def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthFailed:
+    facts: list[str] = [bad.fact for bad in unusable]
+    if keys:
+        offered = ", ".join(identity.says for identity in keys)
+        return AuthFailed(
+            f"{target.label}: user {target.user} was refused with {offered}" + "".join(f"; {fact}" for fact in facts),
+            hint="is that the right user? to allow a key there: "
+            f"ssh-copy-id -p {target.port} {target.user}@{target.address}",
+        )
+    if unusable:
+        return NoKey(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
+    return NoKey(
+        f"{target.label}: no key to log in with (no ssh-agent, no key file)",
+        hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
+    )
+
+
+def _send(link: Link, message: Any) -> None:
+    try:
+        link._send_user_message(message)
+    except (EOFError, OSError, paramiko.SSHException) as error:
+        link.drop(link.why_ended())
+        raise StreamClosed("the connection ended while sending") from error
+    if not link.active:
+        raise StreamClosed(link.why_closed or link.why_ended())

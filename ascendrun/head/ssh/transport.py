@@ -1,0 +1,80 @@
+"""How bytes reach a host: the protocol that every way of reaching one fulfils.
+
+A connection offers two things: a byte stream to a fixed command, and a deadline on everything. Implementations:
+`paramiko_transport.py` (paramiko), `openssh.py` (the OpenSSH binary), `backends/local.py` (a child process).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Protocol, Union
+
+from ascendrun.core.hosts import Host
+
+Data = Union[bytes, bytearray, memoryview]
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Wall-clock limits of one connect, in seconds; a frozen host answers TCP and then says nothing."""
+
+    tcp_s: float = 10.0
+    banner_s: float = 10.0
+    kex_s: float = 20.0
+    auth_s: float = 20.0
+    open_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Where a stream's bytes go. Called in the connection's own thread, one call at a time: must not block.
+
+    `on_closed(reason, exit_status)` is called exactly once, last; the status is None when the far end told none.
+    """
+
+    on_data: Callable[[bytes], None]
+    on_error_data: Callable[[bytes], None]
+    on_closed: Callable[[str, int | None], None]
+
+
+class StreamClosed(ConnectionError):
+    """The stream or its connection is gone; nothing more can be sent."""
+
+
+class Stream(Protocol):
+    """The standard input of a command running on the host."""
+
+    def send(self, data: Data, *, deadline_s: float) -> None:
+        """Sends all of `data`, waiting while too much is in flight. Raises StreamClosed, DeadlineExceeded."""
+
+    def close_input(self) -> None:
+        """Ends the command's standard input."""
+
+    def close(self) -> None:
+        """Ends the stream; repeatable; `on_closed` follows if it has not come yet."""
+
+
+class Connection(Protocol):
+    """One authenticated way to one host."""
+
+    peer_address: str | None
+    """The numeric address dialled; None when it is not known (a jump host, a child process)."""
+
+    def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Stream:
+        """Starts `command` through the user's login shell. `command` is fixed text of ours, never the user's.
+
+        Raises StreamClosed when the connection is gone, DeadlineExceeded when the host does not answer.
+        """
+
+    def close(self) -> None:
+        """Drops everything at once; repeatable."""
+
+
+class Backend(Protocol):
+    """A kind of cluster: knows how to connect to its hosts."""
+
+    def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
+        """Raises CannotConnect or one of its children (AuthFailed, HostKeyUnknown, HostKeyChanged)."""
+
+    def close(self) -> None:
+        """Gives up what the backend itself holds; connections are their owners' to close."""

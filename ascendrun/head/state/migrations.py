@@ -1,0 +1,49 @@
+"""The version of an SQLite file of ours: brought to the newest one step by step, refused when it is beyond us."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ascendrun.head.state.state_dir import StoreUnusable
+
+
+@contextmanager
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction that holds the write lock from its beginning."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself rolls back when the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """How many steps the file has behind it; 0: nothing was ever written."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
+    """Raises StoreUnusable for a file of a later release. `way_out`: what else to do than to use that release."""
+    if version_of(connection) > len(steps):
+        raise StoreUnusable(
+            f"{path} was written by a newer ascendrun (schema {version_of(connection)}, this one knows {len(steps)})",
+            hint=f"use that version, or {way_out}",
+        )
+
+
+def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
+    """Takes the steps that the file lacks, each (SQL statements) in one transaction. Raises as refuse_newer."""
+    refuse_newer(connection, path, steps, way_out=way_out)
+    for version in range(version_of(connection), len(steps)):
+        with immediate(connection):
+            if version_of(connection) > version:
+                continue
+            for statement in steps[version].split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version + 1}")

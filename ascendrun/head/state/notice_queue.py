@@ -1,0 +1,126 @@
+"""Notices that wait for delivery, in the store: what was begun is written down before it is done."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ascendrun.core.notices import QUEUE_LIMIT
+from ascendrun.head.state.store import Store, add_lines
+
+KEPT_S = 30 * 86400.0
+"""How long what was delivered is remembered."""
+MOST_CUTS = 1
+"""After so many deaths in the middle of a sending a notice may have arrived twice; it is not sent once more."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One notice for one target. `tries`: how often it was sent so far."""
+
+    number: int
+    id: str
+    job: str | None
+    body: Mapping[str, Any]
+    made_at_s: float
+    due_at_s: float
+    tries: int
+
+
+class NoticeQueue:
+    """Of one thread; `store` is its own connection."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def close(self) -> None:
+        self._store.close()
+
+    def recover(self, *, now_s: float) -> None:
+        """For a new controller: what the last one was sending when it died is sent again, once."""
+        lost = f"interrupted {MOST_CUTS + 1} times while it was sent; whether it arrived is not known"
+        with self._store.writing() as db:
+            rows = db.execute(
+                "SELECT number, job, target FROM notices WHERE state = 'sending' AND cuts >= ?", (MOST_CUTS,)
+            ).fetchall()
+            for number, job, target in rows:
+                db.execute("UPDATE notices SET state = 'unknown', answer = ? WHERE number = ?", (lost, number))
+                if job is not None:
+                    add_lines(db, job, [("notice", f"{target}: {lost}")], now_s)
+            db.execute("UPDATE notices SET state = 'waiting', cuts = cuts + 1 WHERE state = 'sending'")
+            _forget_old(db, now_s)
+
+    def targets(self) -> tuple[str, ...]:
+        """Names of targets for which something waits."""
+        with self._store.reading() as db:
+            rows = db.execute("SELECT DISTINCT target FROM notices WHERE state IN ('waiting', 'sending')").fetchall()
+        return tuple(row[0] for row in rows)
+
+    def next(self, target: str) -> Waiting | None:
+        """What is due first."""
+        with self._store.reading() as db:
+            row = db.execute(
+                "SELECT number, id, job, body, made_at_s, due_at_s, tries FROM notices WHERE target = ?"
+                " AND state = 'waiting' ORDER BY due_at_s, number LIMIT 1",
+                (target,),
+            ).fetchone()
+        return None if row is None else Waiting(row[0], row[1], row[2], json.loads(row[3]), *row[4:])
+
+    def sent_at_s(self, target: str, *, since_s: float) -> list[float]:
+        """When something was sent to the target, as far as `since_s` back."""
+        with self._store.reading() as db:
+            rows = db.execute(
+                "SELECT tried_at_s FROM notices WHERE target = ? AND tried_at_s >= ?"
+                " ORDER BY tried_at_s DESC LIMIT 200",
+                (target, since_s),
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def begin(self, one: Waiting, *, now_s: float) -> None:
+        """It will be sent now."""
+        with self._store.writing() as db:
+            db.execute(
+                "UPDATE notices SET state = 'sending', tries = tries + 1, tried_at_s = ? WHERE number = ?",
+                (now_s, one.number),
+            )
+
+    def again(self, one: Waiting, *, due_at_s: float, answer: str) -> None:
+        with self._store.writing() as db:
+            db.execute(
+                "UPDATE notices SET state = 'waiting', due_at_s = ?, answer = ? WHERE number = ?",
+                (due_at_s, answer, one.number),
+            )
+
+    def finish(self, one: Waiting, target: str, *, state: str, answer: str, now_s: float) -> None:
+        """`state`: delivered, or a failure, which stands in the job's story as well."""
+        with self._store.writing() as db:
+            db.execute("UPDATE notices SET state = ?, answer = ? WHERE number = ?", (state, answer, one.number))
+            _forget_old(db, now_s)
+            if state != "delivered" and one.job is not None:
+                add_lines(db, one.job, [("notice", f"{target}: {one.body['kind']}: not delivered: {answer}")], now_s)
+
+    def give_up_beyond(self, target: str, *, now_s: float, limit: int = QUEUE_LIMIT) -> int:
+        """Drops the oldest that wait beyond the limit; how many."""
+        with self._store.reading() as db:
+            rows = db.execute(
+                "SELECT number, job FROM notices WHERE target = ? AND state = 'waiting'"
+                " ORDER BY number DESC LIMIT -1 OFFSET ?",
+                (target, limit),
+            ).fetchall()
+        if rows:
+            text = f"given up: more than {limit} notices wait for {target}"
+            with self._store.writing() as db:
+                for number, _ in rows:
+                    db.execute("UPDATE notices SET state = 'given up', answer = ? WHERE number = ?", (text, number))
+                newest_job = rows[0][1]
+                if newest_job is not None:
+                    add_lines(db, newest_job, [("notice", f"{target}: {len(rows)} oldest {text}")], now_s)
+        return len(rows)
+
+
+def _forget_old(db: sqlite3.Connection, now_s: float) -> None:
+    """Not only at a start: a controller may run for months."""
+    db.execute("DELETE FROM notices WHERE state NOT IN ('waiting', 'sending') AND made_at_s < ?", (now_s - KEPT_S,))

@@ -1,0 +1,233 @@
+"""What the operator may set for the head, from which place each value came, and where the head's files lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ascendrun.core.errors import Problem
+    from ascendrun.head.state.notice_settings import NoticeSettings
+
+STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
+SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
+FILE_LIMIT_BYTES = 64 * 1024
+NOTICE_BLOCKS = ("notify", "hook", "deadman")
+"""Of a settings file; what stands in them is the matter of head/state/notice_settings.py."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`state_dir`: everything the head keeps (0700, on a local disk).
+    `hostfile`: for verbs that were given none, None: they say so.
+    `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
+    `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
+    `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
+    `notices`: who is told of what, None: nobody.
+    """
+
+    state_dir: Path
+    hostfile: Path | None = None
+    color: str = "auto"
+    timeout_s: float = 60.0
+    transport: str = "auto"
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    notices: NoticeSettings | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One name that may be set: what it means, and how its text becomes a value (raises ValueError with a sentence).
+
+    `parse` gets the text and the folder that a relative path starts from.
+    """
+
+    name: str
+    meaning: str
+    parse: Callable[[str, Path], Any]
+
+    @property
+    def variable(self) -> str:
+        return f"ASCENDRUN_{self.name.upper()}"
+
+
+def _parse_path(text: str, folder: Path) -> Path:
+    if not text:
+        raise ValueError("an empty path")
+    return Path(os.path.abspath(folder / os.path.expanduser(text)))
+
+
+def _one_of(*choices: str) -> Callable[[str, Path], str]:
+    def parse(text: str, _folder: Path) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _parse_seconds(text: str, _folder: Path) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86400:
+        raise ValueError(f"{text!r} is no number of seconds from 1 to 86400")
+    return seconds
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
+    Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
+    Setting("color", "auto, always or never", _one_of("auto", "always", "never")),
+    Setting("timeout_s", "how long exec lets a command run on a host, in seconds", _parse_seconds),
+    Setting(
+        "transport",
+        "auto, paramiko, or openssh: how hosts behind SSH are reached",
+        _one_of("auto", "paramiko", "openssh"),
+    ),
+)
+
+
+def load_settings(
+    environ: Mapping[str, str], *, flags: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
+) -> Settings:
+    """Flag > environment > user's file > system's file > default.
+
+    `files`: the configuration files, the weakest first; None: the usual two. A missing file is no error.
+    Raises InvalidInput with every problem of every source.
+    """
+    problems: list[Problem] = []
+    values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
+    origins = {setting.name: "default" for setting in SETTINGS}
+    for file in files if files is not None else settings_files(environ):
+        of_file: list[Problem] = []
+        blocks: dict[str, Any] = {}
+        for name, (text, line, column) in _read_file(file, of_file, blocks).items():
+            _set(values, origins, name, text, str(file), file.parent, (str(file), line, column), of_file)
+        if blocks:
+            from ascendrun.head.state.notice_settings import NoticeSettings, merge, parse_blocks
+
+            values["notices"] = merge(values.get("notices") or NoticeSettings(), parse_blocks(blocks, file, of_file))
+        problems.extend(sorted(of_file, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    for setting in SETTINGS:
+        given = environ.get(setting.variable)
+        if given:
+            origin = f"${setting.variable}"
+            _set(values, origins, setting.name, given, origin, Path.cwd(), (origin, None, None), problems)
+    for name, text in (flags or {}).items():
+        flag = f"--{name.replace('_', '-')}"
+        _set(values, origins, name, text, flag, Path.cwd(), (flag, None, None), problems)
+    if problems:
+        from ascendrun.core.errors import InvalidInput
+
+        raise InvalidInput(problems)
+    return Settings(origins=origins, **values)
+
+
+def _set(
+    values: dict[str, Any],
+    origins: dict[str, str],
+    name: str,
+    text: str,
+    origin: str,
+    folder: Path,
+    place: tuple[str, int | None, int | None],
+    problems: list[Problem],
+) -> None:
+    setting = next((one for one in SETTINGS if one.name == name), None)
+    try:
+        if setting is None:
+            raise ValueError(f"unknown setting {name!r}")
+        values[name] = setting.parse(text, folder)
+        origins[name] = origin
+    except ValueError as error:
+        from ascendrun.core.errors import Problem
+
+        known = ", ".join(one.name for one in SETTINGS)
+        hint = f"known: {known}" if setting is None else f"{name}: {setting.meaning}"
+        problems.append(Problem(*place, message=str(error), hint=hint))
+
+
+def _read_file(file: Path, problems: list[Problem], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
+    """name -> (text, line, column) of a YAML mapping; {} when there is no such file. The YAML nodes of NOTICE_BLOCKS
+    go to `blocks`."""
+    from ascendrun.core.errors import Problem
+
+    def refuse(message: str, line: int | None = None, column: int | None = None) -> None:
+        problems.append(Problem(str(file), line, column, message, "a settings file has lines like `color: never`"))
+
+    try:
+        with open(file, "rb") as opened:
+            raw = opened.read(FILE_LIMIT_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        refuse(f"cannot be read: {error.strerror}")
+        return {}
+    if len(raw) > FILE_LIMIT_BYTES:
+        refuse(f"larger than {FILE_LIMIT_BYTES} bytes")
+        return {}
+    return _parse_mapping(raw, refuse, blocks)
+
+
+def _parse_mapping(raw: bytes, refuse: Callable[..., None], blocks: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
+    import yaml
+
+    try:
+        node = yaml.compose(raw.decode("utf-8"), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or ("nested too deep" if isinstance(error, RecursionError) else error)
+        refuse(f"not YAML: {what}", mark.line + 1 if mark else None, mark.column + 1 if mark else None)
+        return {}
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        refuse("not a mapping of names to values", 1, 1)
+        return {}
+    found: dict[str, tuple[str, int, int]] = {}
+    for key, value in node.value:
+        line, column = key.start_mark.line + 1, key.start_mark.column + 1
+        if key.value in NOTICE_BLOCKS and key.value not in blocks:
+            blocks[key.value] = value
+        elif not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
+            refuse("a name needs one plain value", line, column)
+        elif key.value in found:
+            refuse(f"{key.value!r} is set twice", line, column)
+        else:
+            found[key.value] = (value.value, line, column)
+    return found
+
+
+def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The usual files, the weakest first."""
+    return (SYSTEM_FILE, user_file(environ))
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base) / "ascendrun" / "config.yaml"
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "ascendrun"
+
+
+def spool_dir(state_dir: Path, job_id: str, attempt: int) -> Path:
+    """The head's copies of what an attempt's nodes write: <host>/<file>.<generation>, named as in `node/layout.py`."""
+    return state_dir / "jobs" / job_id / f"attempt-{attempt}"
+
+
+def make_spool_dir(folder: Path) -> None:
+    """Makes a host's folder in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
+    for level in (*reversed(tuple(folder.parents)[:3]), folder):
+        level.mkdir(mode=0o700, exist_ok=True)
+
+
+SPOOL_COMPLETE = "complete"
+"""A file of this name in an attempt's spool folder: the collector has every byte of every file there."""

@@ -1,0 +1,430 @@
+"""What the head must not forget, in SQLite: jobs, their stories, and who may write."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.head.state.migrations import immediate, migrate, refuse_newer, version_of
+from ascendrun.head.state.state_dir import StoreUnusable, make_private_file, make_state_dir
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.job import Job, State
+
+FILE_NAME = "state.db"
+BUSY_S = 10.0
+WAY_OUT = "another ASCENDRUN_STATE_DIR"
+_MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE lease (
+        id INTEGER PRIMARY KEY CHECK (id = 1), token TEXT NOT NULL, pid INTEGER NOT NULL, taken_at_s REAL NOT NULL);
+    CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, key TEXT UNIQUE NOT NULL, name TEXT NOT NULL,
+        state TEXT NOT NULL, record TEXT NOT NULL, spec TEXT NOT NULL, hosts TEXT NOT NULL, trees TEXT NOT NULL,
+        file TEXT, created_at_s REAL NOT NULL, has_unconfirmed INTEGER NOT NULL DEFAULT 0,
+        is_drained INTEGER NOT NULL DEFAULT 0);
+    CREATE INDEX jobs_by_state ON jobs (state);
+    CREATE TABLE events (
+        job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+        PRIMARY KEY (job, seq)) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE story (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, seq INTEGER NOT NULL, at_s REAL NOT NULL,
+        kind TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (job, seq));
+    INSERT INTO story (job, seq, at_s, kind, text)
+        SELECT job, seq, at_s, kind, text FROM events ORDER BY at_s, job, seq;
+    DROP TABLE events;
+    ALTER TABLE story RENAME TO events;
+    CREATE TABLE notices (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, target TEXT NOT NULL, job TEXT, body TEXT NOT NULL,
+        made_at_s REAL NOT NULL, state TEXT NOT NULL, due_at_s REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0,
+        cuts INTEGER NOT NULL DEFAULT 0, tried_at_s REAL, answer TEXT, UNIQUE (id, target));
+    CREATE INDEX notices_by_due ON notices (target, state, due_at_s);
+    """,
+)
+
+
+class LostLease(Conflict):
+    """Another controller took over this state folder; this one must not write any more."""
+
+    code = "lease-lost"
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A row of `jobs`: the record that the lifecycle advances, and what it was made from, as JSON values."""
+
+    job: Job
+    key: str
+    spec: Mapping[str, Any]
+    hosts: Sequence[Mapping[str, Any]]
+    trees: Sequence[Mapping[str, Any]]
+    file: str | None
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    seq: int
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StreamedEvent:
+    """A line of one job's story among those of all jobs; `number` counts them as they were written."""
+
+    number: int
+    job: str
+    at_s: float
+    kind: str
+    text: str
+
+
+Outbox = Callable[["Job", Sequence[StoredEvent]], Sequence[tuple[str, str, str]]]
+"""(job, new lines of its story) -> notices as (id, name of the target, body); kept in the transaction of the lines."""
+
+
+class Store:
+    """One state folder's database. Open it for writing in the controller alone; everybody may read."""
+
+    def __init__(self, connection: sqlite3.Connection, token: str | None, path: Path) -> None:
+        self._db = connection
+        self._token = token
+        self._path = path
+        self.outbox: Outbox | None = None
+
+    @classmethod
+    def open(cls, state_dir: Path) -> Store:
+        """Opens or makes the store for writing and takes the lease from whoever had it.
+
+        The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
+        Raises StoreUnusable.
+        """
+        make_state_dir(state_dir)
+        path = state_dir / FILE_NAME
+        make_private_file(path)
+        connection = _connect(path)
+        migrate(connection, path, _MIGRATIONS, way_out=WAY_OUT)
+        token = secrets.token_hex(16)
+        with immediate(connection):
+            connection.execute("INSERT OR REPLACE INTO lease VALUES (1, ?, ?, ?)", (token, os.getpid(), time.time()))
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('head_id', ?)", (secrets.token_hex(4),))
+        return cls(connection, token, path)
+
+    @classmethod
+    def open_for_reading(cls, state_dir: Path) -> Store | None:
+        """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusable."""
+        path = state_dir / FILE_NAME
+        if not path.exists():
+            return None
+        connection = _connect(path)
+        if version_of(connection) == 0:
+            connection.close()
+            return None
+        refuse_newer(connection, path, _MIGRATIONS, way_out=WAY_OUT)
+        connection.execute("PRAGMA query_only = ON")
+        return cls(connection, None, path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @property
+    def head_id(self) -> str:
+        """Eight hex digits naming this state folder: two heads never use one run name on a node."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'head_id'").fetchone()
+        return str(row[0])
+
+    def beside(self) -> Store:
+        """The same store with a connection of its own, for another thread; it writes by the same lease."""
+        return Store(_connect(self._path), self._token, self._path)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, refused when the lease has gone to another controller.
+
+        Raises StoreUnusable when nothing can be written now: the disk is full, or another program holds the file.
+        """
+        try:
+            with immediate(self._db):
+                row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
+                if row is None or row[0] != self._token:
+                    raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
+                yield self._db
+        except sqlite3.OperationalError as error:
+            raise _unwritable(self._path, error) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for questions. Raises StoreUnusable when another program holds the file for too long."""
+        try:
+            yield self._db
+        except sqlite3.OperationalError as error:
+            raise _unwritable(self._path, error) from error
+
+    def add_job(
+        self,
+        *,
+        key: str,
+        make_job: JobMaker,
+        spec: Mapping[str, Any],
+        hosts: Sequence[Mapping[str, Any]],
+        trees: Sequence[Mapping[str, Any]],
+        file: str | None,
+        now_s: float,
+    ) -> Job:
+        """Stores a new job and returns it; with a key that is known, returns that job and stores nothing.
+
+        `make_job(id, head_id)` makes the record once the id is known. On return it is on disk.
+        """
+        with self.writing() as db:
+            return self.insert(
+                db,
+                key=key,
+                spec=spec,
+                hosts=hosts,
+                trees=trees,
+                file=file,
+                now_s=now_s,
+                make_job=lambda number, head_id: make_job(job_id_of(number), head_id),
+            )
+
+    def insert(
+        self,
+        db: sqlite3.Connection,
+        *,
+        key: str,
+        make_job: Callable[[int, str], Job],
+        spec: Mapping[str, Any],
+        hosts: Sequence[Mapping[str, Any]],
+        trees: Sequence[Mapping[str, Any]],
+        file: str | None,
+        now_s: float,
+    ) -> Job:
+        """As `add_job`, within a transaction of the caller; `make_job(number of the row, head_id)` names the job."""
+        from ascendrun.core.jobs.record import load_job
+
+        known = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
+        if known:
+            return load_job(json.loads(known[0]))
+        cursor = db.execute(
+            "INSERT INTO jobs (key, name, state, record, spec, hosts, trees, file, created_at_s)"
+            " VALUES (?, '', '', '', ?, ?, ?, ?, ?)",
+            (key, json.dumps(spec), json.dumps(hosts), json.dumps(trees), file, now_s),
+        )
+        job = make_job(int(cursor.lastrowid or 0), self.head_id)
+        db.execute("UPDATE jobs SET id = ? WHERE number = ?", (job.id, cursor.lastrowid))
+        self._write(db, job, [("submitted", f"{job.name} submitted for {', '.join(job.hosts)}")], now_s)
+        return job
+
+    def save(self, job: Job, events: Sequence[tuple[str, str]], *, now_s: float) -> None:
+        """Writes the record and the new lines of its story, (kind, text) each, in one transaction."""
+        with self.writing() as db:
+            self._write(db, job, events, now_s)
+
+    def _write(self, db: sqlite3.Connection, job: Job, events: Sequence[tuple[str, str]], now_s: float) -> None:
+        from ascendrun.core.jobs.record import dump_job
+
+        db.execute(
+            "UPDATE jobs SET name = ?, state = ?, record = ?, has_unconfirmed = ? WHERE id = ?",
+            (job.name, job.state.value, json.dumps(dump_job(job)), bool(job.unconfirmed), job.id),
+        )
+        lines = add_lines(db, job.id, events, now_s)
+        for notice_id, target, body in self.outbox(job, lines) if self.outbox is not None and lines else ():
+            db.execute(
+                "INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
+                " VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
+                (notice_id, target, job.id, body, now_s, now_s),
+            )
+
+    def mark_drained(self, job_id: str) -> None:
+        """Every byte that the job's nodes had to say is in the spool."""
+        with self.writing() as db:
+            db.execute("UPDATE jobs SET is_drained = 1 WHERE id = ?", (job_id,))
+
+    def live_jobs(self) -> tuple[StoredJob, ...]:
+        """Jobs that a controller still has to care for, oldest first: not over, hosts unconfirmed, or logs not here."""
+        return self._jobs("WHERE has_unconfirmed OR NOT is_drained ORDER BY number", [])  # drained: over, all is here
+
+    def all_jobs(self) -> tuple[StoredJob, ...]:
+        return self._jobs("ORDER BY number", [])
+
+    def _jobs(self, tail: str, values: list[Any]) -> tuple[StoredJob, ...]:
+        rows = self._db.execute(f"SELECT record, key, spec, hosts, trees, file FROM jobs {tail}", values).fetchall()
+        if not rows:
+            return ()
+        from ascendrun.core.jobs.record import load_job
+
+        return tuple(
+            StoredJob(load_job(json.loads(record)), key, json.loads(spec), json.loads(hosts), json.loads(trees), file)
+            for record, key, spec, hosts, trees, file in rows
+        )
+
+    def stages(self, pipeline: str) -> tuple[StoredJob, ...]:
+        """The jobs of a pipeline by its id, oldest first; () when there is no such pipeline."""
+        if not re.fullmatch(r"j-[0-9]+", pipeline):
+            return ()
+        return self._jobs("WHERE id GLOB ? ORDER BY number", [f"{pipeline}-*"])
+
+    def pipeline_id(self, ref: str) -> str | None:
+        """The pipeline that `ref` names by its id or its name (the newest of that name); None: it names none, or a
+        newer job of that name that is no pipeline."""
+        if self.stages(ref):
+            return ref
+        from ascendrun.core.jobs.record import load_job
+
+        rows = self._db.execute(
+            "SELECT number, record FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY number DESC",
+            (len(ref) + 1, f"{ref}."),
+        )
+        for number, record in rows:
+            job = load_job(json.loads(record))
+            if job.pipeline is not None and job.name == f"{ref}.{job.stage}":
+                newer = self._db.execute("SELECT 1 FROM jobs WHERE name = ? AND number > ?", (ref, number)).fetchone()
+                return None if newer else job.pipeline
+        return None
+
+    def find(self, ref: str) -> StoredJob:
+        """By id, by name (the newest of that name), or by the start of an id; of a pipeline the stage that tells how
+        it stands. Raises NotFound, Conflict."""
+        found = self._jobs("WHERE id = ?", [ref])
+        pipeline = self.pipeline_id(ref) if not found else None
+        if pipeline is not None:
+            from ascendrun.core.jobs.pipelines import telling_stage
+
+            stages = self.stages(pipeline)
+            return stages[telling_stage([one.job for one in stages])]
+        found = found or self._jobs("WHERE name = ? ORDER BY number DESC LIMIT 1", [ref])
+        if found:
+            return found[0]
+        begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
+        if len(begins) > 1:
+            raise Conflict(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
+        if not begins or not ref:
+            raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
+        return self._jobs("WHERE id = ?", begins)[0]
+
+    def events(self, job_id: str) -> tuple[StoredEvent, ...]:
+        rows = self._db.execute("SELECT seq, at_s, kind, text FROM events WHERE job = ? ORDER BY seq", (job_id,))
+        return tuple(StoredEvent(*row) for row in rows)
+
+    def stream(
+        self,
+        *,
+        after: int = 0,
+        job: str | None = None,
+        pipeline: str | None = None,
+        since_s: float | None = None,
+        kinds: Collection[str] | None = None,
+        limit: int = 10_000,
+    ) -> tuple[StreamedEvent, ...]:
+        """Lines of all jobs' stories with numbers greater than `after`, in order; `pipeline`: of the jobs of this one
+        only; `kinds`: these only."""
+        where: list[str] = ["number > ?"]
+        values: list[Any] = [after]
+        stages = None if pipeline is None else f"{pipeline}-*"
+        for condition, value in (("job = ?", job), ("job GLOB ?", stages), ("at_s >= ?", since_s)):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if kinds is not None:
+            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += sorted(kinds)
+        rows = self._db.execute(
+            f"SELECT number, job, at_s, kind, text FROM {self._numbered()}"
+            f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?",
+            [*values, limit],
+        )
+        return tuple(StreamedEvent(*row) for row in rows)
+
+    def notices(self, *, limit: int = 200) -> tuple[Mapping[str, Any], ...]:
+        """The newest notices and how far they got: id, target, job, state, tries, due_at_s, tried_at_s, answer."""
+        if version_of(self._db) < 2:
+            return ()
+        names = ("id", "target", "job", "state", "tries", "due_at_s", "tried_at_s", "answer")
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM notices ORDER BY number DESC LIMIT ?", (limit,))
+        return tuple(dict(zip(names, row)) for row in rows)
+
+    def has_waiting_notices(self) -> bool:
+        row = self._db.execute("SELECT 1 FROM notices WHERE state IN ('waiting', 'sending') LIMIT 1").fetchone()
+        return row is not None
+
+    def _numbered(self) -> str:
+        """A store that no controller of this version has opened yet has no numbers: made from the times then."""
+        if version_of(self._db) >= 2:
+            return "events"
+        return "(SELECT ROW_NUMBER() OVER (ORDER BY at_s, job, seq) AS number, * FROM events)"
+
+    def event_kinds(self) -> tuple[str, ...]:
+        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT kind FROM events ORDER BY kind"))
+
+    def job_names(self) -> Mapping[str, str]:
+        """The name of every job, by id."""
+        return dict(self._db.execute("SELECT id, name FROM jobs WHERE id IS NOT NULL").fetchall())
+
+    def job_hosts(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of every job's hosts, by id."""
+        rows = self._db.execute("SELECT id, hosts FROM jobs WHERE id IS NOT NULL")
+        return {row[0]: tuple(str(host["name"]) for host in json.loads(row[1])) for row in rows}
+
+    def states(self) -> Mapping[str, State]:
+        """The state of every job, by id."""
+        from ascendrun.core.jobs.job import State
+
+        return {row[0]: State(row[1]) for row in self._db.execute("SELECT id, state FROM jobs")}
+
+
+def add_lines(
+    db: sqlite3.Connection, job_id: str, events: Sequence[tuple[str, str]], now_s: float
+) -> tuple[StoredEvent, ...]:
+    """Appends (kind, text) lines to a job's story, within a transaction of the caller."""
+    seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM events WHERE job = ?", (job_id,)).fetchone()[0])
+    lines = tuple(StoredEvent(seq + k, now_s, kind, text) for k, (kind, text) in enumerate(events, start=1))
+    db.executemany(
+        "INSERT INTO events (job, seq, at_s, kind, text) VALUES (?, ?, ?, ?, ?)",
+        [(job_id, line.seq, line.at_s, line.kind, line.text) for line in lines],
+    )
+    return lines
+
+
+def job_id_of(number: int) -> str:
+    """j-0003: how a job is called by the number of its row."""
+    return f"j-{number:04d}"
+
+
+class JobMaker(Protocol):
+    """The shape of `make_job`: (job id, head id) -> Job."""
+
+    def __call__(self, job_id: str, head_id: str) -> Job: ...
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        raise StoreUnusable(
+            f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on"
+        ) from error
+    return connection
+
+
+def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusable:
+    free = os.statvfs(path.parent)
+    return StoreUnusable(
+        f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
+        hint="free some space there, or end the program that holds the file; jobs on the nodes go on meanwhile",
+    )

@@ -1,0 +1,1 @@
+"""Submissions, surveys of nodes, preflight checks and staging. Runs in the controller."""

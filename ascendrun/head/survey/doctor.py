@@ -1,0 +1,293 @@
+"""Examines hosts: sends every one its survey, lets them reach each other, and hands the raw answers on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import Host
+from ascendrun.core.network import candidate_ports
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.protocol.remote import Reply
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
+    from ascendrun.core.jobs.plan import LaunchPlan
+    from ascendrun.health.survey.connection_test_plan import TouchPlan
+    from ascendrun.health.survey.survey_request import Wish
+
+LIGHT_S, FULL_S = 8.0, 70.0
+TOUCH_LIGHT_S, TOUCH_FULL_S = 6.0, 10.0
+SPARE_S = 6.0
+"""How much longer than the node's own deadline we wait for its answer."""
+HCCL_PORTS = (*range(60000, 60032), 16666)
+TRIED_PORTS = 8
+"""So many candidates for MASTER_PORT are tried: enough to know whether one will be free."""
+SCRUBBED_LENGTH = 4
+"""A shorter "secret" would blot out half of every text, and protects nothing."""
+PATHS_WRITTEN = ("output",)
+"""Path options of programs that name what will be written, not what must be there."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an examination is about.
+
+    `paths`: must be there; those of the job's program are added. `names`: these probes only.
+    `every_pair`: of NPU ports is to be tried, not a sample.
+    """
+
+    spec: JobSpec | None = None
+    family: str | None = None
+    paths: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
+    is_full: bool = True
+    every_pair: bool = False
+
+    @property
+    def own_family(self) -> str | None:
+        return self.spec.devices.family if self.spec is not None else self.family
+
+
+Answers = Mapping[str, Mapping[str, Any]]
+"""By host: {"results": raw answers by probe} or {"refused": {"code", "message", "hint"}}."""
+
+
+class Examination:
+    """One round over hosts that are up and have reported, each with an answer within the deadline.
+
+    Use from the controller's thread; `done` is called there, once.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        reports: Mapping[str, NodeReport],
+        question: Question,
+        plan: LaunchPlan | None,
+        *,
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        done: Callable[[Answers], None],
+    ) -> None:
+        self._hosts = tuple(host for host in hosts if host.name in reports)
+        self._reports, self._plan = reports, plan
+        self._question = replace(question, paths=tuple(dict.fromkeys((*question.paths, *input_paths(question.spec)))))
+        self._links, self._post, self._done = links, post, done
+        self._results: dict[str, dict[str, Any]] = {}
+        self._refused: dict[str, Mapping[str, Any]] = {}
+        self._waiting: set[str] = set()
+        self._secrets: Mapping[str, str] = {}
+
+    def start(self) -> None:
+        from ascendrun.health.survey.probes import survey_items
+
+        timeout_s = FULL_S if self._question.is_full else LIGHT_S
+        self._waiting = {host.name for host in self._hosts}
+        self._secrets = read_secrets(self._question.spec)
+        for host in self._hosts:
+            wish = make_wish(host, self._reports[host.name], self._question, self._plan)
+            fields = {
+                "items": survey_items(wish),
+                "timeout_s": timeout_s,
+                "shell": {**make_shell(host.name, self._question.spec, self._plan), "secret_env": self._secrets},
+            }
+            self._ask(host, fields, timeout_s, self._take_survey)
+        if not self._hosts:
+            self._finish()
+
+    def _take_survey(self, host: str, reply: Reply) -> None:
+        results = reply.header.get("results") if reply.ok else None
+        if isinstance(results, dict):
+            self._results[host] = scrub(results, self._secrets)
+        else:
+            self._refused[host] = reply.error or {"code": "bad-answer", "message": "its agent's answer is no survey"}
+        if not self._waiting:
+            self._touch()
+
+    def _touch(self) -> None:
+        plan, pings = self._touch_plan(), self._ping_items()
+        hosts = [
+            host for host in self._hosts if host.name in self._results and (plan is not None or host.name in pings)
+        ]
+        if not hosts:
+            self._finish()
+            return
+        nonce = secrets.token_hex(8)
+        touch_s = TOUCH_FULL_S if self._question.is_full else TOUCH_LIGHT_S
+        self._waiting = {host.name for host in hosts}
+        for host in hosts:
+            items = touch_items(host.name, plan, nonce, touch_s) if plan is not None else []
+            items += [pings[host.name]] if host.name in pings else []
+            timeout_s = max([touch_s, *(float(item["timeout_s"]) for item in items)])
+            self._ask(host, {"items": items, "timeout_s": timeout_s}, timeout_s, self._take_touch)
+
+    def _touch_plan(self) -> TouchPlan | None:
+        from ascendrun.health.survey.connection_test_plan import choose_ports, plan_touches
+        from ascendrun.health.survey.probes import read_answers
+
+        if self._question.names is not None:
+            return None
+        taken = [read_answers({"ports": results.get("ports")}).get("ports") or () for results in self._results.values()]
+        ports = choose_ports(master_candidates(self._plan), taken, family=self._question.own_family)
+        return plan_touches({host: report for host, report in self._reports.items() if host in self._results}, ports)
+
+    def _ping_items(self) -> Mapping[str, dict[str, Any]]:
+        """What each host's NPU ports try to reach, by host; it takes long, so never in the light round."""
+        from ascendrun.health.deep.pings import ping_items
+
+        if (
+            not self._question.is_full
+            or self._question.names is not None
+            or len(self._results) < 2
+            or self._question.own_family not in (None, "npu")
+        ):
+            return {}
+        return ping_items(self._results, every_pair=self._question.every_pair)
+
+    def _take_touch(self, host: str, reply: Reply) -> None:
+        results = reply.header.get("results") if reply.ok else None
+        self._results[host].update(results if isinstance(results, dict) else {})
+        if not self._waiting:
+            self._finish()
+
+    def _finish(self) -> None:
+        answers: dict[str, Mapping[str, Any]] = {host: {"results": results} for host, results in self._results.items()}
+        answers.update({host: {"refused": error} for host, error in self._refused.items()})
+        self._done(answers)
+
+    def _ask(self, host: Host, fields: Mapping[str, Any], timeout_s: float, then: Callable[[str, Reply], None]) -> None:
+        def heard(reply: Reply) -> None:
+            if host.name in self._waiting:
+                self._waiting.discard(host.name)
+                then(host.name, reply)
+
+        self._links.get(host).call(
+            "survey", fields, deadline_s=timeout_s + SPARE_S, done=lambda reply: self._post(lambda: heard(reply))
+        )
+
+
+def make_wish(host: Host, report: NodeReport, question: Question, plan: LaunchPlan | None) -> Wish:
+    """What to ask of one host for this question."""
+    from ascendrun.health.survey.survey_request import Wish
+
+    spec = question.spec
+    family = question.own_family
+    ports = master_candidates(plan)[:TRIED_PORTS] if _is_first(host, plan) else ()
+    return Wish(
+        host=host.name,
+        family=family,
+        root=report.root,
+        python=choose_python(spec, host, report),
+        has_job=spec is not None,
+        ports=(*ports, *(HCCL_PORTS if family == "npu" else ())),
+        folders=(spec.checkpoint.dir,) if spec is not None and spec.checkpoint.dir else (),
+        paths=question.paths,
+        env=rank_env(host.name, plan),
+        container=spec.container.runtime if spec is not None and spec.container is not None else None,
+        is_full=question.is_full,
+        names=question.names,
+    )
+
+
+def make_shell(host: str, spec: JobSpec | None, plan: LaunchPlan | None) -> Mapping[str, Any]:
+    """The job's shell on one host: set-up, variables and folder, as its first rank there gets them."""
+    cwd = next((node.cwd for node in plan.nodes if node.host == host), "") if plan is not None else ""
+    env = rank_env(host, plan) if plan is not None else dict(spec.env) if spec is not None else {}
+    return {"setup": spec.setup if spec is not None else None, "env": env, "cwd": cwd}
+
+
+def read_secrets(spec: JobSpec | None) -> Mapping[str, str]:
+    """The variables of env_from: a set-up may want them. {} when a file cannot be read: the start itself says so."""
+    if spec is None or not spec.env_from:
+        return {}
+    from ascendrun.head.survey.staging import read_secret_env
+
+    try:
+        return read_secret_env(spec)
+    except AscendrunError:
+        return {}
+
+
+def scrub(value: Any, secret_env: Mapping[str, str]) -> Any:
+    """Raw answers without the secrets' values, which a set-up may have printed and `env` always does."""
+    if not secret_env:
+        return value
+    if isinstance(value, str):
+        for secret in secret_env.values():
+            if len(secret) >= SCRUBBED_LENGTH:
+                value = value.replace(secret, "(secret)")
+        return value
+    if isinstance(value, dict):
+        return {name: scrub(one, secret_env) for name, one in value.items()}
+    return [scrub(one, secret_env) for one in value] if isinstance(value, list) else value
+
+
+def rank_env(host: str, plan: LaunchPlan | None) -> dict[str, str]:
+    """The planned variables of the host's first rank; {} without a plan."""
+    ranks = next((node.ranks for node in plan.nodes if node.host == host), ()) if plan is not None else ()
+    return dict(ranks[0].env) if ranks else {}
+
+
+def master_candidates(plan: LaunchPlan | None) -> tuple[int, ...]:
+    return plan.master_ports if plan is not None else candidate_ports("doctor", None)
+
+
+def choose_python(spec: JobSpec | None, host: Host, report: NodeReport) -> str | None:
+    """The word that the job starts its interpreter by; None: its command is no Python program, as far as one sees."""
+    if spec is None:
+        return report.python if host.is_local else "python3"
+    if spec.python is not None:
+        return spec.python
+    if spec.program is not None or spec.launcher in ("torchrun", "deepspeed"):
+        return report.python if host.is_local else "python3"
+    first = (spec.command or ("",))[0]
+    return first if first.rpartition("/")[2].startswith("python") else None
+
+
+def input_paths(spec: JobSpec | None) -> tuple[str, ...]:
+    """The paths that the job's program will read on every node."""
+    if spec is None or spec.program is None:
+        return ()
+    from ascendrun.head.survey.programs import load_programs
+
+    program = load_programs().get(spec.program)
+    if program is None:
+        return ()
+    return tuple(
+        str(spec.args[name])
+        for name, option in program.options.items()
+        if option.type == "path"
+        and name not in PATHS_WRITTEN
+        and spec.args.get(name)
+        and str(spec.args[name]).startswith("/")
+    )
+
+
+def touch_items(host: str, plan: TouchPlan, nonce: str, timeout_s: float) -> list[dict[str, Any]]:
+    """One host's part in a round of touching."""
+    common = {"as": host, "nonce": nonce, "timeout_s": timeout_s}
+    items: list[dict[str, Any]] = []
+    if plan.expected.get(host):
+        items.append(
+            {
+                **common,
+                "kind": "listen",
+                "name": "listen",
+                "ports": list(plan.ports),
+                "expect": list(plan.expected[host]),
+            }
+        )
+    if plan.targets.get(host):
+        targets = [vars(target) for target in plan.targets[host]]
+        items.append({**common, "kind": "tcp", "name": "touch", "targets": targets})
+    return items
+
+
+def _is_first(host: Host, plan: LaunchPlan | None) -> bool:
+    """Whether MASTER_PORT will be opened there; without a plan any host may be the one."""
+    return plan is None or plan.nodes[0].host == host.name

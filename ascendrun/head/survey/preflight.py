@@ -1,0 +1,69 @@
+"""The gate before every start: what an examination's raw answers mean for this job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.findings import Finding, Severity
+from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.survey.doctor import Answers, Question
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
+    from ascendrun.core.jobs.plan import LaunchPlan
+
+MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`refusal`: why nothing may be started, None: go on. `warnings`: one line each, for the job's story."""
+
+    refusal: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def gate_question(spec: JobSpec) -> Question:
+    """The light questions, unless the job requires a check that needs the others."""
+    from ascendrun.health.checks import CHECKS, plain_name
+
+    required = {plain_name(name) for name in spec.checks.require}
+    return Question(spec=spec, is_full=any(check.is_full and check.name in required for check in CHECKS))
+
+
+def judge_answers(
+    answers: Answers,
+    reports: Mapping[str, NodeReport],
+    hellos: Mapping[str, Mapping[str, Any]],
+    *,
+    spec: JobSpec,
+    plan: LaunchPlan,
+    now_s: float,
+) -> Verdict:
+    """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
+    from ascendrun.health.checks import run_checks
+    from ascendrun.health.survey.check_context import World
+    from ascendrun.health.survey.comparison import one_line, refusal_text, view_findings
+    from ascendrun.health.survey.facts import NodeFacts, Unreached
+    from ascendrun.health.survey.probes import read_facts
+
+    facts: dict[str, NodeFacts] = {}
+    unreached: dict[str, Unreached] = {}
+    with nothing_collected():
+        for host, report in reports.items():
+            answer = answers.get(host, {})
+            if "results" in answer:
+                facts[host] = read_facts(report, hellos[host], answer["results"])
+            else:
+                why = answer.get("refused") or {}
+                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+    world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.family, now_s=now_s)
+    findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
+    failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
+    warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]
+    return Verdict(
+        refusal_text(failed) if failed else None, tuple(one_line(view) for view in view_findings(warned, "en"))
+    )

@@ -1,0 +1,106 @@
+"""Folders on their way to the nodes: packed once, named by their content, pushed where they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.jobs.rank_env import is_own_variable
+from ascendrun.head.protocol.remote import Reply
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.spec import JobSpec
+
+CHUNK_BYTES = 1 << 20
+
+
+def tree_file(state_dir: Path, sha256: str) -> Path:
+    """Where the head keeps a packed tree."""
+    return state_dir / "trees" / f"{sha256}.tar"
+
+
+class TreePush:
+    """Brings a job's trees to one node, one question at a time: is it there? then its chunks.
+
+    `ask(op, fields, body, then)` calls the agent; exactly one of `refused` and `finished` is called, once.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        trees: Sequence[Tree],
+        *,
+        ask: Callable[[str, Mapping[str, Any], bytes, Callable[[Reply], None]], None],
+        refused: Callable[[Reply], None],
+        finished: Callable[[], None],
+    ) -> None:
+        self._state_dir, self._rest = state_dir, list(trees)
+        self._ask, self._refused, self._finished = ask, refused, finished
+
+    def go_on(self) -> None:
+        if not self._rest:
+            self._finished()
+            return
+        self._ask("tree_have", {"sha256": self._rest[0].sha256}, b"", self._know)
+
+    def _know(self, reply: Reply) -> None:
+        if not reply.ok:
+            self._refused(reply)
+        elif reply.header["have"]:
+            self._rest.pop(0)
+            self.go_on()
+        else:
+            self._send(0)
+
+    def _send(self, offset: int) -> None:
+        tree = self._rest[0]
+        path = tree_file(self._state_dir, tree.sha256)
+        try:
+            total = path.stat().st_size
+            with open(path, "rb") as file:
+                file.seek(offset)
+                chunk = file.read(CHUNK_BYTES)
+        except OSError as error:
+            text = f"the head's copy of the {tree.name} cannot be read: {path}: {error.strerror}"
+            self._refused(Reply({}, b"", {"code": "tree-missing", "message": text, "hint": "submit the job again"}))
+            return
+        fields = {"sha256": tree.sha256, "offset": offset, "total": total}
+        self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset + len(chunk), total))
+
+    def _sent(self, reply: Reply, end: int, total: int) -> None:
+        if not reply.ok:
+            self._refused(reply)
+        elif end < total:
+            self._send(end)
+        else:
+            self._rest.pop(0)
+            self.go_on()
+
+
+def read_secret_env(spec: JobSpec) -> dict[str, str]:
+    """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInput."""
+    values: dict[str, str] = {}
+    problems = []
+    for source in spec.env_from:
+        try:
+            text = Path(source.file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(Problem(str(source.file), None, None, f"cannot be read: {error}"))
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip().isidentifier():
+                problems.append(Problem(str(source.file), number, 1, "not NAME=value"))
+                continue
+            if is_own_variable(name.strip()):
+                problems.append(Problem(str(source.file), number, 1, f"{name.strip()} is set by ascendrun itself"))
+                continue
+            values[name.strip()] = value
+    if problems:
+        raise InvalidInput(problems)
+    return values

@@ -1,0 +1,187 @@
+"""A job on its way into the store: what the submitting process sends to the controller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.jobs.job import Job
+from ascendrun.core.jobs.plan import Tree
+from ascendrun.core.jobs.schedule import Claim
+from ascendrun.head.state.store import Store, StoredJob, job_id_of
+from ascendrun.node.layout import make_run
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.spec import JobSpec
+    from ascendrun.head.spool.artifact_fetch import Subject
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A checked job. `key` makes repeating harmless; `hosts` are exactly those it will use, in rank order.
+    `stage`, `needs`: names of pipeline stages, its own and the one before it; None: a job by itself, no need."""
+
+    key: str
+    spec: JobSpec
+    hosts: tuple[Host, ...]
+    trees: tuple[Tree, ...]
+    file: str | None
+    stage: str | None = None
+    needs: str | None = None
+
+    @property
+    def spec_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(self.spec.model_dump_json())
+        return values
+
+    @property
+    def host_values(self) -> list[dict[str, Any]]:
+        return [asdict(host) for host in self.hosts]
+
+    @property
+    def tree_values(self) -> list[dict[str, Any]]:
+        return [asdict(tree) for tree in self.trees]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "spec": self.spec_values,
+            "hosts": self.host_values,
+            "trees": self.tree_values,
+            "file": self.file,
+            "stage": self.stage,
+            "needs": self.needs,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Submission:
+        return cls(
+            key=values["key"],
+            spec=_load_spec(values["spec"]),
+            hosts=load_hosts(values["hosts"]),
+            trees=_load_trees(values["trees"]),
+            file=values["file"],
+            stage=values.get("stage"),
+            needs=values.get("needs"),
+        )
+
+    @classmethod
+    def from_stored(cls, stored: StoredJob) -> Submission:
+        return cls(
+            key=stored.key,
+            spec=_load_spec(stored.spec),
+            hosts=load_hosts(stored.hosts),
+            trees=_load_trees(stored.trees),
+            file=stored.file,
+        )
+
+
+def load_subject(stored: StoredJob) -> Subject:
+    """What must be known of a stored job to gather things from its hosts."""
+    from ascendrun.head.spool.artifact_fetch import Subject
+
+    submission = Submission.from_stored(stored)
+    return Subject(stored.job.id, stored.job.run, submission.spec.devices.family, stored.job.attempt, submission.hosts)
+
+
+def make_job(submission: Submission, job_id: str, head_id: str, now_s: float) -> Job:
+    """The first record of a submitted job."""
+    spec = submission.spec
+    return Job(
+        id=job_id,
+        name=spec.name,
+        run=make_run(head_id, job_id),
+        grace_s=spec.checkpoint.grace_s,
+        hosts=tuple(host.name for host in submission.hosts),
+        start_s=spec.timeouts.start_s,
+        created_at_s=now_s,
+        since_s=now_s,
+    )
+
+
+def add_jobs(store: Store, header: Mapping[str, Any], *, now_s: float) -> Sequence[tuple[Job, Submission]]:
+    """Stores what a wish to submit brings, all or none: `submissions`, one of a job by itself, else those of stages,
+    with `pipeline` as in `add_stages`. With keys that are known, returns those jobs and stores nothing."""
+    submissions = [Submission.from_json(one) for one in header["submissions"]]
+    first = submissions[0]
+    if first.stage is not None:
+        return list(zip(add_stages(store, submissions, header.get("pipeline"), now_s), submissions))
+    job = store.add_job(
+        key=first.key,
+        spec=first.spec_values,
+        hosts=first.host_values,
+        trees=first.tree_values,
+        file=first.file,
+        now_s=now_s,
+        make_job=lambda job_id, head_id: make_job(first, job_id, head_id, now_s),
+    )
+    return [(job, first)]
+
+
+def add_stages(store: Store, submissions: Sequence[Submission], pipeline: str | None, now_s: float) -> tuple[Job, ...]:
+    """Stores the stages of a pipeline, all or none, and returns their jobs. `pipeline`: the id of one that is there
+    and goes on with these stages; None: a new one. With keys that are known, returns those jobs and stores nothing.
+
+    All stages use the working folder of the pipeline, so that one finds on its host what the one before left there.
+    """
+    ids = {str(one.job.stage): one.job.id for one in store.stages(pipeline)} if pipeline else {}
+    count = len(store.stages(pipeline)) if pipeline else 0
+    jobs: list[Job] = []
+    with store.writing() as db:
+        for submission in submissions:
+
+            def make(number: int, head_id: str, submission: Submission = submission) -> Job:
+                nonlocal pipeline
+                pipeline = pipeline or job_id_of(number)
+                job = make_job(submission, f"{pipeline}-{count + len(jobs) + 1}", head_id, now_s)
+                return replace(
+                    job,
+                    pipeline=pipeline,
+                    stage=submission.stage,
+                    home=make_run(head_id, pipeline),
+                    needs=ids.get(submission.needs or ""),
+                )
+
+            job = store.insert(
+                db,
+                key=submission.key,
+                make_job=make,
+                spec=submission.spec_values,
+                now_s=now_s,
+                hosts=submission.host_values,
+                trees=submission.tree_values,
+                file=submission.file,
+            )
+            ids[str(job.stage)] = job.id
+            jobs.append(job)
+    return tuple(jobs)
+
+
+def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Claim, ...]:
+    """What the job takes of each host: named devices, counted slots on cpu, else the whole host.
+
+    Unnamed NPUs and GPUs are not counted yet: without leases on the node two jobs could pick the same ones.
+    """
+    return tuple(_claim_of(spec, host) for host in hosts)
+
+
+def _claim_of(spec: JobSpec, host: Host) -> Claim:
+    devices = spec.devices
+    ids = tuple(devices.ids) if devices.ids is not None else None
+    count = devices.per_node or (len(ids) if ids else None) or host.slots or 1
+    if ids is not None:
+        return Claim(host.name, count, ids=ids)
+    return Claim(host.name, count, capacity=host.slots if devices.family == "cpu" else None)
+
+
+def _load_spec(values: Mapping[str, Any]) -> JobSpec:
+    from ascendrun.core.jobfile.spec import JobSpec
+
+    return JobSpec.model_validate_json(json.dumps(values))
+
+
+def _load_trees(values: Sequence[Mapping[str, Any]]) -> tuple[Tree, ...]:
+    return tuple(Tree(**value) for value in values)

@@ -1,0 +1,119 @@
+"""One wish for a survey: connects, probes, plans the job in question, examines, and answers host by host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.agents.connections import Links
+from ascendrun.head.agents.node_query import Asking
+from ascendrun.head.protocol.agent_events import report_values
+from ascendrun.head.protocol.control_socket import Answer
+from ascendrun.head.survey.doctor import Answers, Examination, Question
+from ascendrun.head.survey.submission import Submission, make_job
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.plan import LaunchPlan
+
+CONNECT_S = 20.0
+"""A host whose agent is not up by then has given its answer: the others are not kept waiting for it."""
+
+
+class SurveyErrand:
+    """Use from the controller's thread. Header: {hosts, submission | null, family, paths, names, full, every_pair}."""
+
+    def __init__(
+        self,
+        header: Mapping[str, Any],
+        links: Links,
+        post: Callable[[Callable[[], None]], None],
+        answer: Answer,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
+        self._hosts = load_hosts(header["hosts"])
+        self._submission = Submission.from_json(header["submission"]) if header.get("submission") else None
+        names = header.get("names")
+        self._question = Question(
+            spec=self._submission.spec if self._submission else None,
+            family=header.get("family"),
+            paths=tuple(header.get("paths") or ()),
+            names=None if names is None else tuple(names),
+            is_full=bool(header.get("full")),
+            every_pair=bool(header.get("every_pair")),
+        )
+        self._links, self._post, self._answer, self._ended = links, post, answer, ended
+        self._reports: dict[str, NodeReport] = {}
+        self._refused: dict[str, Mapping[str, Any]] = {}
+        self.is_done = False
+        self.asking = Asking(self._hosts, links, post, reported=self._take_report, refused=self._take_refusal)
+
+    def start(self) -> None:
+        late = threading.Timer(CONNECT_S, lambda: self._post(self._give_up))
+        late.daemon = True
+        late.start()
+        self.asking.start()
+
+    def _give_up(self) -> None:
+        if not self.asking.is_done:
+            self.asking.give_up_connecting(f"no agent came up within {CONNECT_S:g} s")
+
+    def _take_report(self, report: NodeReport) -> None:
+        self._reports[report.host] = report
+        self._go_on()
+
+    def _take_refusal(self, host: str, text: str) -> None:
+        error = self._links.get(self._host(host)).last_error
+        self._refused[host] = (
+            {"code": error.code, "message": error.message, "hint": error.hint}
+            if error
+            else {"code": "unreachable", "message": text, "hint": None}
+        )
+        self._go_on()
+
+    def _host(self, name: str) -> Host:
+        return next(host for host in self._hosts if host.name == name)
+
+    def _go_on(self) -> None:
+        if len(self._reports) + len(self._refused) < len(self._hosts):
+            return
+        ordered = {host.name: self._reports[host.name] for host in self._hosts if host.name in self._reports}
+        Examination(
+            self._hosts, ordered, self._question, self._plan(), links=self._links, post=self._post, done=self._say
+        ).start()
+
+    def _plan(self) -> LaunchPlan | None:
+        """None when these hosts cannot carry the job: the findings say why, or whoever asked plans again and sees."""
+        from ascendrun.head.survey.planning import build_plan
+
+        if self._submission is None or self._refused:
+            return None
+        job = make_job(self._submission, "j-new", "dry-run", time.time())
+        try:
+            return build_plan(self._submission.spec, self._submission.hosts, self._reports, job, self._submission.trees)
+        except AscendrunError:
+            return None
+
+    def _say(self, answers: Answers) -> None:
+        self.is_done = True
+        self._ended()
+        everyone = [host.name for host in self._hosts]
+        for index, host in enumerate(self._hosts):
+            fields: dict[str, Any] = {"ok": True, "host": host.name}
+            found = answers.get(host.name, {})
+            if host.name in self._refused:
+                fields["refused"] = self._refused[host.name]
+            elif "refused" in found:
+                fields["refused"] = found["refused"]
+            else:
+                fields.update(
+                    report=report_values(self._reports[host.name], everyone),
+                    results=found.get("results", {}),
+                    hello={**self._links.get(host).hello, "is_local": host.is_local},
+                )
+            self._answer(fields, b"", index == len(self._hosts) - 1)

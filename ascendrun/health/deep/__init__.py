@@ -1,0 +1,1 @@
+"""`doctor --deep`: pair schedules, results, views."""

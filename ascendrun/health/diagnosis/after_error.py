@@ -1,0 +1,97 @@
+"""What a rank still did after a line: how much it wrote, and whether it survived what it had said."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+
+from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.lines.line_kinds import QUIET, is_warning
+from ascendrun.health.diagnosis.lines.tracebacks import Chain
+
+AFTERWARDS_LIMIT = 200
+AT_ONCE_S = 0.5
+"""Lines of two streams that came so near to each other have no order."""
+WORK_LINES, SURVIVED_S = 3, 60.0
+"""A rank that wrote so many lines more, or lived so long, has survived what it said."""
+
+
+def count_after(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> list[int]:
+    """For every line, how many ordinary ones its rank wrote after it: in its own stream by order, in others by time."""
+    quiet = _beside(chains, known)
+    counts = [0] * len(lines)
+    seen: dict[str, int] = {}
+    times: dict[str, list[float]] = {}
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        counts[index] = seen.get(line.stream, 0)
+        if counts[index] > AFTERWARDS_LIMIT or (
+            index not in quiet and line.text.strip() and not QUIET.search(line.text)
+        ):
+            seen[line.stream] = counts[index] + 1
+            if line.at_s is not None:
+                times.setdefault(line.stream, []).append(line.at_s)
+    for of_stream in times.values():
+        of_stream.sort()
+    for index, line in enumerate(lines):
+        if line.at_s is not None:
+            counts[index] += sum(
+                len(of_stream) - bisect_right(of_stream, line.at_s + AT_ONCE_S)
+                for stream, of_stream in times.items()
+                if stream != line.stream
+            )
+    return counts
+
+
+def worked_until(lines: Sequence[Line], chains: Sequence[Chain], known: Iterable[int]) -> float | None:
+    """When its last ordinary line came; None: there is none, or no times are known."""
+    quiet = _beside(chains, known)
+    return max(
+        (
+            line.at_s
+            for index, line in enumerate(lines)
+            if line.at_s is not None and index not in quiet and line.text.strip() and not QUIET.search(line.text)
+        ),
+        default=None,
+    )
+
+
+def _beside(chains: Sequence[Chain], known: Iterable[int]) -> set[int]:
+    """Lines that are known, or an exception's."""
+    return {*known, *(index for chain in chains for one in chain.raised for index in range(one.first, one.last + 1))}
+
+
+def spoke_after(lines: Sequence[Line], index: int) -> bool:
+    """Anything but warnings: in the line's own stream by order, in others by time; where no times tell, what stands in
+    another stream is taken for later, as the line is one of the start."""
+    line = lines[index]
+    for place, other in enumerate(lines):
+        if other.stream == line.stream:
+            is_later = place > index
+        else:
+            is_later = line.at_s is None or other.at_s is None or other.at_s > line.at_s + AT_ONCE_S
+        if is_later and other.text.strip() and not is_warning(other.text):
+            return True
+    return False
+
+
+def spoke_until(lines: Sequence[Line]) -> float | None:
+    """When its last line came that is no warning; None: there is none, or no times are known."""
+    return max(
+        (line.at_s for line in lines if line.at_s is not None and line.text.strip() and not is_warning(line.text)),
+        default=None,
+    )
+
+
+def survived_lines(
+    lines: Sequence[Line], said: Iterable[tuple[str, int]], after: Sequence[int], *, end_s: float | None
+) -> Mapping[str, bool]:
+    """Of what was said (its name, its line) that after which work went on or much time passed; False: no times tell."""
+    found: dict[str, bool] = {}
+    for name, index in said:
+        at_s = lines[index].at_s
+        lived_s = 0.0 if at_s is None or end_s is None else end_s - at_s
+        surely = after[index] >= WORK_LINES or lived_s >= SURVIVED_S
+        if surely or at_s is None:
+            found[name] = found.get(name, False) or surely
+    return found

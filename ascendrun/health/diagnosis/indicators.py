@@ -1,0 +1,97 @@
+"""What speaks for a reason: one observation about one rank or host, with its strength and its proof."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ascendrun.health.diagnosis.evidence import Evidence, Line
+from ascendrun.health.diagnosis.result import Proof
+from ascendrun.health.diagnosis.times import Moment, moment
+
+CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
+TEXT_LIMIT = 600
+
+# How surely each of our own observations names the reason, on the scale of the signatures' strength.
+STRENGTH: Mapping[str, int] = {
+    "node-rebooted": 98,
+    "host-oom": 96,
+    "start-failed": 95,
+    "supervisor-lost": 90,
+    "exception": 70,
+    "crash": 60,
+    "abort": 45,
+    "killed": 55,
+    "device-alarm": 50,
+    "host-oom-likely": 58,
+    "interrupted": 52,
+    "exit-code": 48,
+    "terminated": 51,
+    "finished-early": 20,
+    "suffered": 52,
+    "printed": 47,
+    "kernel": 58,
+    "outlived": 40,
+    "child-oom": 75,
+}
+SIGN_FROM = 30
+"""A weaker symptom is what every failure of its kind carries."""
+CREDIBLE = 50
+"""From here on an observation is a reason of its own, not only a sign that something was wrong."""
+
+
+@dataclass(frozen=True)
+class Clue:
+    """`role`: cause, symptom (of something that the rank suffered), consequence (of another rank's end), teardown.
+    `sure`: the observation itself is a fact and stands where an end is explained. `key`: equal for what is the same
+    reason on several ranks. `blames`: self, peer, node, network, job. `is_vague`: its words would fit many reasons."""
+
+    code: str
+    role: str
+    strength: int
+    rank: int | None
+    host: str
+    at: Moment | None = None
+    proofs: tuple[Proof, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    blames: str = "self"
+    retry: str = "unknown"
+    sure: bool = True
+    key: str = ""
+    is_vague: bool = False
+
+    @property
+    def sameness(self) -> str:
+        return f"{self.code}|{self.key}"
+
+
+def proof_of(evidence: Evidence, line: Line, *, rank: int | None, host: str) -> Proof:
+    when = moment(evidence, host, line.at_s)
+    return Proof(
+        text=line.text.strip()[:TEXT_LIMIT],
+        rank=rank,
+        host=host,
+        file=line.file,
+        offset=line.offset,
+        at_s=None if when is None else when.at_s,
+    )
+
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
+
+
+def same_words(text: str) -> str:
+    """The text without what differs between ranks that say the same: numbers, names in quotes, paths."""
+    return _NUMBERS.sub("#", without_quotes(text))[:160]
+
+
+def without_quotes(text: str) -> str:
+    """And without paths."""
+    return _QUOTED.sub("'…'", text)
+
+
+def same_line(code: str, text: str) -> str:
+    """Equal for one known line that several ranks wrote."""
+    return f"{code}|{same_words(text.strip()[:TEXT_LIMIT])}"

@@ -1,0 +1,1 @@
+"""What single lines of output mean."""

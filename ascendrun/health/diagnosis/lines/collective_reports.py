@@ -1,0 +1,215 @@
+"""Rules for what the communication library itself says: who is named, who is missing, what does not agree."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ascendrun.health.diagnosis.candidates import Candidate
+from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
+from ascendrun.health.diagnosis.wait_table import Said, Table, finished_early, has_finished, minority
+
+_TLS_ENTRY = re.compile(r"([0-9a-fA-F.:]+)/(\d+)")
+_CQE_TYPE, _STUCK_TYPE = re.compile("cqe", re.IGNORECASE), re.compile("stuck", re.IGNORECASE)
+
+
+def blame_tls(table: Table) -> Candidate | None:
+    """The TLS switch differs: those of the smaller side."""
+    said = table.words("tls")
+    sides: dict[str, set[tuple[str, str]]] = {"on": set(), "off": set()}
+    for _story, word in said:
+        for side, entries in sides.items():
+            entries.update(_TLS_ENTRY.findall(word.values.get(side, "")))
+    rows: dict[str, set[int]] = {}
+    for story, word in table.words("link"):
+        if word.values.get("tls"):
+            rows.setdefault(word.values["tls"].upper(), set()).add(story.rank.rank)
+    if not said and len(rows) < 2:
+        return None
+    if not sides["on"] or not sides["off"]:
+        smaller = min(rows.values(), key=len) if len(rows) > 1 else set()
+        is_minor = bool(smaller) and 2 * len(smaller) < sum(map(len, rows.values()))
+        return table.make(
+            "EI0016",
+            80,
+            smaller if is_minor else (),
+            said or table.words("link"),
+            retry="never",
+            blames="node",
+            doubts=("who-unknown",) if not is_minor else ("by-rule",),
+        )
+    fewer = min(sides.values(), key=len)
+    places = [table.rank_at(address, int(device)) for address, device in sorted(fewer)]
+    even = len(sides["on"]) == len(sides["off"])
+    return table.make(
+        "EI0016",
+        85,
+        [rank for ranks, _ in places for rank in ranks],
+        said,
+        retry="never",
+        hosts=[host for _, host in places if host is not None],
+        sure=not even,
+        blames="node",
+        doubts=("two-sides",) if even else (),
+    )
+
+
+_DIFFERS: Mapping[str, str] = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
+
+
+def blame_differs(table: Table) -> Candidate | None:
+    """Ranks call different collectives: the odd one, else all that complain."""
+    said = table.words(*_DIFFERS)
+    if not said:
+        return None
+    odd = minority(table.tags()) or _odd_in_one_aspect(table, said)
+    ranks = odd or tuple(story.rank.rank for story, _ in said)
+    first = [one for one in said if one[0].rank.rank in ranks]
+    return table.make(
+        _DIFFERS[said[0][1].kind],
+        75,
+        ranks,
+        [*first, *(one for one in said if one not in first)],
+        retry="never",
+        blames="job",
+        doubts=("by-rule",) if odd else ("who-unknown",),
+    )
+
+
+def _odd_in_one_aspect(table: Table, said: Sequence[Said]) -> tuple[int, ...]:
+    """The few that gave something else than the others for one thing: an operation, a size; by their own words, and
+    for who says nothing by others'. A group in which ranks have other numbers is not compared."""
+    if any(word.kind == "mismatch" and word.ranks and word.ranks[0] != story.rank.rank for story, word in said):
+        return ()
+    given: dict[str, dict[int, str]] = {}
+    for story, word in said:
+        if word.kind == "models":
+            given["model"] = {
+                **dict.fromkeys(range(word.ranks[0]), word.values["theirs"]),
+                word.ranks[0]: word.values["own"],
+            }
+            continue
+        for aspect, value in word.values.items():
+            given.setdefault(aspect, {}).setdefault(story.rank.rank, value)
+    for _story, word in table.words("mismatch-elsewhere"):
+        for aspect, value in word.values.items():
+            given.setdefault(aspect, {}).setdefault(word.ranks[1], value)
+    return next((odd for odd in map(minority, given.values()) if odd), ())
+
+
+def blame_cqe(table: Table) -> Candidate | None:
+    """RoCE gave up sending: the host that takes part in every broken pair, else both ends."""
+    return _blame_pairs(table, "EI0013", table.words("cqe"))
+
+
+def blame_completion(table: Table) -> Candidate | None:
+    """The same, of NCCL: an address there is a host's, of all its ranks."""
+    found = _blame_pairs(table, "nccl-ib-completion", table.words("completion"))
+    return found and replace(
+        found, ranks=tuple(rank.rank for host in found.hosts for rank in table.evidence.ranks_of(host))
+    )
+
+
+def _blame_pairs(table: Table, code: str, said: Sequence[Said]) -> Candidate | None:
+    if not said:
+        return None
+    pairs = [({story.rank.host}, table.named(word)) for story, word in said]
+    common = set.intersection(*({*own, *([host] if host else [])} for own, (_, host) in pairs))
+    remote = {rank for _, (ranks, _) in pairs for rank in ranks}
+    accused = {host for _, (_, host) in pairs if host is not None}
+    if len(pairs) > 1 and len(common) == 1:
+        hosts = common
+    else:
+        hosts = accused or {story.rank.host for story, _ in said}
+    local = {story.rank.rank for story, _ in said}
+    ranks = [rank for rank in (*remote, *local) if table.by_rank[rank].rank.host in hosts]
+    only = [rank for rank in ranks if rank in remote] or ranks
+    return table.make(
+        code,
+        70,
+        only,
+        said,
+        hosts=hosts,
+        doubts=("network-or-peer",),
+        retry="exclude",
+        blames="network",
+        at=said[0][0].waited_at,
+    )
+
+
+def blame_location(table: Table) -> Candidate | None:
+    """HCCL's heartbeat names culprits: broken links count more than stuck ones, those more than lost ones."""
+    said = table.words("location")
+    named = {table.named(word)[1] for _story, word in said}
+    if not said or any(
+        host.reachable is False and not host.has_ended and host.host in named for host in table.evidence.hosts
+    ):
+        return None  # of a whole host that does not answer, any of its ranks may be named
+    for code, test in (
+        ("hccl-culprit-cqe", _CQE_TYPE.search),
+        ("hccl-culprit-stuck", _STUCK_TYPE.search),
+        ("hccl-culprit-lost", lambda text: True),
+    ):
+        chosen = [(story, word) for story, word in said if test(word.values["type"])]
+        votes = Counter(table.named(word) for _story, word in chosen)
+        votes = Counter({who: count for who, count in votes.items() if who[1] is not None})
+        if votes:
+            (ranks, host), count = votes.most_common(1)[0]
+            tied = [who for who, number in votes.items() if number == count]
+            doubts = ("two-named",) if len(tied) > 1 else ("by-rule",)
+            rest = _accused_end(table, ranks) if len(tied) == 1 else None
+            if rest is not None:
+                return rest
+            return table.make(
+                code,
+                65,
+                [rank for who, _ in tied for rank in who],
+                [one for one in chosen if table.named(one[1]) in tied],
+                hosts=[place for _, place in tied if place],
+                doubts=doubts,
+            )
+    return table.make(
+        "hccl-culprit-lost",
+        45,
+        (),
+        said,
+        doubts=("address-unknown",),
+        values={"address": f"{said[0][1].addresses[0][0]}/{said[0][1].addresses[0][1]}"},
+    )
+
+
+def _accused_end(table: Table, ranks: Sequence[int]) -> Candidate | None:
+    """An accused rank that had simply finished explains its silence."""
+    ended = [rank for rank in ranks if has_finished(table.by_rank[rank].rank)]
+    return finished_early(table, ended) if ended and len(ended) == len(ranks) else None
+
+
+def blame_world_size(table: Table) -> Candidate | None:
+    """All ranks that were started came to the meeting, and the program went on waiting for more."""
+    started = max(table.evidence.world_size, len(table.stories))
+    said = [
+        (story, word)
+        for story, word in table.words("clients")
+        if word.values and int(word.values["joined"]) == started < int(word.values["expected"])
+    ]
+    if not said or table.evidence.launcher in LAUNCHERS:  # how many those started, only they know
+        return None
+    values = {name: said[0][1].values[name] for name in ("joined", "expected")}
+    return table.make(
+        "world-size-wrong", 60, (), said, hosts=(), doubts=("by-rule",), retry="never", blames="job", values=values
+    )
+
+
+def blame_missing(table: Table) -> Candidate | None:
+    """The meeting point counts who came: those who did not."""
+    named = {rank for _story, word in table.words("missing") for rank in word.ranks}
+    came = {rank for _story, word in table.words("connected") for rank in word.ranks}
+    if came and not named:
+        needed = max((int(word.values["count"]) for _story, word in table.words("needed")), default=0)
+        total = max(needed, table.evidence.world_size)
+        named = set(range(total)) - came
+    if not named or len(named) >= max(table.evidence.world_size, 2):
+        return None
+    return table.make("ranks-missing", 60, named, table.words("missing", "connected"), doubts=("silent",))

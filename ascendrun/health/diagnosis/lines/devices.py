@@ -1,0 +1,90 @@
+"""What the device tools said after a failure, as facts of devices that are not well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ascendrun.ascend.npu_smi import parse_info
+from ascendrun.health.diagnosis.evidence import DeviceFact
+from ascendrun.health.survey.npu_parsers import read_cards, read_ports
+from ascendrun.health.survey.sections import read_sections
+
+BAD_HEALTH = frozenset({"Alarm", "Critical"})
+_DEVICE_ADDRESS = re.compile(
+    r"(?:logicDevId|deviceLogicId)\[(?P<logic>\d+)\].*?deviceIp\[(?P<ip>[0-9a-fA-F.:]+)\]|"
+    r"devicePhyId\[(?P<phy>\d+)\].*?deviceIp\[(?P<ip2>[0-9a-fA-F.:]+)\]"
+)
+
+
+def facts_from_table(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
+    """From `npu-smi info`: chips in bad health."""
+    section = next((one.text for one in read_sections(text) if one.words[0] == "info"), text)
+    found = []
+    for place, chip in enumerate(parse_info(section).chips):
+        if chip.health in BAD_HEALTH:
+            device = chip.logic_id if chip.logic_id is not None else place
+            found.append(DeviceFact(device, f"health {chip.health} (npu-smi info)", file))
+    return tuple(found)
+
+
+def facts_from_cards(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
+    """From the views of single cards: error codes, and memory errors that cannot be corrected. Cards with two chips
+    are counted as npu-smi counts devices: two an NPU."""
+    cards = read_cards({"out": text})
+    chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
+    found: list[DeviceFact] = []
+    for npu_id, healths in cards.health.items():
+        for chip in healths:
+            codes = ", ".join(chip.error_codes or ())
+            if chip.health in BAD_HEALTH:
+                device = npu_id * chips_each + (chip.chip_id or 0)
+                said = "; ".join(chip.error_texts or ())
+                words = " ".join(part for part in (f"health {chip.health}", codes, said) if part)
+                found.append(DeviceFact(device, words, file))
+    for npu_id, eccs in cards.ecc.items():
+        for one in eccs:
+            count = sum(counts.double_bit or 0 for counts in (one.hbm, one.ddr))
+            if count:
+                device = npu_id * chips_each + (one.chip_id or 0)
+                found.append(DeviceFact(device, f"{count} memory errors of two bits (ECC)", file))
+    return tuple(found)
+
+
+def facts_from_ports(text: str, file: str | None = None) -> tuple[DeviceFact, ...]:
+    """From hccn_tool: network ports that are down while others of the node are up."""
+    ports = read_ports({"out": text})
+    if ports is None:
+        return ()
+    links = {device: port.link.is_up for device, port in ports.ports.items() if port.link is not None}
+    if not any(links.values()):
+        return ()  # none is up: this node uses no device network, or we cannot tell
+    return tuple(
+        DeviceFact(device, "its network port is down (hccn_tool -link)", file)
+        for device, is_up in links.items()
+        if is_up is False
+    )
+
+
+def one_per_device(facts: Sequence[DeviceFact]) -> tuple[DeviceFact, ...]:
+    """Several tools may say the same: a device's first fact, with the others' words."""
+    merged: dict[int, DeviceFact] = {}
+    for fact in facts:
+        known = merged.get(fact.device)
+        if known is None:
+            merged[fact.device] = fact
+        elif fact.problem not in known.problem:
+            merged[fact.device] = DeviceFact(fact.device, f"{known.problem}; {fact.problem}", known.file, known.code)
+    return tuple(merged[device] for device in sorted(merged))
+
+
+def device_addresses(plog: Sequence[str]) -> Mapping[str, int]:
+    """Addresses of the devices' own network ports, from HCCL's words at the start."""
+    found = {}
+    for text in plog:
+        match = _DEVICE_ADDRESS.search(text) if "deviceIp[" in text else None
+        if match is not None:
+            address = match.group("ip") or match.group("ip2")
+            if address not in ("0.0.0.0", "::"):
+                found[address] = int(match.group("logic") or match.group("phy") or 0)
+    return found

@@ -1,0 +1,122 @@
+"""Known messages outside of exceptions, as reasons of a rank's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.exits import signal_of
+from ascendrun.health.diagnosis.fatal import FROM_OUTSIDE, Fatal
+from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, CREDIBLE, STRENGTH, SYMPTOM, TEARDOWN, Clue
+from ascendrun.health.diagnosis.lines.line_kinds import WENT_ON, is_error_line, is_remark
+from ascendrun.health.diagnosis.lines.rank_lines import LAST_WORDS_LINES, NEAR_THE_END_S, RULED, RankLines, is_telling
+
+EARLIER_S = 5.0
+"""What was said so long before the closing words did not end the rank."""
+HARD_FROM = 60
+_HARD = frozenset({"acl", "cann", "cuda", "driver", "hccl", "memory", "torch_npu"})
+_SIDE_REMARKS = frozenset({"numeric", "data"})
+"""Families of signatures that a program prints and goes on; what they led to says an exception, or nothing does."""
+_KILLING = frozenset({"memory", "host", "limits", "driver", "launcher"})
+"""What can lead to a signal from outside."""
+_VAGUE_TYPES = frozenset(
+    {
+        "RuntimeError",
+        "Exception",
+        "SystemError",
+        "CalledProcessError",
+        "AcceleratorError",
+        "ProcessRaisedException",
+        "ProcessExitedException",
+        "ChildFailedError",
+        "BaseException",
+        "InternalError",
+        "OSError",
+    }
+)
+
+
+def known_line_clues(lines: RankLines, fatal: Fatal) -> list[Clue]:
+    """Lines that stand for themselves. In front of an exception with words of its own they are side remarks; a vague
+    one they explain."""
+    chain = fatal.chain
+    speaks = chain is not None and fatal.role == CAUSE and chain.root.short_type not in _VAGUE_TYPES
+    was_killed = chain is None and signal_of(lines.rank) in FROM_OUTSIDE
+    taken = set(fatal.lines_of())
+    shown = [
+        hit
+        for hit in lines.hits
+        if not (
+            hit.line in taken
+            or hit.signature.code in RULED
+            or not lines.is_terminal(hit.line)
+            or (was_killed and hit.signature.family not in _KILLING)
+            or WENT_ON.search(hit.text)
+        )
+    ]
+    closing = _closing(lines, fatal, shown)
+    clues = []
+    for hit in shown:
+        line = lines.lines[hit.line]
+        is_last = lines.after[hit.line] <= LAST_WORDS_LINES and lines.rank.has_failed and not lines.has_waited
+        since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
+        has_order = closing is None or closing is line or since_s is not None
+        clue = _clue(
+            lines,
+            hit,
+            line,
+            weaker=speaks or (since_s or 0.0) > EARLIER_S,
+            sure=is_last and has_order and _is_near_the_end(lines, line),
+        )
+        is_past = lines.outlived(hit.line)
+        clues.append(replace(clue, strength=min(clue.strength, STRENGTH["outlived"]), sure=False) if is_past else clue)
+    for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
+        if hit.signature.code not in RULED and is_telling(hit) and is_error_line(hit.text):
+            clues.append(_clue(lines, hit, lines.plog[hit.line], weaker=speaks, sure=not lines.has_waited))
+    return clues
+
+
+def _closing(lines: RankLines, fatal: Fatal, shown: Sequence[Hit]) -> Line | None:
+    """Where the rank said what ended it: its uncaught exception, or the last of its known lines."""
+    chain = fatal.chain
+    if chain is not None and chain.kind == "main" and fatal.role == CAUSE and fatal.is_last_word(chain):
+        return lines.lines[chain.first]
+    telling = [
+        lines.lines[hit.line]
+        for hit in shown
+        if hit.signature.role == CAUSE
+        and hit.signature.strength >= CREDIBLE
+        and hit.signature.family not in _SIDE_REMARKS
+    ]
+    return max(telling, key=lambda line: line.at_s or 0.0, default=None)
+
+
+def _is_near_the_end(lines: RankLines, line: Line) -> bool:
+    """And the rank's last words are no other ones that came later."""
+    at_s, end_s = line.at_s, lines.rank.exited_at_s
+    later = (other for other in lines.lines[-LAST_WORDS_LINES:] if other.stream == "err" and other.text.strip())
+    return at_s is None or (
+        (end_s is None or end_s - at_s <= NEAR_THE_END_S)
+        and not any(
+            other.at_s is not None and other.at_s - at_s > EARLIER_S and not is_remark(other.text) for other in later
+        )
+    )
+
+
+def _clue(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bool) -> Clue:
+    role = TEARDOWN if lines.is_late(line) else hit.signature.role
+    if hit.signature.family == "signal" and lines.has_waited:
+        role = CONSEQUENCE  # how a rank ended that had waited in vain
+    clue = lines.clue(hit, role, lines.moment_of(line), (lines.proof(line),), {}, sure=sure)
+    went_on = lines.has_waited or lines.rank.stopped  # what ended the rank, or would have, came later
+    is_aside = hit.signature.family in _SIDE_REMARKS or (went_on and not _is_hard(hit))
+    if weaker or is_aside:
+        told = SYMPTOM if is_aside and role == CAUSE else role
+        return replace(clue, role=told, strength=min(clue.strength, CREDIBLE - 1), sure=False)
+    return clue
+
+
+def _is_hard(hit: Hit) -> bool:
+    return hit.signature.family in _HARD and hit.signature.strength >= HARD_FROM

@@ -1,0 +1,197 @@
+"""Ranks that run under a launcher of their own (torchrun, deepspeed): its process' traces taken apart by rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.indicators import same_words
+from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
+from ascendrun.health.diagnosis.times import stamp_of
+
+LAUNCHERS = frozenset({"torchrun", "deepspeed", "python"})
+OBSERVED_BEFORE_S = 1.0
+"""A launcher takes so long at least from the first end of a rank to its own."""
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
+_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_EXIT = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+_SPAWNED = re.compile(r"process (\d+) spawned with command: (.*)")
+_LOCAL_RANK = re.compile(r"--local_rank[=' ,]+(\d+)")
+_RETURNED = re.compile(r"sigkill_handler\] (.*) exits with return code = (-?\d+)")
+_MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
+_OWN_WORDS = re.compile(
+    r"torch/distributed/(?:run|launcher|elastic)|torch\.distributed\.elastic|"
+    r"deepspeed/launcher|bin/torchrun|multiprocessing/errors"
+)
+
+
+@dataclass(frozen=True)
+class InnerEnd:
+    """How the launcher says one of its ranks ended. `is_root`: torchrun calls it the first one observed."""
+
+    rank: int
+    pid: int | None
+    code: int
+    at_s: float | None
+    line: Line
+    is_root: bool = False
+
+
+def expand(evidence: Evidence) -> Evidence:
+    """Evidence by the real ranks where their launchers tell of them; unchanged where none does."""
+    if evidence.launcher not in LAUNCHERS:
+        return evidence
+    parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
+    if not any(inner for inner, _ in parts):
+        return evidence
+    unique: dict[int, RankEvidence] = {}
+    for rank in [one for inner, _ in parts for one in inner]:
+        unique.setdefault(rank.rank, rank)
+    for process in [one for inner, rest in parts if not inner for one in rest]:
+        free = process.rank if process.rank not in unique else max(unique) + 1  # its own number is a node's
+        unique[free] = replace(process, rank=free)
+    return replace(
+        evidence,
+        ranks=tuple(unique[number] for number in sorted(unique)),
+        world_size=max(evidence.world_size, len(unique)),
+    )
+
+
+def _expand_process(
+    process: RankEvidence, *, is_alone: bool
+) -> tuple[tuple[RankEvidence, ...], tuple[RankEvidence, ...]]:
+    """(its ranks, or () when it tells of none; the process itself)."""
+    told = (*find_torchrun_ends(process.lines), *find_deepspeed_ends(process.lines, is_alone=is_alone))
+    ends = {end.rank: end for end in told}
+    by_rank: dict[int, list[Line]] = {}
+    for line in process.lines:
+        rank = rank_of_prefix(split_prefix(line.text)[0])
+        if rank is not None:
+            by_rank.setdefault(rank, []).append(line)
+    numbers = sorted({*ends, *by_rank})
+    loose = [line for line in process.lines if rank_of_prefix(split_prefix(line.text)[0]) is None]
+    if not numbers:
+        return (), (process,)
+    roots = [end.rank for end in ends.values() if end.is_root]
+    owners = _owners(ends, loose) if roots and not by_rank else ()
+    return tuple(
+        _inner(process, number, ends.get(number), by_rank.get(number, []), loose if number in owners else ())
+        for number in numbers
+    ), (process,)
+
+
+def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
+    """Whose the lines without a prefix are: the first one's, if anybody's; of all that ended with its code where as
+    many equal tracebacks stand there."""
+    root = next(end for end in ends.values() if end.is_root)
+    alike = tuple(end.rank for end in ends.values() if end.code == root.code)
+    chains = find_chains([line for line in loose if not _OWN_WORDS.search(line.text)])
+    counted = Counter((chain.root.type, same_words(chain.root.message), chain.root.origin) for chain in chains)
+    return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
+
+
+def _inner(
+    process: RankEvidence, number: int, end: InnerEnd | None, lines: Sequence[Line], loose: Sequence[Line]
+) -> RankEvidence:
+    """The launcher kills its other ranks with TERM: that is a stop like ours."""
+    own = [line for line in loose if not _OWN_WORDS.search(line.text)] if _has_no_words(lines) else []
+    code = None if end is None else end.code
+    died = code is not None and code < 0
+    exited_s = process.exited_at_s
+    if exited_s is not None and end is not None and end.is_root:
+        exited_s -= OBSERVED_BEFORE_S
+    return replace(
+        process,
+        rank=number,
+        pid=end.pid if end is not None else None,
+        device=None,
+        inner=True,
+        code=None if died else code,
+        signal=-code if died and code is not None else None,
+        stopped=process.stopped or (end is not None and not end.is_root and code in (-15, -9)),
+        exited_at_s=exited_s,
+        lines=(*lines, *own),
+        last_output_s=None,
+        plog=None,
+        error=(),
+    )
+
+
+def _has_no_words(lines: Sequence[Line]) -> bool:
+    return not any("Traceback" in line.text or "Error" in line.text for line in lines)
+
+
+def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
+    """From the summary that torchrun prints of its failed ranks; () when there is none."""
+    found: list[InnerEnd] = []
+    fields: dict[str, str] = {}
+    is_root, first = False, None
+    for line in lines:
+        text = split_prefix(line.text)[1]
+        if "Root Cause (first observed failure)" in text:
+            is_root = True
+        elif text.strip() == "Failures:" or "Other failures" in text:
+            is_root = False
+        match = _FIELD.match(text)
+        if match is None:
+            continue
+        name, value = match.groups()
+        if name == "time":
+            fields, first = {}, line
+        fields[name] = value
+        if name == "exitcode" and first is not None:
+            end = _torchrun_end(fields, line, is_root=is_root)
+            found.extend([end] if end is not None else [])
+    return tuple(found)
+
+
+def _torchrun_end(fields: Mapping[str, str], line: Line, *, is_root: bool) -> InnerEnd | None:
+    rank, code = _RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", ""))
+    if rank is None or code is None:
+        return None
+    return InnerEnd(int(rank[1]), int(code[2]), int(code[1]), stamp_of(fields.get("time", "")), line, is_root)
+
+
+def find_deepspeed_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:
+    """From what deepspeed's launcher says of the processes that it starts and loses. `is_alone`: on the only node, so
+    that a local rank is the rank where no table of them is left."""
+    pids: dict[int, int] = {}
+    nodes: list[tuple[int, ...]] = []
+    node_rank = 0
+    found: list[InnerEnd] = []
+    for line in lines:
+        text = line.text
+        if "global_rank_mapping" in text:
+            nodes = [_numbers(ranks) for _, ranks in _MAPPING.findall(text)]
+        elif "WORLD INFO DICT" in text and not nodes:
+            nodes = _counted([len(_numbers(ranks)) for _, ranks in _MAPPING.findall(text)])
+        if "node_rank=" in text:
+            match = re.search(r"node_rank=(\d+)", text)
+            node_rank = int(match[1]) if match else node_rank
+        spawned = _SPAWNED.search(text)
+        if spawned is not None:
+            local = _LOCAL_RANK.search(spawned[2])
+            if local is not None:
+                pids[int(local[1])] = int(spawned[1])
+        returned = _RETURNED.search(text)
+        if returned is not None:
+            local = _LOCAL_RANK.search(returned[1])
+            if local is not None:
+                number = int(local[1])
+                here = nodes[node_rank] if node_rank < len(nodes) else ()
+                if number < len(here) or (not nodes and node_rank == 0 and is_alone):
+                    rank = here[number] if here else number
+                    found.append(InnerEnd(rank, pids.get(number), int(returned[2]), None, line, is_root=not found))
+    return tuple(found)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(",") if one.strip())
+
+
+def _counted(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The global ranks of nodes of these sizes, in their order."""
+    return [tuple(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]

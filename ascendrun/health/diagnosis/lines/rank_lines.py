@@ -1,0 +1,211 @@
+"""A rank's lines with what is known of each: known messages, exceptions, words about others, what came after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ascendrun.ascend.signatures import Hit, scan
+from ascendrun.health.diagnosis.after_error import (
+    AFTERWARDS_LIMIT,
+    SURVIVED_S,
+    count_after,
+    spoke_after,
+    spoke_until,
+    survived_lines,
+    worked_until,
+)
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
+from ascendrun.health.diagnosis.exits import CRASHES, signal_of
+from ascendrun.health.diagnosis.indicators import CAUSE, STRENGTH, Clue, proof_of, same_line, same_words
+from ascendrun.health.diagnosis.lines.addresses import is_loopback
+from ascendrun.health.diagnosis.lines.exception_chains import without_handled
+from ascendrun.health.diagnosis.lines.line_kinds import is_list_of_causes, is_remark, is_try
+from ascendrun.health.diagnosis.lines.tracebacks import find_chains, same_exception
+from ascendrun.health.diagnosis.peers import Word, find_words
+from ascendrun.health.diagnosis.result import Proof
+from ascendrun.health.diagnosis.times import Moment, is_after_stop, moment
+
+AFTERWARDS_LINES = 12
+"""So many ordinary lines may follow the fatal error: goodbyes, warnings, the residue of progress bars."""
+NEAR_THE_END_S = 30.0
+LAST_WORDS_LINES, LAST_WORDS_S = 5, 2.0
+"""Surely fatal is what so few lines, or so little time, parted from the rank's end."""
+
+RULED = frozenset(
+    {
+        "EI0002",
+        "EI0005",
+        "EI0006",
+        "EI0009",
+        "EI0013",
+        "EI0015",
+        "EI0016",
+        "hccl-culprit-lost",
+        "hccl-culprit-stuck",
+        "hccl-culprit-cqe",
+        "hccl-link-table-row",
+        "hccl-connect-detected",
+        "hccl-transport-init",
+        "hccl-ranks-missing",
+        "hccl-root-unreachable",
+        "nccl-ib-completion",
+        "collectives-mismatch",
+        "models-differ",
+    }
+)
+"""Signatures that say something of several ranks: waiting.py weighs them together, no rank's story does alone."""
+OF_SEVERAL = frozenset({"cqe", "tls", "differs", "mismatch", "models", "location", "link"})
+"""Kinds of words that do the same."""
+
+_OWN_STATEMENTS = frozenset(
+    {
+        "KeyError",
+        "IndexError",
+        "LookupError",
+        "ValueError",
+        "TypeError",
+        "AssertionError",
+        "AttributeError",
+        "NameError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+        "StopIteration",
+    }
+)
+"""With these a program speaks of its own data and code: their words are one line, and no event of the system's."""
+OF_THE_SYSTEM = frozenset({"storage", "network", "host", "limits", "memory", "driver", "signal", "ssh", "hccl"})
+
+
+class RankLines:
+    """`hits`: known messages; `stated`: lines of exceptions with which a program speaks of its own data; `words`:
+    about others, before anybody told the rank to stop."""
+
+    def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
+        self.evidence, self.rank, self.host = evidence, rank, evidence.host(rank.host)
+        self.lines, self.plog = lines, plog
+        self.chains = find_chains(lines)
+        self.stated = {one.last for chain in self.chains for one in chain.raised if one.short_type in _OWN_STATEMENTS}
+        hits = [
+            hit
+            for hit in scan((index, line.text) for index, line in enumerate(lines))
+            if is_telling(hit)
+            and (hit.line not in self.stated or hit.signature.family not in OF_THE_SYSTEM)
+            and (hit.signature.role != CAUSE or not is_remark(hit.text))
+        ]
+        known = {hit.line for hit in hits}
+        self.after = count_after(lines, self.chains, known)
+        self._worked_until_s = worked_until(lines, self.chains, known)
+        self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
+        self.hits = [hit for hit in hits if not (is_try(hit.text) and self._came_through(hit.line))]
+        self.words = tuple(
+            word
+            for word in (*self._words_at_the_end(), *find_words(plog))
+            if not self.is_late(word.line) and not self._is_of_strangers(word)
+        )
+
+    @property
+    def has_waited(self) -> bool:
+        return any(word.wait is not None for word in self.words)
+
+    def _words_at_the_end(self) -> Iterable[Word]:
+        """What was said of others while work went on was a trial that is told of, such as those of a meeting."""
+        places = {id(line): index for index, line in enumerate(self.lines)}
+        return (
+            word
+            for word in find_words(self.lines)
+            if self.is_terminal(places[id(word.line)])
+            and places[id(word.line)] not in self.stated
+            and (word.kind == "tried" or not (is_try(word.line.text) and self._came_through(places[id(word.line)])))
+        )
+
+    def _came_through(self, index: int) -> bool:
+        """It said something else after a try, or ended in a way in which no try ends."""
+        return (self.rank.has_failed and signal_of(self.rank) in CRASHES) or spoke_after(self.lines, index)
+
+    def _is_of_strangers(self, word: Word) -> bool:
+        """It names only hosts that have no part in the job: a service's, say."""
+        if word.kind != "unreached" or word.values["meeting"]:
+            return False
+        known = [is_loopback(address) or self.evidence.host_at(address) for address, _ in word.addresses]
+        return bool(known) and not any(known)
+
+    def survived(self) -> Mapping[str, bool]:
+        """Known lines, by `clues.same_line`, and exceptions after which the rank went on; False: without times it may
+        have. Of a rank that failed by itself those that its work surely outlived, and lines long before its last."""
+        end_s = self.host.stopped_at_s or self.rank.exited_at_s
+        loose = [(same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
+        loose += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind != "main"]
+        uncaught = [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains if chain.kind == "main"]
+        if not self.rank.has_failed:
+            return survived_lines(self.lines, [*loose, *uncaught], self.after, end_s=end_s)
+        spoke_s = spoke_until(self.lines)
+        found = {name: True for name, index in (*loose, *uncaught) if self.outlived(index)}
+        return {**found, **{name: True for name, index in loose if self._is_long_before(index, spoke_s)}}
+
+    def outlived(self, index: int) -> bool:
+        """The rank went on with its work for so long after that line that it was not ended by it."""
+        return self._is_long_before(index, self._worked_until_s)
+
+    def _is_long_before(self, index: int, until_s: float | None) -> bool:
+        at_s = self.lines[index].at_s
+        return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
+
+    def is_late(self, line: Line) -> bool:
+        """It came after the rank had been told to stop."""
+        return is_after_stop(self.host, line.at_s) and (self.rank.stopped or not self.rank.has_ended)
+
+    def is_terminal(self, index: int) -> bool:
+        """Nothing much came after it: the rank did not go on with its work."""
+        line, after = self.lines[index], self.after[index]
+        if line.stream == "error" or after <= AFTERWARDS_LINES:
+            return True
+        end_s = self.rank.exited_at_s
+        if end_s is None or line.at_s is None:
+            return after <= 5 * AFTERWARDS_LINES
+        return end_s - line.at_s <= NEAR_THE_END_S and after <= AFTERWARDS_LIMIT
+
+    # --- what a line becomes
+
+    def moment_of(self, line: Line) -> Moment | None:
+        """When it came, else when the rank ended."""
+        at_s = line.at_s if line.at_s is not None else self.rank.exited_at_s
+        return moment(self.evidence, self.rank.host, at_s)
+
+    def proof(self, line: Line) -> Proof:
+        return proof_of(self.evidence, line, rank=self.rank.rank, host=self.rank.host)
+
+    def clue(
+        self,
+        hit: Hit,
+        role: str,
+        when: Moment | None,
+        proofs: tuple[Proof, ...],
+        values: Mapping[str, str],
+        *,
+        sure: bool,
+    ) -> Clue:
+        """A known message as a reason; with `values` it stands in an exception that has them."""
+        row = hit.signature
+        strength = max(row.strength, STRENGTH["exception"]) if values and role == CAUSE else row.strength
+        is_shown = not values or any(proof.text == hit.text.strip() for proof in proofs)
+        shown = proofs if is_shown else (*proofs, self.proof(self.lines[hit.line]))
+        return Clue(
+            row.code,
+            role,
+            strength,
+            self.rank.rank,
+            self.rank.host,
+            when,
+            shown,
+            {**values, **hit.values},
+            blames=row.blames,
+            retry=row.retry,
+            sure=sure,
+            key="" if row.blames in ("job", "network") else same_words(hit.text) if not values else row.code,
+        )
+
+
+def is_telling(hit: Hit) -> bool:
+    """Not the names of Python's own exceptions, which the exception itself says better; not a list of usual causes."""
+    row = hit.signature
+    return not (row.family == "python" and row.code.startswith("python-")) and not is_list_of_causes(hit.text)

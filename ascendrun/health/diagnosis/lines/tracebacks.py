@@ -1,0 +1,315 @@
+"""Python's tracebacks in a stream: which exceptions, in which chains, from which line of whose code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ascendrun.health.diagnosis.evidence import Line
+from ascendrun.health.diagnosis.indicators import same_words
+
+PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
+_RANK = re.compile(r"\[rank(\d+)\]:")
+_TRACEBACK = re.compile(r"^(?P<indent>[ \t|+]*)(?P<before>.*?)Traceback \(most recent call last\)\s*(?::\s*$|[─-])")
+_FRAME = re.compile(r'^\s*(?:> )?File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_BOXED_FRAME = re.compile(r"^│\s*(?P<file>/?\S+\.py):(?P<line>\d+)(?: in (?P<name>\S+))?")
+TRACEBACK_HEAD = "Traceback (most recent call last)"
+_BOX = ("│", "╭", "╰", "└", "┌")
+_PREFIXED = re.compile(r'^(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
+_SURE = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Timeout|Failure|Expired"
+    r"|Unavailable|Signal|NotMet|NotFound|Missing|Invalid|Refused|Abort|Aborted|Fault|Group|Empty|Full))"
+    r"(?::\s?(?P<message>.*))?$"
+)
+_ANY = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(?P<message>.*))?$")
+_LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTE"})
+_DURING = "During handling of the above exception, another exception occurred"
+_DIRECT = "The above exception was the direct cause of the following exception"
+_IGNORED = re.compile(
+    r"^(?:Exception ignored in|Error in atexit|Error in sys\.excepthook|--- Logging error ---"
+    r"|Exception ignored on|Exception ignored while)"
+)
+_THREAD = re.compile(r"^Exception in thread ")
+_THREADS_OWN = re.compile(r'threading\.py", line \d+, in _bootstrap_inner')
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |^<string>|multiprocessing/")
+_COLLECTIVE = re.compile(
+    r"torch/distributed/(?:distributed_c10d|c10d_logger|rendezvous|nn/functional)|"
+    r"torch_npu/distributed/|deepspeed/comm/|torch/distributed/elastic/"
+)
+_OF_TRANSPORT = re.compile(
+    r"HCCL function error|working operator name is Hccl|NCCL error in|third_party/gloo/|"
+    r"ProcessGroup(?:HCCL|NCCL|Gloo)"
+)
+TORN_LINES = 8
+NOISE_LIMIT = 60
+"""So many lines of others may stand inside one traceback before it counts as torn."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception. `where`: the last frame in code that is not a library's, else the last one: "train.py:57".
+    `collective`: it came out of torch.distributed or what is below. `first`, `last`: indices in the lines searched.
+    `during`: it came while the one before it in its chain was handled, and was not raised from that.
+    `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code."""
+
+    type: str
+    message: str
+    where: str | None
+    collective: bool
+    first: int
+    last: int
+    origin: tuple[str, int] = ("", 0)
+    during: bool = False
+    caught_in: tuple[str, str] = ("", "")
+    raised_in: tuple[str, str] = ("", "")
+    statement: str = ""
+
+    @property
+    def short_type(self) -> str:
+        return self.type.rpartition(".")[2]
+
+    @property
+    def was_uncaught(self) -> bool:
+        """It passed the outermost line of a program."""
+        return self.caught_in[1] == "<module>"
+
+    @property
+    def text(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Exceptions of which each led to the next, the first cause first. `rank`: named by a "[rank3]:" prefix.
+    `kind`: main, thread, ignored (Python printed it and went on), torn (its traceback is not whole).
+    `begins`, `ends`: the part that led to the end: those before it were handled, those after it failed in handling it.
+    `is_argued`: which part that is, is not sure."""
+
+    raised: tuple[Raised, ...]
+    rank: int | None = None
+    kind: str = "main"
+    begins: int = 0
+    ends: int | None = None
+    is_argued: bool = False
+
+    @property
+    def root(self) -> Raised:
+        return self.raised[self.begins]
+
+    @property
+    def leading(self) -> tuple[Raised, ...]:
+        return self.raised[self.begins : self.ends]
+
+    @property
+    def final(self) -> Raised:
+        return self.leading[-1]
+
+    @property
+    def first(self) -> int:
+        return min(one.first for one in self.raised)
+
+    @property
+    def last(self) -> int:
+        return max(one.last for one in self.raised)
+
+
+def same_exception(chain: Chain) -> str:
+    """Equal for one exception on several ranks."""
+    return f"{chain.root.type}|{chain.root.origin}|{same_words(chain.root.message)}"
+
+
+def split_prefix(text: str) -> tuple[str | None, str]:
+    """("[rank3]:", the rest) for lines of torch and torchrun; (None, text) for others."""
+    found = PREFIX.match(text) if text[:1] == "[" else None
+    return (None, text) if found is None else (found.group().rstrip(), text[found.end() :])
+
+
+def rank_of_prefix(prefix: str | None) -> int | None:
+    found = _RANK.search(prefix or "")
+    return int(found.group(1)) if found else None
+
+
+def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
+    """Every chain of exceptions, by where it ends. Streams, and ranks that share one, are read apart."""
+    groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}
+    for index, line in enumerate(lines):
+        prefix, text = split_prefix(line.text)
+        groups.setdefault((line.stream, prefix), []).append((index, text))
+    found: list[Chain] = []
+    for (_stream, prefix), group in groups.items():
+        rank = rank_of_prefix(prefix)
+        found.extend(replace(chain, rank=rank) for chain in _Parser(group).chains())
+    return tuple(sorted(found, key=lambda chain: chain.last))
+
+
+class _Parser:
+    """Reads one stream of one process from above."""
+
+    def __init__(self, group: Sequence[tuple[int, str]]) -> None:
+        self._group = group
+        self._chains: list[Chain] = []
+        self._open: list[Raised] = []
+        self._kind = "main"
+        self._linked = False
+        self._during = False
+        self._unended: list[tuple[str, int]] = []
+        self._heads = 0  # tracebacks into which another thread wrote its own: their exceptions are still to come
+
+    def chains(self) -> list[Chain]:
+        at = 0
+        while at < len(self._group):
+            text = self._group[at][1]
+            found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
+            if found is None:
+                if not self._take_torn(at):
+                    self._hear(text)
+                at += 1
+                continue
+            nested = "Original" in found.group("before") or found.group("before").rstrip().endswith(("'''", '"""'))
+            raised, at = self._read(at, indent=len(found.group("indent")))
+            if raised is not None:
+                self._take(raised, nested=nested)
+        self._close()
+        return self._chains
+
+    def _take_torn(self, at: int) -> bool:
+        """An exception whose traceback lost its head: frames stand shortly before it, or nothing comes after it."""
+        found = _SURE.match(self._group[at][1])
+        if found is None or not found.group("message") or self._linked:
+            return False
+        if self._heads and self._was_taken(at):
+            self._heads -= 1
+            places = self._unended
+        else:
+            before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES) : at]]
+            frames = [frame for frame in before if frame is not None]
+            rest = self._group[at + 1 : at + 1 + TORN_LINES]
+            if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
+                return False
+            places = [(frame.group("file"), int(frame.group("line"))) for frame in frames]
+        self._close()
+        self._chains.append(
+            Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),), kind="torn")
+        )
+        return True
+
+    def _was_taken(self, at: int) -> bool:
+        """The lines before belong to an exception that is known."""
+        known = (*self._open, *(one for chain in self._chains for one in chain.raised))
+        return any(self._group[at][0] - one.last <= TORN_LINES for one in known)
+
+    def _hear(self, text: str) -> None:
+        """Lines between tracebacks say how they belong together."""
+        if _DURING in text or _DIRECT in text:
+            self._linked, self._during = True, _DURING in text
+        elif _IGNORED.match(text):
+            self._close()
+            self._kind = "ignored"
+        elif _THREAD.match(text):
+            self._close()
+            self._kind = "thread"
+
+    def _take(self, raised: Raised, *, nested: bool) -> None:
+        if nested and self._open:
+            self._open.insert(0, raised)  # a worker's own traceback, told inside its parent's
+        elif self._linked and self._open:
+            self._open.append(replace(raised, during=self._during))
+        else:
+            kind = self._kind if not self._open else "main"
+            self._close()
+            self._kind = kind
+            self._open = [raised]
+        self._linked = False
+
+    def _close(self) -> None:
+        if self._open:
+            self._chains.append(Chain(tuple(self._open), kind=self._kind))
+        self._open, self._linked, self._kind = [], False, "main"
+
+    def _read(self, start: int, *, indent: int) -> tuple[Raised | None, int]:
+        """The exception of the traceback that begins at `start`, and where to go on."""
+        frames: list[tuple[str, int]] = []
+        names: list[str] = []
+        statement = ""
+        noise, at, after_frame, prefix = 0, start + 1, False, 0
+        while at < len(self._group) and noise <= NOISE_LIMIT:
+            text = self._group[at][1]
+            body = text[indent:] if text[:indent].strip(" \t|+") == "" else text
+            if not frames and not prefix:
+                prefix = _prefix_of(body)  # a logger's, on every line
+            if prefix and len(body) >= prefix and not body[:1].isspace():
+                body = body[prefix:]
+            frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
+            if frame is not None:
+                frames.append((frame.group("file"), int(frame.group("line"))))
+                names.append(frame.group("name") or "")
+                after_frame, statement = True, ""
+                if len(frames) == 1 and _THREADS_OWN.search(frame.group()):
+                    self._kind = "thread"  # also where the line is lost that says so
+            elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
+                statement = statement or body.strip()
+            elif _TRACEBACK.match(text):
+                self._heads += 1
+                break
+            else:
+                found = _exception_line(body, after_frame=after_frame)
+                if found is not None:
+                    self._unended = frames
+                    raised = self._raised(start, at, self._with_next(at, found), frames)
+                    return _placed(raised, frames, names, statement), at + 1
+                noise += 1
+            at += 1
+        return None, max(start + 1, at if noise <= NOISE_LIMIT else start + 1)
+
+    def _with_next(self, at: int, found: tuple[str, str]) -> tuple[str, str]:
+        """A message that announces another one, with that one: "backend='inductor' raised:" says nothing alone."""
+        after = self._group[at + 1][1] if at + 1 < len(self._group) else ""
+        if not found[1].rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
+            return found
+        return found[0], f"{found[1].rstrip()} {after.strip()}"
+
+    def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[tuple[str, int]]) -> Raised:
+        own = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame[0])]
+        last = frames[own[-1] if own else -1] if frames else None
+        where = None if last is None else f"{last[0].rpartition('/')[2]}:{last[1]}"
+        deeper = frames[own[-1] + 1 :] if own else frames  # a decorator above the program's own line called nothing
+        collective = any(_COLLECTIVE.search(frame[0]) for frame in deeper[-2:]) or _OF_TRANSPORT.search(found[1])
+        return Raised(
+            found[0],
+            found[1].strip(),
+            where,
+            bool(collective),
+            self._group[start][0],
+            self._group[end][0],
+            last or ("", 0),
+        )
+
+
+def _placed(raised: Raised, frames: Sequence[tuple[str, int]], names: Sequence[str], statement: str) -> Raised:
+    if not frames:
+        return raised
+    caught, thrown = (frames[0][0], names[0]), (frames[-1][0], names[-1])
+    return replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
+
+
+def _prefix_of(body: str) -> int:
+    """How many characters stand before the first frame's own two spaces, 0: none."""
+    found = _PREFIXED.match(body)
+    return len(found.group("prefix")) if found is not None and not body.lstrip().startswith("File ") else 0
+
+
+def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
+    found = _SURE.match(body)
+    if found is None and after_frame:
+        found = _ANY.match(body)
+        if found is not None and (found.group("type").upper() in _LEVELS or not _is_class_name(found.group("type"))):
+            return None
+    return None if found is None else (found.group("type"), found.group("message") or "")
+
+
+def _is_class_name(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
+        bool(module) and last in ("error", "timeout", "gaierror", "herror")
+    )  # as struct.error, socket.timeout

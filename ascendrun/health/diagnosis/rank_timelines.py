@@ -1,0 +1,123 @@
+"""One rank's end as its own traces tell it: what it did, what it suffered, and how it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
+from ascendrun.health.diagnosis.exits import child_clue, exit_clue
+from ascendrun.health.diagnosis.fatal import Fatal
+from ascendrun.health.diagnosis.indicators import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Clue, same_line
+from ascendrun.health.diagnosis.lines.known_lines import known_line_clues
+from ascendrun.health.diagnosis.lines.rank_lines import RankLines
+from ascendrun.health.diagnosis.lines.tracebacks import Chain
+from ascendrun.health.diagnosis.lines.unwrap import unfold, without_colours
+from ascendrun.health.diagnosis.peers import Word
+from ascendrun.health.diagnosis.times import Moment, moment, with_stamps
+
+
+@dataclass(frozen=True)
+class RankStory:
+    """`own`: the best reason for this rank's end that its own traces give, None: they give none. `words`: what it says
+    of others, before anybody told it to stop. `waited`: what it suffered from others, as in peers.Word.wait.
+    `survived`: as RankLines.survived."""
+
+    rank: RankEvidence
+    own: Clue | None
+    clues: tuple[Clue, ...] = ()
+    words: tuple[Word, ...] = ()
+    chain: Chain | None = None
+    end: Moment | None = None
+    waited: str | None = None
+    waited_at: Moment | None = None
+    is_silent: bool = False
+    survived: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def has_cause(self) -> bool:
+        return self.own is not None and self.own.role == CAUSE
+
+
+def tell_rank(evidence: Evidence, rank: RankEvidence) -> RankStory:
+    """Pure; of a rank without any trace the story says so."""
+    host = evidence.host(rank.host)
+    rank = replace(rank, lines=unfold(without_colours(rank.lines)), error=without_colours(rank.error))
+    plog = with_stamps(rank.plog or (), until_s=rank.exited_at_s or host.stopped_at_s)
+    lines = RankLines(evidence, rank, (*rank.error, *rank.lines), plog)
+    fatal = Fatal(lines)
+    clues = [*fatal.clues(), *known_line_clues(lines, fatal)]
+    says_so = fatal.missed_a_child()
+    child = None if says_so is None else child_clue(evidence, rank, points=says_so)
+    clues += [clue for clue in (child, exit_clue(evidence, rank)) if clue is not None]
+    words = (*lines.words, *fatal.suffered_words())
+    waits = [word for word in words if word.wait is not None]
+    own = choose_own(clues, has_failed=rank.has_failed, waited=bool(waits))
+    suffered = waits[0] if waits else None
+    return RankStory(
+        rank=rank,
+        own=own,
+        clues=tuple(clues),
+        words=words,
+        chain=fatal.chain,
+        end=moment(evidence, rank.host, rank.exited_at_s),
+        waited=suffered.wait if suffered else None,
+        waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
+        is_silent=not rank.has_ended and not rank.lines,
+        survived=lines.survived(),
+    )
+
+
+def without_survived(stories: Sequence[RankStory]) -> list[RankStory]:
+    """Without the known lines that most of the others wrote too, and went on: such a line ended nobody, nor did an
+    exception that they caught; where no times tell that they went on, it is unsure. The others are the ranks that did
+    not fail, where there are any. What stands in the words of an exception stays with that."""
+    calm = [story for story in stories if not story.rank.has_failed]
+    return [_without(story, _common([other for other in calm or stories if other is not story])) for story in stories]
+
+
+def _common(others: Sequence[RankStory]) -> Mapping[str, bool]:
+    """Lines that most of them wrote, and went on; True: surely."""
+    said = Counter(line for story in others for line in story.survived)
+    surely = Counter(line for story in others for line, is_sure in story.survived.items() if is_sure)
+    return {line: 2 * surely[line] >= len(others) for line, count in said.items() if 2 * count >= len(others)}
+
+
+def _without(story: RankStory, common: Mapping[str, bool]) -> RankStory:
+    """`common`: lines of most of the others; True: that they surely survived."""
+    kept = []
+    for clue in story.clues:
+        line = (
+            f"exception|{clue.key}"
+            if clue.code == "exception"
+            else ("" if "type" in clue.values or not clue.proofs else same_line(clue.code, clue.proofs[0].text))
+        )
+        if not common.get(line):
+            kept.append(replace(clue, sure=False) if line in common else clue)
+    waited = story.waited is not None
+    return replace(story, clues=tuple(kept), own=choose_own(kept, has_failed=story.rank.has_failed, waited=waited))
+
+
+def choose_own(clues: Sequence[Clue], *, has_failed: bool, waited: bool) -> Clue | None:
+    """Of all that speaks about one rank: a cause before a symptom before a consequence; of causes the strongest.
+
+    A way of ending that fits many reasons (a crash, a code) explains nothing when the rank's words tell what it
+    suffered: programs crash while they are cleaning up.
+    """
+    causes = [clue for clue in clues if clue.role == CAUSE]
+    telling = [clue for clue in causes if not clue.is_vague]
+    suffered = [clue for clue in clues if clue.role in (SYMPTOM, CONSEQUENCE) and clue.code != "terminated"]
+    vague = [clue for clue in causes if clue.is_vague]
+    if telling:
+        best = max(telling, key=lambda clue: clue.strength)
+        doubted = not best.sure and not suffered and not waited
+        return max([best, *vague], key=lambda clue: clue.strength) if doubted else best
+    if vague and not suffered and not waited:
+        return max(vague, key=lambda clue: clue.strength)
+    if suffered:
+        return max(suffered, key=lambda clue: (clue.role == SYMPTOM, clue.strength))
+    rest = [clue for clue in clues if clue.role == TEARDOWN or not waited]
+    if waited and has_failed:
+        return None
+    return max(rest, key=lambda clue: clue.strength, default=None)

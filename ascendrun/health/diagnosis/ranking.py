@@ -1,0 +1,317 @@
+"""Which candidate was first, how sure that is, and what role every rank's end has beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ascendrun.health.diagnosis.candidates import Candidate, candidates_of, make_candidate
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.exits import describe_end
+from ascendrun.health.diagnosis.indicators import CAUSE, CREDIBLE, SIGN_FROM, SYMPTOM, TEARDOWN
+from ascendrun.health.diagnosis.lines.kernel_messages import candidates_of_kernels
+from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Role
+from ascendrun.health.diagnosis.times import Moment, earliest
+from ascendrun.health.diagnosis.wait_blame import blame_waiting
+
+CERTAIN_FROM = 60
+"""A weaker reason than this is never called certain."""
+CLEARLY_S = 1.0
+MUTE_S = 0.3
+"""Output is read in pieces: a line may have been written so much before it came."""
+
+SEVERAL = frozenset({"rank-silent", "node-silent", "nccl-ib-completion", "EI0013"})
+"""Verdicts that may name more hosts than the one that is not well."""
+RETRIES: Mapping[str, str] = {"crash": "same", "rank-silent": "same"}
+
+
+def judge(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+    """For an attempt that failed; pure."""
+    of_ranks = candidates_of(evidence, stories)
+    candidates = [*of_ranks, *candidates_of_kernels(evidence, of_ranks)]
+    winner = _odd_one(candidates, stories) or choose(candidates)
+    if winner is None or not winner.is_credible:
+        waiting = blame_waiting(evidence, stories)
+        if waiting is not None and winner is not None and not winner.is_vague and winner.ranks == waiting.ranks:
+            candidates[candidates.index(winner)] = winner = replace(winner, strength=waiting.strength)
+        elif waiting is not None and (winner is None or waiting.strength > winner.strength):
+            candidates.append(waiting)
+            winner = waiting
+    elif "only-kernel" in winner.doubts and not winner.ranks:
+        waiting = blame_waiting(evidence, stories)
+        if waiting is not None and waiting.ranks and waiting.is_credible:
+            joined = _joined(winner, waiting, stories)
+            candidates = [joined, *(one for one in candidates if one is not winner or joined is waiting)]
+            winner = joined
+    if winner is None:
+        winner = _symptom(stories)
+    if winner is None:
+        return _unknown(evidence, stories)
+    doubts = doubts_about(winner, candidates, evidence, stories)
+    chain = make_chain(winner, stories)
+    return Diagnosis(
+        code=winner.code,
+        confidence=_confidence(winner, doubts),
+        ranks=winner.ranks,
+        hosts=winner.hosts,
+        values=winner.values,
+        at_s=winner.at.at_s if winner.at else None,
+        time_error_s=winner.at.error_s if winner.at else None,
+        lag_s=_lag(chain),
+        proofs=winner.proofs,
+        chain=chain,
+        doubts=doubts,
+        rivals=tuple(map(_as_link, _rivals(winner, candidates))),
+        missing=_missing(evidence),
+        retry=winner.retry if winner.retry != "unknown" else RETRIES.get(winner.code, "unknown"),
+    )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def choose(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The strongest of those that no credible other one surely preceded; among equals the earliest. A rank that left
+    without a word before any other had a reason cannot have followed from them."""
+    if not candidates:
+        return None
+    credible = [one for one in candidates if one.is_credible] or list(candidates)
+    mute = [
+        one
+        for one in candidates
+        if one.code == "exit-code"
+        and one not in credible
+        and all(_surely_before(one, other, by_s=MUTE_S) for other in credible)
+    ]
+    if mute:
+        return min(mute, key=lambda one: one.at.at_s if one.at else float("inf"))
+    first = [
+        one
+        for one in credible
+        if not any(_surely_before(other, one) for other in credible if other is not one and _may_exclude(other))
+    ]
+    return max(first or credible, key=lambda one: (one.strength, -(one.at.at_s if one.at else float("inf"))))
+
+
+def _odd_one(candidates: Sequence[Candidate], stories: Sequence[RankStory]) -> Candidate | None:
+    """Few that left without a word, with a code of their own, while all others raised one and the same exception: who
+    was alone was first, unless the clocks say otherwise."""
+    mute = [one for one in candidates if one.code == "exit-code"]
+    loud = [one for one in candidates if one.is_credible]
+    if len(mute) != 1 or len(loud) != 1 or loud[0].code != "exception" or _surely_before(loud[0], mute[0]):
+        return None
+    codes = {str(story.rank.code) for story in stories if story.rank.rank in loud[0].ranks}
+    is_alone = 4 * len(mute[0].ranks) <= len(loud[0].ranks) and len(mute[0].ranks) + len(loud[0].ranks) == len(stories)
+    return mute[0] if is_alone and mute[0].values.get("code") not in codes else None
+
+
+def _joined(kernel: Candidate, waiting: Candidate, stories: Sequence[RankStory]) -> Candidate:
+    """What a kernel said, and whom the others waited for: one reason on one host; of several hosts it is
+    the one whose kernel speaks; elsewhere the ranks' words count."""
+    if set(waiting.hosts) <= set(kernel.hosts):
+        return replace(kernel, ranks=waiting.ranks, proofs=(*kernel.proofs, *waiting.proofs))
+    if waiting.code in SEVERAL and set(kernel.hosts) < set(waiting.hosts):
+        there = {story.rank.rank for story in stories if story.rank.host in kernel.hosts}
+        return replace(
+            kernel, ranks=tuple(sorted(there & set(waiting.ranks))), proofs=(*kernel.proofs, *waiting.proofs)
+        )
+    return waiting
+
+
+def _surely_before(one: Candidate, other: Candidate, *, by_s: float = 0.0) -> bool:
+    return one.at is not None and other.at is not None and one.at.is_before(other.at, by_s=by_s)
+
+
+def _may_exclude(one: Candidate) -> bool:
+    """What may have been caught, or may mean something else, proves nothing by coming first."""
+    return one.sure or one.is_vague
+
+
+def _symptom(stories: Sequence[RankStory]) -> Candidate | None:
+    """No rank says why it failed: the strongest sign of where it broke, from ranks that failed by themselves."""
+    signs = [
+        story.own
+        for story in stories
+        if story.own is not None
+        and story.own.role == SYMPTOM
+        and not story.rank.stopped
+        and story.own.strength >= SIGN_FROM
+    ]
+    if not signs:
+        return None
+    best = max(signs, key=lambda clue: (clue.strength, -(clue.at.at_s if clue.at else 0.0)))
+    group = [clue for clue in signs if clue.sameness == best.sameness]
+    return replace(make_candidate(group), sure=False, doubts=("only-symptom",))
+
+
+# ---------------------------------------------------------------- how sure
+
+
+def doubts_about(
+    winner: Candidate, candidates: Sequence[Candidate], evidence: Evidence, stories: Sequence[RankStory]
+) -> tuple[str, ...]:
+    """Names of what speaks against calling it certain; () nothing does."""
+    doubts = list(winner.doubts)
+    if not winner.sure:
+        doubts.append("unsure")
+    if winner.code in ("killed", "terminated", "interrupted"):
+        doubts.append("killer-unknown")
+    if winner.code in ("exit-code", "crash"):
+        doubts.append("said-nothing")
+    if winner.strength < CERTAIN_FROM and not doubts:
+        doubts.append("weak")
+    inside = {story.rank.rank for story in stories if story.rank.inner}
+    if evidence.launcher in ("torchrun", "deepspeed") and set(winner.ranks) - inside:
+        doubts.append("inner-unknown")
+    if _rivals(winner, candidates):
+        doubts.append("rivals")
+    if _unseen(winner, evidence, stories):
+        doubts.append("not-all-seen")
+    if _unexplained(winner, stories):
+        doubts.append("unexplained")
+    return tuple(dict.fromkeys(doubts))
+
+
+def _as_link(one: Candidate) -> ChainLink:
+    return ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
+
+
+def _rivals(winner: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Other reasons that may have been first: all credible ones, and weak ones that were not clearly later."""
+    rivals = []
+    for one in candidates:
+        if one is winner or (set(one.ranks) <= set(winner.ranks) and one.ranks):
+            continue
+        clearly_later = winner.at is not None and one.at is not None and winner.at.is_before(one.at, by_s=CLEARLY_S)
+        if one.is_credible or not clearly_later:
+            rivals.append(one)
+    return tuple(rivals)
+
+
+def _unseen(winner: Candidate, evidence: Evidence, stories: Sequence[RankStory]) -> bool:
+    """Ranks of which neither an end nor a word is known, beside those that are blamed."""
+    known = {story.rank.rank for story in stories if story.rank.has_ended or story.rank.start_failed is not None}
+    expected = set(range(evidence.world_size)) if not any(story.rank.inner for story in stories) else set()
+    hosts = {host.host for host in evidence.hosts if host.reachable is False and not host.has_ended}
+    silent = {story.rank.rank for story in stories if story.rank.host in hosts and not story.rank.has_ended}
+    over = {host.host for host in evidence.hosts if host.has_ended}
+    alive_anyway = {
+        story.rank.rank
+        for story in stories
+        if story.rank.lines and not story.rank.has_ended and story.rank.host not in {*hosts, *over}
+    }
+    return bool((expected | silent) - known - alive_anyway - set(winner.ranks))
+
+
+def _unexplained(winner: Candidate, stories: Sequence[RankStory]) -> bool:
+    """A rank that failed by itself, not clearly later, and whose own traces do not say that it only suffered."""
+    for story in stories:
+        if story.rank.rank in winner.ranks or not story.rank.has_failed or story.waited is not None:
+            continue
+        if story.own is not None and not (story.has_cause and story.own.is_vague):
+            continue  # a reason of its own makes it a rival, words about others a consequence
+        if winner.at is None or story.end is None or not winner.at.is_before(story.end, by_s=CLEARLY_S):
+            return True
+    return False
+
+
+def _confidence(winner: Candidate, doubts: Sequence[str]) -> Confidence:
+    if not doubts:
+        return Confidence.CERTAIN
+    if "only-symptom" in doubts and winner.strength < 30:
+        return Confidence.UNKNOWN
+    return Confidence.LIKELY
+
+
+# ---------------------------------------------------------------- what followed
+
+
+def make_chain(winner: Candidate, stories: Sequence[RankStory]) -> tuple[ChainLink, ...]:
+    """Every rank with the role of its end, alike ones together: the first, consequences, then the clearing away."""
+    groups: dict[tuple[Role, str], list[RankStory]] = {}
+    for story in stories:
+        groups.setdefault(_role_of(winner, story), []).append(story)
+    links = [_link(winner, role, code, group) for (role, code), group in groups.items()]
+    if not winner.ranks and winner.hosts:
+        links.append(ChainLink(Role.INITIATING, winner.code, (), winner.hosts, winner.values))
+    order = list(Role)
+    return tuple(
+        sorted(links, key=lambda link: (order.index(link.role), link.at_s is None, link.at_s or 0.0, link.ranks))
+    )
+
+
+def _role_of(winner: Candidate, story: RankStory) -> tuple[Role, str]:
+    rank, own = story.rank, story.own
+    if rank.rank in winner.ranks:
+        return Role.INITIATING, winner.code
+    if story.waited is not None:
+        return Role.CONSEQUENCE, f"waited-{story.waited}"
+    if rank.stopped:
+        return Role.TEARDOWN, "stopped-with-it"
+    if own is not None and own.role == SYMPTOM:
+        return Role.CONSEQUENCE, own.code
+    if own is not None and own.role == CAUSE:
+        later = winner.at is not None and own.at is not None and winner.at.is_before(own.at)
+        return (Role.CONSEQUENCE if later or own.strength < CREDIBLE else Role.UNKNOWN), own.code
+    if own is not None and own.role == TEARDOWN:
+        return Role.CONSEQUENCE, own.code
+    if rank.code == 0:
+        return Role.TEARDOWN, "ended-well"
+    if own is not None:
+        return Role.CONSEQUENCE, own.code
+    return (Role.CONSEQUENCE, "failed-after") if rank.has_ended else (Role.UNKNOWN, "no-record")
+
+
+def _link(winner: Candidate, role: Role, code: str, stories: Sequence[RankStory]) -> ChainLink:
+    when = winner.at if role is Role.INITIATING and winner.at else earliest(_when(story) for story in stories)
+    values = next((story.own.values for story in stories if story.own is not None and story.own.code == code), {})
+    if not values:
+        values = {"how": describe_end(stories[0].rank)}
+    return ChainLink(
+        role,
+        code,
+        tuple(sorted(story.rank.rank for story in stories)),
+        tuple(sorted({story.rank.host for story in stories})),
+        values,
+        at_s=when.at_s if when else None,
+        lag_s=_lag_between(winner.at, when, role),
+    )
+
+
+def _when(story: RankStory) -> Moment | None:
+    return story.waited_at or story.end
+
+
+def _lag_between(first: Moment | None, then: Moment | None, role: Role) -> float | None:
+    """Seconds after the first failure, where the clocks are good enough to say so."""
+    if role is Role.INITIATING or first is None or then is None:
+        return None
+    error_s = 0.0 if first.host == then.host else first.error_s + then.error_s
+    lag_s = then.at_s - first.at_s
+    return lag_s if lag_s >= 0 and error_s <= max(1.0, 0.5 * lag_s) else None
+
+
+def _lag(chain: Sequence[ChainLink]) -> float | None:
+    return min((link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None), default=None)
+
+
+def _unknown(evidence: Evidence, stories: Sequence[RankStory]) -> Diagnosis:
+    nobody = Candidate("not-known", 0)
+    suffered = [story for story in stories if story.waited is not None]
+    code = "peer-lost" if suffered else "not-known"
+    first = earliest(_when(story) for story in suffered) if suffered else None
+    proofs = tuple(proof for story in suffered[:2] for clue in story.clues[:1] for proof in clue.proofs[:1])
+    return Diagnosis(
+        code=code,
+        confidence=Confidence.UNKNOWN,
+        at_s=first.at_s if first else None,
+        proofs=proofs,
+        chain=make_chain(nobody, stories),
+        missing=_missing(evidence),
+        values={"reason": evidence.reason},
+    )
+
+
+def _missing(evidence: Evidence) -> tuple[str, ...]:
+    return (*evidence.missing, *(f"{host.host}: {what}" for host in evidence.hosts for what in host.missing))

@@ -1,0 +1,137 @@
+"""The rule for hosts that cannot reach each other: which side of a broken path to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ascendrun.core.names import fold_names
+from ascendrun.health.diagnosis.candidates import Candidate
+from ascendrun.health.diagnosis.lines.addresses import is_loopback
+from ascendrun.health.diagnosis.wait_table import Said, Table
+
+_OWN_FAULT = frozenset({"no_network", "no_name"})
+"""The kernel or the resolver of the host that complains says these by itself: nobody else was asked."""
+_CODES = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
+
+
+def blame_loopback(table: Table) -> Candidate | None:
+    """Ranks looked for another node's at an address that every node takes for itself: the master from elsewhere, be it
+    that its name leads there, or whatever address a peer gave out: then it is the one host that nobody complains on."""
+    master = table.by_rank.get(0)
+    said = [
+        (story, word)
+        for story, word in table.words("unreached", "lost", "tried")
+        if any(is_loopback(address) for address, _ in word.addresses)
+        and (word.kind != "tried" or story.waited is not None)
+        and (word.kind == "lost" or master is None or story.rank.host != master.rank.host)
+    ]
+    if not said or len(table.evidence.hosts) < 2:
+        return None
+    rest = {host.host for host in table.evidence.hosts} - {story.rank.host for story, _ in said}
+    if len(rest) == 1 and all(word.kind == "lost" for _, word in said):
+        ranks = [rank.rank for host in rest for rank in table.evidence.ranks_of(host)]
+        return table.make(
+            "own-address-local",
+            75,
+            ranks,
+            said,
+            hosts=rest,
+            retry="never",
+            blames="node",
+            doubts=("by-rule",),
+            values={"address": said[0][1].addresses[0][0]},
+        )
+    return table.make(
+        "master-address-local",
+        75,
+        [story.rank.rank for story, _ in said],
+        said,
+        retry="never",
+        blames="job",
+        doubts=("by-rule",),
+        values={"address": said[0][1].addresses[0][0]},
+    )
+
+
+def blame_unreached(table: Table) -> Candidate | None:
+    """The host that no other one reaches; else those that do not reach what others do; else, of a pair, the one that
+    complains. Time that ran out is a broken path only where somebody there had opened the door."""
+    said = [one for one in table.words("unreached") if _counts(table, one)]
+    pairs: dict[tuple[str, str | None], Said] = {}
+    for one in said:
+        story, word = one
+        target = table.named(word)[1]
+        if target != story.rank.host:
+            known = pairs.get((story.rank.host, target))
+            if known is None or known[1].values["why"] == "in_vain":
+                pairs[(story.rank.host, target)] = one
+    if not pairs:
+        return None
+    chosen = list(pairs.values())
+    sources, target = _sides(table, pairs)
+    whys = {word.values["why"] for _, word in chosen}
+    is_target = target is not None and not whys & _OWN_FAULT and _is_everybody(table, sources, target)
+    hosts = {target} if is_target and target is not None else sources
+    ranks = [rank.rank for host in hosts for rank in table.evidence.ranks_of(host)]
+    if not is_target:
+        ranks = [story.rank.rank for story, _ in said if story.rank.host in hosts]
+    why = chosen[0][1].values["why"]
+    own = chosen[0][0].own
+    if (
+        target is None
+        and len(sources) == 1
+        and why in ("no_route", "no_answer")
+        and own is not None
+        and ("type" in own.values and not chosen[0][1].values["meeting"])
+    ):
+        return table.make("exception", 57, ranks, chosen, hosts=hosts, doubts=("only-symptom",), values=own.values)
+    code = "hccl-root-unreachable" if "TopoExchangeAgent" in chosen[0][1].line.text else _CODES.get(why, "no-route")
+    return table.make(
+        code,
+        57,
+        ranks,
+        chosen,
+        hosts=hosts,
+        blames="network",
+        doubts=("by-rule",) if whys <= _OWN_FAULT else ("network-or-peer",),
+        retry="exclude",
+        values={
+            "reason": chosen[0][1].values["reason"],
+            "from": fold_names(sorted(sources)),
+            "to": target or _place(chosen),
+        },
+    )
+
+
+def _place(said: Sequence[Said]) -> str:
+    """The address or name that was tried, which is no host's of the job."""
+    tried = {address for _, word in said for address, _ in word.addresses}
+    return ", ".join(sorted(tried)) or "?"
+
+
+def _counts(table: Table, one: Said) -> bool:
+    story, word = one
+    if word.values["why"] == "no_name":
+        return story.waited is not None
+    if word.values["why"] != "in_vain":
+        return True
+    host = table.named(word)[1]  # None: an address that is no host's, where the master's door may yet be
+    return any(host in (None, other.rank.host) for other, _ in table.words("clients"))
+
+
+def _sides(table: Table, pairs: dict[tuple[str, str | None], Said]) -> tuple[set[str], str | None]:
+    """Who complains, and of whom when that is one host: who names nobody, in a majority, means whoever is left."""
+    sources = {source for source, _ in pairs}
+    targets = {target for _, target in pairs if target is not None}
+    if len(targets) == 1:
+        return sources, next(iter(targets))
+    rest: list[str] = [host.host for host in table.evidence.hosts if host.host not in sources]
+    if not targets and len(rest) == 1 and len(sources) > 1:
+        return sources, rest[0]
+    return sources, None
+
+
+def _is_everybody(table: Table, sources: set[str], target: str) -> bool:
+    """All other hosts complain of the target, or most of several."""
+    others = {story.rank.host for story in table.stories} - {target}
+    return len(sources) > 1 and 2 * len(sources) > len(others)

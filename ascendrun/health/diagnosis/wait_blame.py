@@ -1,0 +1,46 @@
+"""Whom to blame when the ranks only tell that they waited for each other, or lost each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable
+
+from ascendrun.health.diagnosis import reachability, unresponsive, wait_chain
+from ascendrun.health.diagnosis.candidates import Candidate
+from ascendrun.health.diagnosis.evidence import Evidence
+from ascendrun.health.diagnosis.lines import collective_reports
+from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.wait_table import Said, Table
+
+RULES: tuple[Callable[[Table], Candidate | None], ...] = (
+    collective_reports.blame_tls,
+    collective_reports.blame_differs,
+    collective_reports.blame_cqe,
+    collective_reports.blame_location,
+    reachability.blame_loopback,
+    collective_reports.blame_world_size,
+    collective_reports.blame_missing,
+    unresponsive.blame_finished_early,
+    unresponsive.blame_unreachable,
+    unresponsive.blame_first_loser,
+    reachability.blame_unreached,
+    collective_reports.blame_completion,
+    unresponsive.blame_silent,
+    unresponsive.blame_latest,
+    unresponsive.blame_sequence,
+    unresponsive.blame_lagging,
+    wait_chain.blame_stuck,
+    wait_chain.blame_chain,
+    wait_chain.blame_named,
+)
+"""What is said outright before what is concluded."""
+
+
+def blame_waiting(evidence: Evidence, stories: Sequence[RankStory]) -> Candidate | None:
+    """The first rule that can tell; None when no rank waited for or lost another, or nothing tells whom. Where nobody
+    failed and nobody says anything, a host that does not answer is all that is left."""
+    said: list[Said] = [(story, word) for story in stories for word in story.words]
+    table = Table(evidence, stories, said)
+    if not said:
+        return None if any(story.rank.has_failed for story in stories) else unresponsive.blame_unreachable(table)
+    return next((found for found in (rule(table) for rule in RULES) if found is not None), None)

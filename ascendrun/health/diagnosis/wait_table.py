@@ -1,0 +1,188 @@
+"""What ranks say of waiting for each other, laid out for the rules that look for whom to blame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ascendrun.ascend.signatures import scan
+from ascendrun.health.diagnosis.candidates import Candidate
+from ascendrun.health.diagnosis.evidence import Evidence, RankEvidence
+from ascendrun.health.diagnosis.indicators import proof_of
+from ascendrun.health.diagnosis.peers import CONNECT, EXEC, LOST, Word
+from ascendrun.health.diagnosis.rank_timelines import RankStory
+from ascendrun.health.diagnosis.result import Proof
+from ascendrun.health.diagnosis.times import Moment
+
+FEW_SHARE = 0.25
+"""Silent ranks, and ends of chains, are blamed when they are no more than so many of all, or make up whole hosts."""
+
+Said = tuple[RankStory, Word]
+
+
+class Table:
+    """What the rules look at."""
+
+    def __init__(self, evidence: Evidence, stories: Sequence[RankStory], said: Sequence[Said]) -> None:
+        self.evidence, self.stories, self.said = evidence, stories, said
+        self.by_rank = {story.rank.rank: story for story in stories}
+        self.waiting = [story for story in stories if story.waited in (CONNECT, EXEC)]
+        self.losing = [story for story in stories if story.waited == LOST]
+
+    def words(self, *kinds: str) -> list[Said]:
+        return [(story, word) for story, word in self.said if word.kind in kinds]
+
+    def rank_at(self, address: str, device: int | None) -> tuple[tuple[int, ...], str | None]:
+        """The ranks and the host behind an address: of a device's own network port, or of a server and a device."""
+        name = self.evidence.host_at(address)
+        if name is None:
+            return (), None
+        device = self.evidence.host(name).device_addresses.get(address, device)
+        return tuple(rank.rank for rank in _on_device(self.evidence.ranks_of(name), device)), name
+
+    def named(self, word: Word) -> tuple[tuple[int, ...], str | None]:
+        """Whom a line names: by address where that is known, else by the rank's number."""
+        for address, device in word.addresses:
+            ranks, host = self.rank_at(address, device)
+            if host is not None and (ranks or not word.ranks):
+                return ranks, host
+        known = tuple(rank for rank in word.ranks if rank in self.by_rank)
+        return known, self.by_rank[known[0]].rank.host if known else None
+
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted({self.by_rank[rank].rank.host for rank in ranks if rank in self.by_rank}))
+
+    def proofs(self, said: Sequence[Said], *, limit: int = 3) -> tuple[Proof, ...]:
+        return tuple(
+            proof_of(self.evidence, word.line, rank=story.rank.rank, host=story.rank.host)
+            for story, word in said[:limit]
+        )
+
+    def make(
+        self,
+        code: str,
+        strength: int,
+        ranks: Iterable[int],
+        said: Sequence[Said],
+        *,
+        hosts: Iterable[str] | None = None,
+        doubts: tuple[str, ...] = (),
+        sure: bool = False,
+        at: Moment | None = None,
+        retry: str = "unknown",
+        blames: str = "peer",
+        values: Mapping[str, str] | None = None,
+    ) -> Candidate:
+        chosen = tuple(sorted(set(ranks)))
+        words = {} if not said else _values_of(code, said[0][1].line.text)
+        places = tuple(sorted(set(hosts))) if hosts is not None else self.hosts_of(chosen)
+        return Candidate(
+            code,
+            strength,
+            chosen,
+            places,
+            at=at,
+            proofs=self.proofs(said),
+            sure=sure,
+            blames=blames,
+            doubts=doubts,
+            retry=retry,
+            values={**words, **(values or {})},
+        )
+
+    def last_words(self, ranks: Iterable[int], *, limit: int = 2) -> tuple[Proof, ...]:
+        """What ranks that fell silent had said last."""
+        found = []
+        for rank in [rank for rank in sorted(ranks) if rank in self.by_rank][:limit]:
+            one = self.by_rank[rank].rank
+            said = [line for line in one.lines if line.text.strip() and line.at_s is not None]
+            if said:
+                last = max(said, key=lambda line: line.at_s or 0.0)
+                found.append(proof_of(self.evidence, last, rank=rank, host=one.host))
+        return tuple(found)
+
+    def groups(self) -> dict[int, str]:
+        """The communication group that each rank waited in: operations of different ones cannot be compared."""
+        return {story.rank.rank: word.values["group"] for story, word in self.words("tag")}  # its plog's word counts
+
+    def tags(self) -> dict[int, str]:
+        """The collective of each rank, of those in the group that most are in."""
+        groups = self.groups()
+        common = most_common(groups.values())
+        return {
+            story.rank.rank: word.values["tag"]
+            for story, word in self.words("tag")
+            if groups[story.rank.rank] == common
+        }
+
+    @property
+    def waits(self) -> list[Said]:
+        return [(story, word) for story, word in self.said if word.wait is not None]
+
+
+def most_common(values: Iterable[str]) -> str | None:
+    counted = Counter(values).most_common(1)
+    return counted[0][0] if counted else None
+
+
+def _values_of(code: str, text: str) -> Mapping[str, str]:
+    """What a line has in the places of the signature of that code."""
+    return next((hit.values for hit in scan([(0, text)]) if hit.signature.code == code), {})
+
+
+def _on_device(ranks: Sequence[RankEvidence], device: int | None) -> Sequence[RankEvidence]:
+    if device is None:
+        return ranks if len(ranks) == 1 else ()
+    exact = [rank for rank in ranks if rank.device == device]
+    if exact or any(rank.device is not None for rank in ranks):
+        return exact
+    return ranks[device : device + 1]
+
+
+def most_named(table: Table, *, among: set[int]) -> tuple[int, ...]:
+    """The one rank of `among` that lines about waits name clearly more than any other; () none is."""
+    votes: Counter[int] = Counter()
+    for story, word in table.said:
+        if word.wait is None and word.kind not in ("remote", "location"):
+            continue
+        ranks, _host = table.named(word)
+        for rank in {*ranks} & among - {story.rank.rank}:
+            votes[rank] += 1
+    ranked = votes.most_common(2)
+    if not ranked or ranked[0][1] < 1:
+        return ()
+    if len(ranked) > 1 and ranked[0][1] < 2 * ranked[1][1]:
+        return ()
+    return (ranked[0][0],)
+
+
+def naming(table: Table, ranks: set[int]) -> list[Said]:
+    return [(story, word) for story, word in table.said if {*table.named(word)[0]} & ranks]
+
+
+def minority(values: dict[int, str]) -> tuple[int, ...]:
+    """The ranks with the rarest value, when there are two values and the rare one is clearly rare."""
+    counts = Counter(values.values())
+    if len(counts) != 2:
+        return ()
+    (_common, many), (rare, few) = counts.most_common(2)
+    return tuple(rank for rank, value in values.items() if value == rare) if 2 * few <= many or few < many else ()
+
+
+def has_finished(rank: RankEvidence) -> bool:
+    return rank.code == 0 and not rank.stopped
+
+
+def finished_early(table: Table, ranks: Sequence[int]) -> Candidate:
+    ends = [table.by_rank[rank].end for rank in ranks]
+    known = [end for end in ends if end is not None]
+    return table.make(
+        "finished-early",
+        52,
+        ranks,
+        table.waits,
+        doubts=("by-rule",),
+        retry="never",
+        blames="job",
+        at=min(known, key=lambda end: end.at_s, default=None),
+    )

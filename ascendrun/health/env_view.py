@@ -1,0 +1,161 @@
+"""What a rank would see on each node: variables, limits, interpreter, packages; folded, and secrets masked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+from ascendrun.core.logs.redaction import SECRET_NAME
+from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.facts import NodeFacts, Unreached
+
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+PER_NODE = re.compile(
+    r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
+    r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)"
+)
+"""What cannot be the same on two nodes, or says nothing of a job: left out of a diff."""
+PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
+"""Not for a shell by hand: of one rank only, or a mark by which the processes of an attempt are found and ended."""
+
+OUR_FOLDER = "<ascendrun's folder>"
+"""Stands in values for it where hosts have it in different places: what lies in it is the same."""
+
+
+@dataclass(frozen=True)
+class EnvGroup:
+    """Hosts with one value; None: not set, or not known there."""
+
+    value: str | None
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EnvRow:
+    """`kind`: variable, limit, python or package. The largest group first."""
+
+    kind: str
+    name: str
+    groups: tuple[EnvGroup, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(self.groups) > 1
+
+
+@dataclass(frozen=True)
+class EnvReport:
+    hosts: tuple[str, ...]
+    unreached: Mapping[str, Unreached]
+    rows: tuple[EnvRow, ...]
+
+
+def make_env_report(world: World, *, salt: str, only_differing: bool = False) -> EnvReport:
+    """`salt`: new for each report, so that equal secrets show as equal and nothing can be looked up."""
+    rows = tuple(row for row in _rows(world, salt) if not only_differing or _is_of_interest(row))
+    return EnvReport(hosts=(*world.facts, *world.unreached), unreached=world.unreached, rows=rows)
+
+
+def _is_of_interest(row: EnvRow) -> bool:
+    return row.differs and not (row.kind == "variable" and PER_NODE.fullmatch(row.name))
+
+
+def mask(name: str, value: str, *, salt: str) -> str:
+    """The value, or for a secret a mark that tells equal from different and nothing else."""
+    if SECRET_NAME.search(name) and value:
+        return f"(secret #{_mark(value, salt)})"
+    return _URL_LOGIN.sub(lambda found: f"(secret #{_mark(found.group(), salt)})", value)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name is taken for a secret."""
+    return SECRET_NAME.search(name) is not None
+
+
+def _mark(value: str, salt: str) -> str:
+    return hashlib.sha256(f"{salt}\0{value}".encode("utf-8", "replace")).hexdigest()[:6]
+
+
+def write_env_file(world: World, host: str) -> str:
+    """Shell text that gives a login on `host` what the job's ranks get there: the set-up, then the variables.
+
+    Raises LookupError when there is no plan for the host. MASTER_PORT and what differs from rank to rank is left out.
+    """
+    nodes = world.plan.nodes if world.plan is not None else ()
+    node = next((one for one in nodes if one.host == host), None)
+    if node is None:
+        raise LookupError(host)
+    lines = [
+        f"# What every rank of {world.job.name if world.job else 'the job'} gets on {host}; source it in bash.",
+        "# Left out: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_from.",
+        "",
+    ]
+    lines += [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in sorted(node.ranks[0].env.items())
+        if not PER_RANK.fullmatch(name) and name != "MASTER_PORT"
+    ]
+    if node.setup:
+        lines += ["", "# setup of the job file", node.setup]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(world: World, salt: str) -> Iterator[EnvRow]:
+    yield from _table(world, "python", lambda facts: _python(facts))
+    yield from _table(world, "package", lambda facts: facts.python.modules if facts.python else None)
+    yield from _table(world, "limit", lambda facts: _limits(facts))
+    roots = {facts.root for facts in world.facts.values() if facts.root}
+
+    def shown(facts: NodeFacts, name: str, value: str) -> str:
+        value = mask(name, value, salt=salt)
+        return value.replace(facts.root, OUR_FOLDER) if len(roots) > 1 and facts.root else value
+
+    yield from _table(
+        world,
+        "variable",
+        lambda facts: (
+            None
+            if facts.environ is None
+            else {name: shown(facts, name, value) for name, value in facts.environ.items()}
+        ),
+    )
+
+
+def _table(
+    world: World, kind: str, values_of: Callable[[NodeFacts], Mapping[str, str | None] | None]
+) -> Iterator[EnvRow]:
+    """Hosts whose whole table is unknown are left out of it: that they lack a name is not known."""
+    tables: dict[str, Mapping[str, str | None]] = {}
+    for host, facts in world.facts.items():
+        values = values_of(facts)
+        if values is not None:
+            tables[host] = values
+    for name in sorted({name for values in tables.values() for name in values}):
+        groups: list[EnvGroup] = []
+        same = compare({host: values.get(name) for host, values in tables.items()})
+        if same is None:
+            continue
+        groups = [EnvGroup(same.majority, same.majority_hosts), *(EnvGroup(*other) for other in same.others)]
+        unset = tuple(host for host, values in tables.items() if values.get(name) is None)
+        if unset:
+            groups.append(EnvGroup(None, unset))
+        yield EnvRow(kind, name, tuple(groups))
+
+
+def _python(facts: NodeFacts) -> Mapping[str, str | None] | None:
+    if facts.python is None:
+        return None
+    return {"executable": facts.python.executable, "version": facts.python.version, "error": facts.python.error}
+
+
+def _limits(facts: NodeFacts) -> Mapping[str, str | None] | None:
+    if facts.limits is None:
+        return None
+    return {
+        name.lower(): " / ".join("unlimited" if value is None else str(value) for value in pair)
+        for name, pair in facts.limits.items()
+    }

@@ -1,0 +1,88 @@
+"""What a job cost: how long it held how many devices, and the energy that they took meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ascendrun.core.jobs.job import HOLDING
+from ascendrun.core.samples import DeviceSample
+from ascendrun.health.report.time_use import Stay
+
+BRIDGED = 3.0
+"""Between two samples of a device at most so many usual intervals are taken as known, but always this much:"""
+BRIDGED_S = 30.0
+AROUND = 4
+"""So many intervals on each side tell what is usual."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`devices`: how many the job held, None: not known; `family` names what they are. `held_s`: how long.
+
+    `energy_kwh`: of the devices while they were held, as far as their power was measured; None: never.
+    `energy_known`: the part of the devices' held time that was measured, 0 to 1.
+    """
+
+    devices: int | None
+    family: str
+    held_s: float
+    device_hours: float | None
+    energy_kwh: float | None
+    energy_known: float | None
+
+
+def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
+    """The times (begin, end) at which the job held its devices, joined."""
+    spans: list[tuple[float, float]] = []
+    for stay in stays:
+        if stay.state in HOLDING:
+            begin_s, end_s = stay.begin_ms / 1000, stay.end_ms / 1000
+            if spans and spans[-1][1] == begin_s:
+                spans[-1] = (spans[-1][0], end_s)
+            else:
+                spans.append((begin_s, end_s))
+    return spans
+
+
+def count_cost(stays: Sequence[Stay], *, devices: int | None, family: str, samples: Sequence[DeviceSample]) -> Cost:
+    """`samples`: of exactly the job's devices, in order of time."""
+    spans = held_spans(stays)
+    held_s = sum(end - begin for begin, end in spans)
+    by_device: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for one in samples:
+        if one.power_w is not None:
+            by_device.setdefault((one.host, one.device), []).append((one.at_s, one.power_w))
+    joules, known_s = 0.0, 0.0
+    for points in by_device.values():
+        energy, seconds = integrate(points, spans)
+        joules, known_s = joules + energy, known_s + seconds
+    count = devices if devices is not None else len(by_device) or None
+    hours = None if count is None else count * held_s / 3600
+    if not known_s or not count or not held_s:
+        return Cost(count, family, held_s, hours, None, 0.0 if count and held_s else None)
+    return Cost(count, family, held_s, hours, joules / 3.6e6, min(1.0, known_s / (count * held_s)))
+
+
+def integrate(points: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(sum of value times seconds, seconds that were known) within the spans, straight lines between the points.
+
+    A gap much longer than those around it is not known, but for one usual interval after its first point. What is
+    usual changes along a series: its older part may be kept as means of ten minutes.
+    """
+    gaps = [later - earlier for (earlier, _), (later, _) in zip(points, points[1:])]
+    total, known_s = 0.0, 0.0
+    for index, (at, value) in enumerate(points):
+        around = (gaps[max(0, index - AROUND) : index], gaps[index + 1 : index + 1 + AROUND])
+        usual_s = max((median(side) for side in around if side), default=BRIDGED_S)
+        end, next_value = points[index + 1] if index < len(gaps) else (at + usual_s, value)
+        if end - at > max(BRIDGED_S, BRIDGED * usual_s):
+            end, next_value = at + usual_s, value
+        for begin, stop in spans:
+            low, high = max(begin, at), min(stop, end)
+            if low < high:
+                slope = (next_value - value) / (end - at)
+                total += (value + slope * ((low + high) / 2 - at)) * (high - low)
+                known_s += high - low
+    return total, known_s

@@ -1,0 +1,426 @@
+"""Everything that a report of one job says, as plain data: the page, the picture and the JSON are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.metrics import MetricsLine
+from ascendrun.core.samples import DeviceSample, HostSample
+from ascendrun.health.report.charts import Chart, Point, make_band, make_chart
+from ascendrun.health.report.cost import Cost, count_cost
+from ascendrun.health.report.time_use import Accounting, AttemptSteps, Stay, account, find_stays
+
+STRIPS = 600
+"""More pieces than this the strip of the whole time does not show: the shortest are left to their neighbours."""
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """A line of the job's story."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a report is made from. `lines`: by attempt what rank 0 wrote, with the head's times. `devices` and `hosts`:
+    samples in order of time, `devices` of the job's own only. `every`: by attempt, of how many plain lines one was
+    read (1: all)."""
+
+    job: Job
+    spec: Mapping[str, Any]
+    file: str | None
+    events: Sequence[EventRow]
+    lines: Mapping[int, Sequence[MetricsLine]]
+    devices: Sequence[DeviceSample]
+    hosts: Sequence[HostSample]
+    every: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """`use`: one of reporttime.USES. `share` of the wall time, 0 to 1."""
+
+    use: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One stretch of the job's time. Times are UTC seconds."""
+
+    begin_at_s: float
+    end_at_s: float
+    use: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class AttemptRow:
+    """One start of the job. `resumed`: the step it went on from; `kept_s`: its training that was of use in the end."""
+
+    attempt: int
+    began_at_s: float
+    ended_at_s: float | None
+    first_step: int | None
+    last_step: int | None
+    resumed: int | None
+    kept_s: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One device over the time that the job held it: means, but the highest temperature and memory."""
+
+    host: str
+    device: int
+    name: str | None
+    utilisation: float | None
+    power_w: float | None
+    temperature_c: float | None
+    memory_used_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of the whole job; medians over what its first rank told. None: not told."""
+
+    steps: int | None
+    total_steps: int | None
+    loss: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    mfu: float | None
+    evals: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Something that a reader has to know about these numbers: a code, and the values that belong into its words."""
+
+    code: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """`time` sums to `wall_s` to the millisecond. `effective_ratio`: training's share of it, None: no time passed."""
+
+    made_at_s: float
+    id: str
+    name: str
+    state: str
+    reason: str
+    is_over: bool
+    file: str | None
+    hosts: tuple[str, ...]
+    world_size: int
+    created_at_s: float
+    ended_at_s: float | None
+    wall_s: float
+    effective_ratio: float | None
+    time: tuple[Spent, ...]
+    strips: tuple[Strip, ...]
+    cost: Cost
+    figures: Figures
+    attempts: tuple[AttemptRow, ...]
+    devices: tuple[DeviceRow, ...]
+    events: tuple[EventRow, ...]
+    charts: tuple[Chart, ...]
+    doubts: tuple[Doubt, ...]
+
+
+def make_report(material: Material, *, now_s: float) -> Report:
+    """The report as of now; of a job that lives, its time so far."""
+    job = material.job
+    until_s = job.ended_at_s if job.ended_at_s is not None else now_s
+    stays = find_stays(_moves(material.events), created_s=job.created_at_s, until_s=until_s)
+    lines = {
+        number: [_completed(one, material.lines[number]) for one in material.lines[number]]
+        for number in sorted(material.lines)
+    }
+    attempts = {number: _attempt_steps(found) for number, found in lines.items() if found}
+    time = account(stays, attempts)
+    family = str(material.spec.get("devices", {}).get("family") or "auto")
+    family = material.devices[0].family if material.devices else "cpu" if family == "auto" else family
+    cost = count_cost(stays, devices=_device_count(material), family=family, samples=material.devices)
+    return Report(
+        made_at_s=now_s,
+        id=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        is_over=job.is_over,
+        file=material.file,
+        hosts=job.hosts,
+        world_size=job.world_size,
+        created_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s,
+        wall_s=time.wall_ms / 1000,
+        effective_ratio=time.effective,
+        time=tuple(
+            Spent(use, ms / 1000, ms / time.wall_ms if time.wall_ms else 0.0) for use, ms in time.spent_ms.items()
+        ),
+        strips=_strips(time),
+        cost=cost,
+        figures=_figures([one for found in lines.values() for one in found]),
+        attempts=_attempt_rows(stays, attempts, time, material.events),
+        devices=_device_rows(material.devices),
+        events=tuple(material.events),
+        charts=_charts(material, lines, stays),
+        doubts=tuple(_doubts(material, time, cost, lines)),
+    )
+
+
+def _moves(events: Iterable[EventRow]) -> list[tuple[float, State]]:
+    """The controller writes "RUNNING: why"; a state of another release is passed over."""
+    found = [(event.at_s, event.text.partition(":")[0]) for event in events if event.kind == "state"]
+    return [(at_s, State(name)) for at_s, name in found if name in State.__members__]
+
+
+def _is_step(line: MetricsLine) -> bool:
+    return line.event is None and line.step is not None and not (line.evals and line.loss is None)
+
+
+def _completed(line: MetricsLine, lines: Sequence[MetricsLine]) -> MetricsLine:
+    """With throughput and MFU worked out where the line of the start tells what they follow from."""
+    start, step_s = lines[0], line.step_s
+    if start.event != "start" or not _is_step(line) or not step_s:
+        return line
+    if line.tokens_per_s is None and start.tokens_per_step is not None:
+        line = replace(line, tokens_per_s=start.tokens_per_step / step_s)
+    if line.mfu is None and start.flops_per_step and start.peak_flops and start.world_size:
+        line = replace(line, mfu=start.flops_per_step / step_s / (start.peak_flops * start.world_size))
+    return line
+
+
+def _attempt_steps(lines: Sequence[MetricsLine]) -> AttemptSteps:
+    steps = [line for line in lines if _is_step(line)]
+    before = lines[: lines.index(steps[0])] if steps else lines
+    resumed = [line.step for line in before if line.event == "resume" and line.step is not None]
+    starts = [line.at_s for line in before if line.event in ("start", "resume") and line.at_s is not None]
+    saves = [
+        (line.at_s - (line.seconds or 0.0), line.at_s, line.step)
+        for line in lines
+        if line.event == "checkpoint" and line.at_s is not None
+    ]
+    began_s = None
+    if steps and steps[0].at_s is not None and steps[0].step is not None:
+        so_far = max(1, steps[0].step - (resumed[-1] if resumed else 0))
+        began_s = steps[0].at_s - (steps[0].step_s or 0.0) * (so_far if so_far <= 1000 else 1)
+        began_s = max([began_s, *starts[-1:]])
+    return AttemptSteps(
+        tuple((line.at_s, line.step) for line in steps if line.step is not None),
+        began_s,
+        resumed[-1] if resumed else None,
+        tuple(saves),
+    )
+
+
+def _attempt_rows(
+    stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps], time: Accounting, events: Sequence[EventRow]
+) -> tuple[AttemptRow, ...]:
+    kept: dict[int, int] = {}
+    for piece in time.pieces:
+        if piece.use == "training":
+            kept[piece.attempt] = kept.get(piece.attempt, 0) + piece.end_ms - piece.begin_ms
+    rows = []
+    for number in sorted({stay.attempt for stay in stays}):
+        mine = [stay for stay in stays if stay.attempt == number and stay.state is not State.BACKOFF]
+        if not mine:
+            continue
+        steps = attempts.get(number, AttemptSteps())
+        is_open = mine[-1].after is None
+        first, last = (steps.steps[0][1], steps.steps[-1][1]) if steps.steps else (None, None)
+        rows.append(
+            AttemptRow(
+                number,
+                mine[0].begin_ms / 1000,
+                None if is_open else mine[-1].end_ms / 1000,
+                first,
+                last,
+                steps.resumed,
+                kept.get(number, 0) / 1000,
+                _reason(mine, events),
+            )
+        )
+    return tuple(rows)
+
+
+def _reason(mine: Sequence[Stay], events: Sequence[EventRow]) -> str:
+    """Why it ended, in the words of its last move."""
+    begin_s, end_s = mine[0].begin_ms / 1000 - 0.001, mine[-1].end_ms / 1000 + 0.001
+    words = [
+        event.text
+        for event in events
+        if event.kind == "state"
+        and begin_s <= event.at_s <= end_s
+        and event.text.partition(":")[0] in ("STOPPING", "SUCCEEDED", "FAILED", "STOPPED")
+    ]
+    return words[-1].partition(": ")[2] if words else ""
+
+
+def _figures(lines: Sequence[MetricsLine]) -> Figures:
+    steps = [line for line in lines if _is_step(line)]
+    losses = [line.loss for line in steps if line.loss is not None]
+    totals = [line.total_steps for line in lines if line.total_steps is not None]
+    evals: dict[str, float] = {}
+    for line in lines:
+        evals.update({name: value for name, value in line.evals.items() if not name.endswith(_DURATIONS)})
+
+    def middle(name: str) -> float | None:
+        values = [value for value in (getattr(line, name) for line in steps) if value is not None]
+        return median(values) if values else None
+
+    return Figures(
+        max((line.step for line in steps if line.step is not None), default=None),
+        totals[-1] if totals else None,
+        losses[-1] if losses else None,
+        middle("step_s"),
+        middle("tokens_per_s"),
+        middle("samples_per_s"),
+        middle("mfu"),
+        evals,
+    )
+
+
+def _device_count(material: Material) -> int | None:
+    devices = material.spec.get("devices") or {}
+    each = len(devices.get("ids") or ()) or devices.get("per_node")
+    if isinstance(each, int) and each > 0 and material.job.hosts:
+        return each * len(material.job.hosts)
+    return material.job.world_size or None
+
+
+def _device_rows(samples: Sequence[DeviceSample]) -> tuple[DeviceRow, ...]:
+    by_device: dict[tuple[str, int], list[DeviceSample]] = {}
+    for one in samples:
+        by_device.setdefault((one.host, one.device), []).append(one)
+
+    def values(found: Sequence[DeviceSample], name: str) -> list[float]:
+        return [value for value in (getattr(one, name) for one in found) if value is not None]
+
+    def mean(found: Sequence[DeviceSample], name: str) -> float | None:
+        numbers = values(found, name)
+        return round(sum(numbers) / len(numbers), 1) if numbers else None
+
+    return tuple(
+        DeviceRow(
+            host,
+            device,
+            found[-1].name,
+            mean(found, "utilisation"),
+            mean(found, "power_w"),
+            max(values(found, "temperature_c"), default=None),
+            max(values(found, "memory_used_bytes"), default=None),
+        )
+        for (host, device), found in sorted(by_device.items())
+    )
+
+
+def _strips(time: Accounting) -> tuple[Strip, ...]:
+    pieces = list(time.pieces)
+    if len(pieces) > STRIPS:
+        least = sorted(piece.end_ms - piece.begin_ms for piece in pieces)[-STRIPS // 2]
+        kept = [piece for piece in pieces if piece.end_ms - piece.begin_ms > least or piece.use == "lost"]
+        pieces = kept[-STRIPS:] if len(kept) > STRIPS else kept
+    return tuple(Strip(piece.begin_ms / 1000, piece.end_ms / 1000, piece.use, piece.attempt) for piece in pieces)
+
+
+_BY_TIME = (("step_s", "s"), ("tokens_per_s", "1/s"), ("samples_per_s", "1/s"), ("mfu", "%"))
+_BY_STEP = (("loss", ""), ("grad_norm", ""), ("lr", ""))
+_DURATIONS = ("_s", "_seconds")
+"""Ends of names of evaluations that tell how long one took, not how well the model does."""
+
+
+def _charts(material: Material, lines: Mapping[int, Sequence[MetricsLine]], stays: Sequence[Stay]) -> tuple[Chart, ...]:
+    found: list[Chart | None] = [make_chart(name, "step", unit, _over_steps(lines, name)) for name, unit in _BY_STEP]
+    names = sorted(
+        {name for several in lines.values() for line in several for name in line.evals if not name.endswith(_DURATIONS)}
+    )
+    found += [make_chart(name, "step", "", _over_steps(lines, name)) for name in names[:12]]
+    has_times = any(line.at_s is not None for several in lines.values() for line in several if _is_step(line))
+    for name, unit in _BY_TIME:
+        points = _over_time(lines, name) if has_times else _over_steps(lines, name)
+        found.append(make_chart(name, "time" if has_times else "step", unit, points))
+    if stays:
+        since_s, until_s = stays[0].begin_ms / 1000, max(stay.end_ms for stay in stays) / 1000
+        for name, unit in (("utilisation", "%"), ("power_w", "W"), ("temperature_c", "°C"), ("frequency_mhz", "MHz")):
+            found.append(make_band(name, unit, _by_thing(material.devices, name), since_s=since_s, until_s=until_s))
+        for name, unit in (("cpu", "%"),):
+            found.append(
+                make_band(f"host_{name}", unit, _by_thing(material.hosts, name), since_s=since_s, until_s=until_s)
+            )
+    return tuple(chart for chart in found if chart is not None)
+
+
+def _over_steps(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
+    """Of a step that was done twice, what the later attempt says."""
+    found: dict[int, float | None] = {}
+    for several in lines.values():
+        steps: set[int] = set()
+        for line in several:
+            value = line.evals.get(name) if name.startswith("eval_") else _value(line, name)
+            if line.step is not None and value is not None:
+                if not steps:  # what earlier attempts did behind this was thrown away
+                    found = {step: kept for step, kept in found.items() if step < line.step}
+                steps.add(line.step)
+                found[line.step] = value
+    return [(float(step), found[step]) for step in sorted(found)]
+
+
+def _over_time(lines: Mapping[int, Sequence[MetricsLine]], name: str) -> list[Point]:
+    points: list[Point] = []
+    for several in lines.values():
+        mine = [
+            (line.at_s, value)
+            for line in several
+            for value in (_value(line, name),)
+            if line.at_s is not None and value is not None
+        ]
+        if points and mine:
+            points.append((points[-1][0], None))
+        points += mine
+    ordered: list[Point] = []
+    for point in points:
+        if not ordered or point[0] >= ordered[-1][0]:
+            ordered.append(point)
+    return ordered
+
+
+def _value(line: MetricsLine, name: str) -> float | None:
+    value: float | None = getattr(line, name) if _is_step(line) else None
+    return 100 * value if name == "mfu" and value is not None else value
+
+
+def _by_thing(samples: Sequence[Any], name: str) -> list[list[Point]]:
+    by_thing: dict[tuple[str, Any], list[Point]] = {}
+    for one in samples:
+        by_thing.setdefault((one.host, getattr(one, "device", None)), []).append((one.at_s, getattr(one, name)))
+    return list(by_thing.values())
+
+
+def _doubts(
+    material: Material, time: Accounting, cost: Cost, lines: Mapping[int, Sequence[MetricsLine]]
+) -> Iterable[Doubt]:
+    for code in time.doubts:
+        yield Doubt(code)
+    diverged = [line for several in lines.values() for line in several if line.diverged]
+    if diverged:
+        yield Doubt("diverged", {"lines": str(len(diverged)), "step": str(diverged[0].step)})
+    if cost.energy_known is not None and cost.energy_kwh is not None and cost.energy_known < 0.98:
+        yield Doubt("energy-partly", {"percent": f"{100 * cost.energy_known:.0f}"})
+    if cost.energy_kwh is None and cost.family != "cpu":
+        yield Doubt("energy-unknown")
+    thinned = max(material.every.values(), default=1)
+    if thinned > 1:
+        yield Doubt("thinned", {"every": str(thinned)})

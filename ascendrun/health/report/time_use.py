@@ -1,0 +1,222 @@
+"""Where the time of a job went, to the millisecond: every moment between its submission and its end has one use.
+
+    queue, checks, staging     until the first attempt was told to start
+    start-up                   from then until its first step began: processes, libraries, the model, compiling
+    training                   steps whose results were kept, with the pauses between them
+    checkpoint                 saving, as far as the program tells
+    ending                     after the last step: tests, saving, the stop that was asked for
+    lost                       to failures: steps that were done again or never kept, the end of the failed attempt,
+                               the wait, and all that it took until the next attempt's first step
+
+Work is kept when the last later attempt went on behind it; of a job that failed for good, what its last checkpoint has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ascendrun.core.jobs.job import TERMINAL, State
+
+USES = ("queue", "checks", "staging", "start-up", "training", "checkpoint", "ending", "lost")
+
+_BEFORE_RUNNING = {
+    State.QUEUED: "queue",
+    State.CHECKING: "checks",
+    State.STAGING: "staging",
+    State.STARTING: "start-up",
+}
+
+
+@dataclass(frozen=True)
+class AttemptSteps:
+    """What rank 0 told of one attempt; times by the head's clock. `steps`: (at_s, step) in order, at_s None: not told.
+
+    `began_s`: when its first step began. `resumed`: the step that it went on from. `saves`: (begin, end, step) of its
+    checkpoints, step None: not told.
+    """
+
+    steps: Sequence[tuple[float | None, int]] = ()
+    began_s: float | None = None
+    resumed: int | None = None
+    saves: Sequence[tuple[float, float, int | None]] = ()
+
+    @property
+    def first_kept(self) -> int | None:
+        """The last step of earlier attempts that this one built on, None: it does not tell."""
+        if self.resumed is not None:
+            return self.resumed
+        return self.steps[0][1] - 1 if self.steps else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stretch of time with one use; times are UTC milliseconds."""
+
+    begin_ms: int
+    end_ms: int
+    use: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """`spent_ms`: by use, all of USES; they sum to `wall_ms`. `doubts`: codes of what had to be assumed."""
+
+    pieces: tuple[Piece, ...]
+    spent_ms: Mapping[str, int]
+    wall_ms: int
+    doubts: tuple[str, ...]
+
+    @property
+    def effective(self) -> float | None:
+        """The effective training time ratio, None: no time has passed."""
+        return self.spent_ms["training"] / self.wall_ms if self.wall_ms else None
+
+
+@dataclass(frozen=True)
+class Stay:
+    """How long an attempt stayed in one state. `after`: the state that followed, None: it is in it now."""
+
+    begin_ms: int
+    end_ms: int
+    state: State
+    attempt: int
+    after: State | None
+
+
+def account(stays: Sequence[Stay], attempts: Mapping[int, AttemptSteps]) -> Accounting:
+    """`stays` as `find_stays` makes them. An attempt that told nothing is missing in `attempts`."""
+    pieces: list[Piece] = []
+    doubts: list[str] = []
+    failed = {stay.attempt for stay in stays if stay.after in (State.BACKOFF, State.FAILED)}
+    for stay in stays:
+        if stay.state is State.RUNNING:
+            pieces += _running(stay, attempts, failed, doubts)
+        else:
+            pieces.append(Piece(stay.begin_ms, stay.end_ms, _use_of(stay, failed), stay.attempt))
+    saves = {
+        number: _merged((_ms(begin_s), _ms(end_s)) for begin_s, end_s, _ in steps.saves)
+        for number, steps in attempts.items()
+    }
+    pieces = _joined(part for piece in pieces for part in _with_saves(piece, saves.get(piece.attempt, ())))
+    spent = dict.fromkeys(USES, 0)
+    for piece in pieces:
+        spent[piece.use] += piece.end_ms - piece.begin_ms
+    wall_ms = stays[-1].end_ms - stays[0].begin_ms if stays else 0
+    return Accounting(tuple(pieces), spent, wall_ms, tuple(dict.fromkeys(doubts)))
+
+
+def find_stays(moves: Sequence[tuple[float, State]], *, created_s: float, until_s: float) -> tuple[Stay, ...]:
+    """The story as stays that follow each other without a gap, from the submission to `until_s` (the end, or now).
+
+    `moves`: (when, into which state), in order. Where the head's clock was set back, time stands still until it
+    has caught up.
+    """
+    now_ms, last_ms = _ms(created_s), max(_ms(created_s), _ms(until_s))
+    state, attempt = State.QUEUED, 1
+    stays: list[Stay] = []
+    for at_s, target in moves:
+        at_ms = min(last_ms, max(now_ms, _ms(at_s)))
+        stays.append(Stay(now_ms, at_ms, state, attempt, target))
+        if target is State.QUEUED:
+            attempt += 1
+        now_ms, state = at_ms, target
+    if state not in TERMINAL:
+        stays.append(Stay(now_ms, last_ms, state, attempt, None))
+    elif now_ms < last_ms and stays:
+        stays[-1] = Stay(stays[-1].begin_ms, last_ms, stays[-1].state, stays[-1].attempt, stays[-1].after)
+    return tuple(stays)
+
+
+def _use_of(stay: Stay, failed: set[int]) -> str:
+    if stay.attempt > 1 and stay.state in _BEFORE_RUNNING or stay.state is State.BACKOFF:
+        return "lost"
+    if stay.state in _BEFORE_RUNNING:
+        return _BEFORE_RUNNING[stay.state]
+    return "lost" if stay.attempt in failed else "ending"
+
+
+def _running(stay: Stay, attempts: Mapping[int, AttemptSteps], failed: set[int], doubts: list[str]) -> list[Piece]:
+    """RUNNING as what it was used for: until the first step, the steps that were kept, the rest."""
+    told = attempts.get(stay.attempt)
+    has_failed = stay.attempt in failed
+    before = "start-up" if stay.attempt == 1 else "lost"
+    if told is None or not told.steps or told.steps[-1][0] is None:
+        doubts.append("no-steps" if told is None or not told.steps else "no-times")
+        return [Piece(stay.begin_ms, stay.end_ms, "lost" if has_failed else "training", stay.attempt)]
+    began_ms = _within(stay, told.began_s if told.began_s is not None else told.steps[0][0])
+    last_ms = max(began_ms, _within(stay, told.steps[-1][0]))
+    if stay.after is None:
+        last_ms = stay.end_ms
+    kept_ms, after = last_ms, "ending"
+    if has_failed:
+        kept_ms, after = min(last_ms, max(began_ms, _kept_ms(stay, attempts, doubts))), "lost"
+    bounds = ((stay.begin_ms, began_ms, before), (began_ms, kept_ms, "training"), (kept_ms, stay.end_ms, after))
+    return [Piece(begin, end, use, stay.attempt) for begin, end, use in bounds]
+
+
+def _kept_ms(stay: Stay, attempts: Mapping[int, AttemptSteps], doubts: list[str]) -> int:
+    """Up to when what a failed attempt did was of use in the end."""
+    told = attempts[stay.attempt]
+    later = [found.first_kept for number, found in attempts.items() if number > stay.attempt]
+    known = [step for step in later if step is not None]
+    if known:
+        kept = min(known)
+        times = [at_s for at_s, step in told.steps if step <= kept and at_s is not None]
+        times += [end_s for _, end_s, step in told.saves if step is not None and step <= kept]
+    else:
+        times = [end_s for _, end_s, _ in told.saves]
+        if not times:
+            doubts.append("no-checkpoint")
+    return _within(stay, max(times)) if times else stay.begin_ms
+
+
+def _within(stay: Stay, at_s: float | None) -> int:
+    assert at_s is not None
+    return min(stay.end_ms, max(stay.begin_ms, _ms(at_s)))
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same time in order, nothing twice: saves may overlap when a program writes in the background."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _with_saves(piece: Piece, saves: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    """The piece with what of its training or ending was saving put to that use."""
+    begin_ms = piece.begin_ms
+    if piece.use in ("training", "ending"):
+        first = max(0, bisect_left(saves, (begin_ms, 0)) - 1)
+        for begin, end in saves[first:]:
+            if begin >= piece.end_ms:
+                break
+            begin, end = max(begin, begin_ms), min(end, piece.end_ms)
+            if begin < end:
+                yield Piece(begin_ms, begin, piece.use, piece.attempt)
+                yield Piece(begin, end, "checkpoint", piece.attempt)
+                begin_ms = end
+    yield Piece(begin_ms, piece.end_ms, piece.use, piece.attempt)
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in pieces:
+        if piece.begin_ms == piece.end_ms:
+            continue
+        last = joined[-1] if joined else None
+        if last is not None and (last.use, last.attempt) == (piece.use, piece.attempt):
+            joined[-1] = Piece(last.begin_ms, piece.end_ms, piece.use, piece.attempt)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _ms(at_s: float) -> int:
+    return round(at_s * 1000)

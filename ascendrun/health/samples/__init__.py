@@ -1,0 +1,1 @@
+"""Samples of devices, hosts and steps, read from what nodes record."""

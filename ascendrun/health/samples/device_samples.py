@@ -1,0 +1,399 @@
+"""What to run on a node, how often, to know how its devices are; and from what the tools say to samples.
+
+    sampling_items(family, every_s=5) -> items for the node, which runs them and knows nothing of what they mean
+    DeviceReader(host).take(Said(...)) -> (samples, texts that were not understood)
+
+One table tells the most of every NPU in one call (`npu-smi info`); only what it does not say is asked of single
+cards and ports, at a slower pace, since each costs a call: clock, ECC, link. What was heard last of those stands in
+every sample until it is too old. The library below npu-smi (DCMI) would be cheaper to ask than the tool, but it has to
+be called from a process on the node through its C interface, whose structures differ between driver versions; that
+is not done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+from ascendrun.ascend import npu_smi, npu_smi_views, nvidia_smi
+from ascendrun.ascend.hccn import parse_link
+from ascendrun.ascend.hccn_counters import parse_stat
+from ascendrun.ascend.hccn_history import LinkHistory, parse_link_history
+from ascendrun.ascend.npu_smi import NpuChip, NpuSmiInfo
+from ascendrun.ascend.npu_smi_views import ChipCommon, ChipEcc
+from ascendrun.core.samples import DeviceDetail, DeviceSample, RawText
+from ascendrun.health.survey import npu_scripts
+from ascendrun.health.survey.sections import Section, read_sections
+
+EVERY_S = 5.0
+HOSTS_A_SECOND = 40.0
+"""What a head reads with a few percent of a core."""
+MB = 2**20
+FORGOTTEN_AFTER = 3.5
+"""So many times an item's own pace: then what it said last is told no more."""
+DETAIL_S = 30.0
+"""What is said beyond the figures is kept again after so long, though nothing changed."""
+PORT_COUNTERS = (
+    "mac_rx_mac_pause_num",
+    "mac_tx_mac_pause_num",
+    "mac_rx_pfc_pkt_num",
+    "mac_tx_pfc_pkt_num",
+    "mac_rx_bad_pkt_num",
+    "mac_tx_bad_pkt_num",
+    "mac_rx_bad_oct_num",
+    "mac_tx_bad_oct_num",
+    "mac_rx_fcs_err_pkt_num",
+    "roce_rx_all_pkt_num",
+    "roce_tx_all_pkt_num",
+    "roce_rx_err_pkt_num",
+    "roce_tx_err_pkt_num",
+    "roce_rx_cnp_pkt_num",
+    "roce_tx_cnp_pkt_num",
+    "roce_unexpected_ack_num",
+    "roce_out_of_order_num",
+    "roce_verification_err_num",
+    "roce_qp_status_err_num",
+    "roce_new_pkt_rty_num",
+    "roce_ecn_db_num",
+)
+"""Of a port's counters those that are kept."""
+REPEATED_S = 3600.0
+"""The same complaint of a tool is kept once in so long."""
+TABLE, CARDS, ECC, PORTS, HISTORY, GPUS = "npu-smi", "npu-cards", "npu-ecc", "npu-ports", "npu-history", "nvidia-smi"
+_PACE_S = {TABLE: 0.0, GPUS: 0.0, CARDS: 30.0, PORTS: 20.0, HISTORY: 60.0, ECC: 300.0}
+"""Seconds between two calls; 0: as often as samples are wanted."""
+
+_NVIDIA = r"""
+command -v nvidia-smi >/dev/null || exit 127
+say() {{ echo "@@ $1"; shift; nvidia-smi "$@" --format=csv 2>&1; printf '\n@@= %s\n' $?; }}
+say gpus --query-gpu={}
+say apps --query-compute-apps={}
+exit 0
+""".format(",".join(nvidia_smi.GPU_FIELDS), ",".join(nvidia_smi.APP_FIELDS))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one call of an item gave. `code` None: it did not end by itself; `at_s`: when, by the head's clock."""
+
+    item: str
+    at_s: float
+    text: str
+    code: int | None = 0
+    timed_out: bool = False
+
+
+def sampling_wish(family: str, *, every_s: float, hosts: int) -> Mapping[str, Any] | None:
+    """What each node of a job is asked to do beside it; None: nothing. So many samples come to one head that on
+    very many hosts they are made rarer."""
+    if every_s == 0:
+        return None
+    every_s = max(every_s, hosts / HOSTS_A_SECOND)
+    return {"every_s": every_s, "items": list(sampling_items(family, every_s=every_s))}
+
+
+def sampling_items(family: str | None, *, every_s: float = EVERY_S) -> tuple[Mapping[str, Any], ...]:
+    """The items of a node whose job uses these devices (npu, cuda, cpu); None: of any kind that is there."""
+    asked = (
+        {
+            TABLE: _argv(npu_scripts.INFO),
+            PORTS: _argv(npu_scripts.PORTS, "link", "stat"),
+            CARDS: _argv(npu_scripts.CARDS, "common"),
+            HISTORY: _argv(npu_scripts.PORTS, "link_stat"),
+            ECC: _argv(npu_scripts.CARDS, "ecc"),
+        }
+        if family in (None, "npu")
+        else {}
+    )
+    if family in (None, "cuda"):
+        asked[GPUS] = _argv(_NVIDIA)
+    return tuple(
+        {
+            "name": name,
+            "argv": argv,
+            "every_s": pace_s(name, every_s),
+            "timeout_s": 20.0 if _PACE_S[name] == 0 else 60.0,
+        }
+        for name, argv in asked.items()
+    )
+
+
+def pace_s(item: str, every_s: float) -> float:
+    """Seconds between two calls of an item when samples are wanted every so often."""
+    return max(every_s, _PACE_S[item])
+
+
+def _argv(script: str, *arguments: str) -> list[str]:
+    return ["sh", "-c", script, "ascendrun", *arguments]
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """Figures of one device that an item said at some time."""
+
+    at_s: float
+    item: str
+    figures: Mapping[str, Any]
+    more: Mapping[str, int] = field(default_factory=dict)
+
+
+class DeviceReader:
+    """Reads what one host's tools say, in order of time. It remembers what the slow items said, and nothing else."""
+
+    def __init__(self, host: str, *, every_s: float = EVERY_S) -> None:
+        self._host, self._every_s = host, every_s
+        self._heard: dict[tuple[str, int], _Heard] = {}
+        self._octets: dict[int, tuple[float, int | None, int | None]] = {}
+        self._devices: dict[tuple[int, int | None], int] = {}
+        self._told: dict[tuple[str, str], float] = {}
+        self._details: dict[int, DeviceDetail] = {}
+        self._new_details: list[DeviceDetail] = []
+
+    def take(self, said: Said) -> tuple[tuple[DeviceSample, ...], tuple[RawText, ...]]:
+        """Samples come with the items that say the most of a device; never raises for a text."""
+        readers: Mapping[str, Callable[[Said], tuple[tuple[DeviceSample, ...], str | None]]] = {
+            TABLE: self._read_table,
+            GPUS: self._read_gpus,
+            CARDS: self._read_cards,
+            ECC: self._read_cards,
+            PORTS: self._read_ports,
+            HISTORY: self._read_ports,
+        }
+        if said.item not in readers or said.code == 127:  # the tool is not there
+            return (), ()
+        if said.timed_out:
+            return (), self._complain(said, "it did not answer in time")
+        samples, why = readers[said.item](said)
+        return samples, self._complain(said, why) if why else ()
+
+    def new_details(self) -> tuple[DeviceDetail, ...]:
+        """What else was said of devices since the last call, where it differs or was kept some time ago."""
+        new, self._new_details = tuple(self._new_details), []
+        return new
+
+    def _keep_detail(self, detail: DeviceDetail) -> None:
+        kept = self._details.get(detail.device)
+        if kept is None or detail.at_s - kept.at_s >= DETAIL_S or replace(kept, at_s=detail.at_s) != detail:
+            self._details[detail.device] = detail
+            self._new_details.append(detail)
+
+    def _complain(self, said: Said, why: str) -> tuple[RawText, ...]:
+        told_s = self._told.get((said.item, why))
+        if told_s is not None and said.at_s - told_s < REPEATED_S:
+            return ()
+        self._told[(said.item, why)] = said.at_s
+        return (RawText(said.at_s, self._host, said.item, said.text, why),)
+
+    # NPUs
+
+    def _read_table(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+        info = npu_smi.parse_info(said.text)
+        self._devices.clear()
+        samples = []
+        for place, chip in enumerate(info.chips):
+            device = place if chip.logic_id is None else chip.logic_id
+            self._devices[(chip.npu_id, chip.chip_id)] = device
+            samples.append(
+                DeviceSample(
+                    said.at_s,
+                    self._host,
+                    device,
+                    "npu",
+                    source="npu-smi",
+                    **_table_figures(info, chip),
+                    **self._slow_figures(device, said.at_s),
+                )
+            )
+            self._keep_detail(
+                DeviceDetail(
+                    said.at_s,
+                    self._host,
+                    device,
+                    "npu",
+                    bus_id=chip.bus_id,
+                    processes=_processes(info, chip),
+                    values=self._more(chip, device, said.at_s),
+                )
+            )
+        return tuple(samples), _complaint(info.errors, info.unparsed, is_empty=not info.chips)
+
+    def _read_cards(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+        complaints: list[str | None] = []
+        for section in read_sections(said.text):
+            npu_id = _number(section)
+            if npu_id is None or section.hung:
+                complaints.append("a call did not come back")
+                continue
+            view: Any = (
+                npu_smi_views.parse_common(section.text)
+                if section.words[0] == "common"
+                else npu_smi_views.parse_ecc(section.text)
+            )
+            for chip in view.chips:
+                device = self._devices.get((npu_id, chip.chip_id))
+                if device is not None:
+                    figures, more = _common_figures(chip) if section.words[0] == "common" else _ecc_figures(chip)
+                    self._heard[(section.words[0], device)] = _Heard(said.at_s, said.item, figures, more)
+            complaints.append(_complaint(view.errors, view.unparsed, is_empty=not view.chips))
+        return (), next((one for one in complaints if one), None)
+
+    def _read_ports(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+        complaints: list[str | None] = []
+        for section in read_sections(said.text):
+            device, item = _number(section), section.words[0]
+            if device is None or section.hung:
+                complaints.append("a call did not come back")
+                continue
+            parsed: Any
+            more: Mapping[str, int] = {}
+            if item == "link":
+                parsed = parse_link(section.text)
+                figures: dict[str, Any] = {"link_up": parsed.is_up}
+            elif item == "link_stat":
+                parsed = parse_link_history(section.text)
+                figures, more = {"link_downs": _downs(parsed)}, _known({"link_ups": parsed.up_count})
+            else:
+                parsed = parse_stat(section.text)
+                figures, more = (
+                    self._rates(device, said.at_s, parsed.values),
+                    {name: parsed.values[name] for name in PORT_COUNTERS if name in parsed.values},
+                )
+            self._heard[(item, device)] = _Heard(said.at_s, said.item, figures, more)
+            complaints.append(_complaint(parsed.errors, parsed.unparsed, is_empty=False))
+        return (), next((one for one in complaints if one), None)
+
+    def _rates(self, device: int, at_s: float, counters: Mapping[str, int]) -> dict[str, Any]:
+        """Bytes a second since the look before; None at the first look and where the counter went back."""
+        now = at_s, counters.get("mac_tx_total_oct_num"), counters.get("mac_rx_total_oct_num")
+        before = self._octets.get(device)
+        self._octets[device] = now
+        if before is None or at_s <= before[0]:
+            return {}
+        rates = [
+            None if new is None or old is None or new < old else round((new - old) / (at_s - before[0]), 1)
+            for new, old in zip(now[1:], before[1:])
+        ]
+        return {"link_tx_bytes_s": rates[0], "link_rx_bytes_s": rates[1]}
+
+    def _slow_figures(self, device: int, at_s: float) -> dict[str, Any]:
+        return {name: value for heard in self._lately(device, at_s) for name, value in heard.figures.items()}
+
+    def _more(self, chip: NpuChip, device: int, at_s: float) -> Mapping[str, int]:
+        more = _known({"ddr_used_mb": chip.ddr_used_mb, "ddr_total_mb": chip.ddr_total_mb}) if chip.ddr_total_mb else {}
+        for heard in self._lately(device, at_s):
+            more.update(heard.more)
+        return more
+
+    def _lately(self, device: int, at_s: float) -> Iterator[_Heard]:
+        for (_, of), heard in self._heard.items():
+            if of == device and at_s - heard.at_s <= FORGOTTEN_AFTER * pace_s(heard.item, self._every_s):
+                yield heard
+
+    # GPUs
+
+    def _read_gpus(self, said: Said) -> tuple[tuple[DeviceSample, ...], str | None]:
+        texts = {section.words[0]: section.text for section in read_sections(said.text)}
+        gpus, apps = nvidia_smi.parse_gpus(texts.get("gpus", "")), nvidia_smi.parse_apps(texts.get("apps", ""))
+        samples = []
+        for gpu in gpus.gpus or ():
+            pids = None if apps.apps is None else tuple(app.pid for app in apps.apps if app.bus_id == gpu.bus_id)
+            samples.append(
+                DeviceSample(
+                    said.at_s,
+                    self._host,
+                    gpu.index,
+                    "cuda",
+                    name=gpu.name,
+                    source="nvidia-smi",
+                    utilisation=_float(gpu.utilisation_percent),
+                    memory_used_bytes=_bytes(gpu.memory_used_mb),
+                    memory_total_bytes=_bytes(gpu.memory_total_mb),
+                    power_w=gpu.power_w,
+                    temperature_c=_float(gpu.temperature_c),
+                    frequency_mhz=_float(gpu.sm_mhz),
+                    ecc_errors=gpu.ecc_errors,
+                    pids=pids,
+                )
+            )
+        why = _complaint((), (*gpus.unparsed, *apps.unparsed), is_empty=not gpus.gpus)
+        return tuple(samples), why
+
+
+def _table_figures(info: NpuSmiInfo, chip: NpuChip) -> dict[str, Any]:
+    has_hbm = bool(chip.hbm_total_mb)
+    pids = (
+        None
+        if info.processes is None
+        else tuple(
+            one.pid
+            for one in info.processes
+            if one.npu_id == chip.npu_id and (one.chip_id is None or one.chip_id == chip.chip_id)
+        )
+    )
+    return {
+        "name": chip.name,
+        "health": chip.health,
+        "utilisation": _float(chip.load_percent),
+        "memory_used_bytes": _bytes(chip.hbm_used_mb if has_hbm else chip.ddr_used_mb),
+        "memory_total_bytes": _bytes(chip.hbm_total_mb if has_hbm else chip.ddr_total_mb),
+        "power_w": chip.power_w,
+        "temperature_c": _float(chip.temperature_c),
+        "pids": pids,
+    }
+
+
+def _common_figures(chip: ChipCommon) -> tuple[dict[str, Any], Mapping[str, int]]:
+    return {"frequency_mhz": chip.aicore_now_mhz}, _known({"hbm_percent": chip.hbm_percent})
+
+
+def _ecc_figures(chip: ChipEcc) -> tuple[dict[str, Any], Mapping[str, int]]:
+    more = _known({f"hbm_{name}": count for name, count in vars(chip.hbm).items()})
+    return {"ecc_errors": _sum(chip.hbm.double_bit, chip.ddr.double_bit)}, more
+
+
+def _processes(info: NpuSmiInfo, chip: NpuChip) -> tuple[tuple[int, int | None], ...]:
+    return tuple(
+        (one.pid, one.memory_mb)
+        for one in info.processes or ()
+        if one.npu_id == chip.npu_id and one.chip_id in (None, chip.chip_id)
+    )
+
+
+def _known(values: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool) -> str | None:
+    """Why the text is worth keeping; None: all of it was understood."""
+    if errors:
+        return f"the tool says: {errors[0].text}"
+    if unparsed:
+        return f"{len(unparsed)} lines were not understood, first: {unparsed[0].strip()[:80]}"
+    return "there is no device in it" if is_empty else None
+
+
+def _downs(history: LinkHistory) -> int | None:
+    """How often the link went down. Older drivers count the ups only: between two of them lies one down."""
+    if history.down_count is not None or not history.up_count or not history.changes:
+        return history.down_count
+    return history.up_count - (1 if history.changes[0].is_up else 0)
+
+
+def _sum(*counts: int | None) -> int | None:
+    """Of what is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _number(section: Section) -> int | None:
+    word = section.words[-1]
+    return int(word) if len(section.words) == 2 and word.isascii() and word.isdigit() else None
+
+
+def _bytes(mb: int | None) -> int | None:
+    return None if mb is None else mb * MB
+
+
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,129 @@
+"""From the lines that a node's sampler writes (`node/sampler/sample.py`) to samples."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Callable
+
+from ascendrun.core.sample_rollup import IDENTITY
+from ascendrun.core.samples import DeviceDetail, DeviceSample, HostSample, RankSample, RawText, Sample
+from ascendrun.health.samples.device_samples import EVERY_S, DeviceReader, Said
+
+TEXT_BYTES = 4 << 20
+"""No tool that is asked says more; a text that claims to unpack to more is no text of ours."""
+_HOST = tuple(field.name for field in fields(HostSample) if field.name not in ("at_s", *IDENTITY[HostSample]))
+_RANK = tuple(field.name for field in fields(RankSample) if field.name not in ("at_s", *IDENTITY[RankSample]))
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a line gave; all empty for a line that is none of the sampler's."""
+
+    samples: tuple[Sample, ...] = ()
+    raw: tuple[RawText, ...] = ()
+    details: tuple[DeviceDetail, ...] = ()
+
+
+class LineReader:
+    """The lines of one host, in order. The file lies where the job itself can write: nothing in a line is believed."""
+
+    def __init__(self, host: str, *, job: str | None = None, attempt: int = 0, every_s: float = EVERY_S) -> None:
+        """`job` None: lines of a host without one, which has no ranks."""
+        self.host, self._job, self._attempt = host, job, attempt
+        self._devices = DeviceReader(host, every_s=every_s)
+
+    def read(self, line: Mapping[str, Any], *, ahead_s: float = 0.0) -> Read:
+        """`ahead_s`: so much the host's clock is ahead of the head's. ValueError: figures that no device has."""
+        at_ns = line.get("at_ns")
+        if not isinstance(at_ns, int) or not 0 < at_ns < 2**63:
+            return Read()
+        at_s = round(at_ns / 1e9 - ahead_s, 3)
+        if isinstance(line.get("tool"), str):
+            devices, raw = self._devices.take(_said(line, at_s))
+            for device in devices:
+                _check(device)
+            return Read(devices, raw, self._devices.new_details())
+        samples: list[Sample] = []
+        if isinstance(line.get("host"), dict):
+            samples.append(HostSample(at_s=at_s, host=self.host, **_figures(HostSample, _HOST, line["host"])))
+        for rank in _list(line.get("ranks")) if self._job is not None else ():
+            number = rank.get("rank") if isinstance(rank, dict) else None
+            if isinstance(number, int) and 0 <= number < 10**7:
+                samples.append(
+                    RankSample(
+                        at_s=at_s,
+                        host=self.host,
+                        job=self._job or "",
+                        attempt=self._attempt,
+                        rank=number,
+                        **_figures(RankSample, _RANK, rank),
+                    )
+                )
+        return Read(tuple(samples))
+
+
+def _check(device: DeviceSample) -> None:
+    for name, value in vars(device).items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"device {device.device}: {name} has {len(str(value))} digits")
+
+
+def _said(line: Mapping[str, Any], at_s: float) -> Said:
+    code = line.get("code")
+    return Said(
+        _sane(line["tool"])[:40],
+        at_s,
+        _text(line),
+        code if isinstance(code, int) else None,
+        timed_out=line.get("timed_out") is True,
+    )
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    packed = line.get("z")
+    if not isinstance(packed, str):
+        return _sane(str(line.get("text", "")))
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(packed), TEXT_BYTES).decode("utf-8", "replace")
+    except (binascii.Error, zlib.error, ValueError):
+        return ""
+
+
+def _figures(kind: type[Any], names: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name in names:
+        figures[name] = _READERS[_KINDS_OF_FIELDS[kind][name]](values.get(name))
+    return figures
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: Any) -> int | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**63
+    return int(value) if is_number else None
+
+
+def _decimal(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return float(value) if is_number else None
+
+
+def _word(value: Any) -> str | None:
+    return _sane(value[:20]) if isinstance(value, str) else None
+
+
+def _sane(text: str) -> str:
+    """Without halves of characters, which no database takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {"int | None": _whole, "float | None": _decimal, "str | None": _word}
+_KINDS_OF_FIELDS: Mapping[type[Any], Mapping[str, str]] = {
+    kind: {field.name: str(field.type) for field in fields(kind)} for kind in (HostSample, RankSample)
+}

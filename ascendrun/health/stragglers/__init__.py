@@ -1,0 +1,1 @@
+"""Stragglers: which ranks are slow, and the likely cause."""

@@ -1,0 +1,292 @@
+"""Who keeps the others waiting: ranks or whole nodes that are slower than the rest over several windows of steps.
+
+In synchronous training the steps of all ranks take equally long; the slow rank is the one that waits least. So ranks
+are compared by the time that is their own (step_s - comm_s). Where programs do not tell that, by who is through with
+the same step last; ranks that do not wait for each other by their steps' times; and always by the wait for data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import median
+from typing import Callable, Optional
+
+from ascendrun.core.samples import Newest
+from ascendrun.health.samples.step_times import StepTimes
+from ascendrun.health.stragglers.causes import Mark, Places, Sign, find_marks, likeliest, slow_by_figures
+
+WINDOW = 8
+"""So many steps that were told make a window; a rank counts in it that told half of them. Pauses do not move a median:
+an evaluation, a checkpoint, a collection of garbage."""
+WIDE_WINDOW = 32
+"""Where steps differ much from each other, what is a little slower shows only over so many."""
+WINDOWS = 3
+"""So many windows in a row, the newest among them, must agree."""
+LOOKED_AT = 60
+SLOWER = 0.10
+"""Of the others' own time. Devices of one kind differ by 2 to 3 %."""
+COSTS = 0.05
+"""Of the step: who is slower than that, but not long enough for anyone to notice, is left in peace."""
+STANDARD_ERRORS = 4.0
+LATE_S = 0.05
+"""Whoever is through with a step last must be so by more than clocks are known to, and by more than this."""
+STARTED_S = 300.0
+"""How far back figures are looked at, at least."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A slow rank, or with `rank` None a node on which most ranks are slow (`ranks`: which).
+
+    `slower_by`: its time in times of the others', above 1; None: only figures tell of it. `costs`: what part of every
+    step the job would save without it, None: not known. `since_s`: since when as far as one can see, by the head's
+    clock. `sign`: what most likely makes it slow, None: nothing that is measured tells.
+    """
+
+    rank: int | None
+    host: str
+    ranks: tuple[int, ...]
+    since_s: float | None
+    slower_by: float | None
+    costs: float | None
+    sign: Sign | None
+    evidence: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class _Slow:
+    since_s: float | None
+    excess_s: float
+    step_s: float
+    slower_by: float
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Some steps on end: each rank's median, how sure it is, and what a step took altogether."""
+
+    values: Mapping[int, float]
+    errors: Mapping[int, float]
+    begins: Mapping[int, float]
+    step_s: float
+
+    @property
+    def others_s(self) -> float:
+        return _others(self.values.values())
+
+    def excess_s(self, rank: int) -> float:
+        return self.values[rank] - self.others_s
+
+    def begin_s(self, rank: int) -> float | None:
+        return self.begins.get(rank)
+
+
+Value = Callable[[StepTimes], Optional[float]]
+Steps = Mapping[int, Sequence[StepTimes]]
+
+
+def find_stragglers(
+    steps: Steps, samples: Newest, *, hosts_of_ranks: Mapping[int, str], now_s: float
+) -> tuple[Straggler, ...]:
+    """The stragglers of one attempt, the slowest first; (): none, or not enough was told to say.
+
+    `steps`: each rank's, oldest first. `samples`: of the job's hosts, any number of each thing, in order of time.
+    """
+    slow: dict[int, _Slow] = {}
+    known = {rank: found for rank, found in steps.items() if rank in hosts_of_ranks and found}
+    judged, by_time = _slow_by_time(known)
+    slow.update(by_time)
+    for rank, found in _slow_ranks(known, lambda one: one.data_s, of_step=True)[1].items():
+        slow.setdefault(rank, found)
+    places = Places.of(samples, hosts_of_ranks)
+    stragglers = [
+        _describe(host, rank, ranks, slow, known, samples, places, now_s)
+        for host, rank, ranks in _by_host(slow, hosts_of_ranks)
+    ]
+    for host, rank, mark in slow_by_figures(
+        samples, places, without=set(slow), judged=judged, since_s=now_s - STARTED_S
+    ):
+        stragglers.append(Straggler(rank, host, (rank,), None, None, None, mark.sign, (mark,)))
+    return tuple(sorted(stragglers, key=lambda one: (-(one.slower_by or 0.0), one.host, one.ranks)))
+
+
+def _slow_by_time(steps: Steps) -> tuple[set[int], Mapping[int, _Slow]]:
+    """By the first of the three ways that the ranks tell enough for."""
+    judged, slow = _slow_ranks(steps, lambda one: one.own_s)
+    if judged:
+        return judged, slow
+    judged, slow = _slow_ranks(_from_the_end(steps), lambda one: one.step_s)
+    if slow:
+        return judged, slow
+    return _slow_ranks(_lateness(steps), lambda one: one.own_s, of_step=True)
+
+
+def _from_the_end(steps: Steps) -> Steps:
+    """Each rank's steps counted from its newest one: ranks that do not wait for each other drift apart."""
+    most = max((len(found) for found in steps.values()), default=0)
+    return {
+        rank: tuple(replace(one, step=number) for number, one in enumerate(found, most - len(found)))
+        for rank, found in steps.items()
+    }
+
+
+def _lateness(steps: Steps) -> Steps:
+    """For each step how much later than the others a rank was through with it, put where `own_s` stands."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    for found in steps.values():
+        for one in found:
+            if one.at_s is not None and one.error_s is not None:
+                ends[one.step].append(one.at_s)
+    first = {step: _others(times) for step, times in ends.items() if len(times) > len(steps) / 2}
+    return {
+        rank: tuple(
+            StepTimes(one.step, one.at_s, one.step_s, max(0.0, one.at_s - first[one.step] - max(LATE_S, one.error_s)))
+            for one in found
+            if one.step in first and one.at_s is not None and one.error_s is not None
+        )
+        for rank, found in steps.items()
+    }
+
+
+def _slow_ranks(steps: Steps, value: Value, *, of_step: bool = False) -> tuple[set[int], Mapping[int, _Slow]]:
+    """(the ranks that could be compared, those that are slow). `of_step`: excess counts against the whole step."""
+    judged, slow = _slow_over(_windows(steps, value, WINDOW), of_step=of_step)
+    wide = _slow_over(_windows(steps, value, WIDE_WINDOW), of_step=of_step)[1]
+    return judged, {**wide, **slow}
+
+
+def _slow_over(windows: Sequence[_Window], *, of_step: bool) -> tuple[set[int], Mapping[int, _Slow]]:
+    judged = set(windows[-1].values) if len(windows) >= WINDOWS else set()
+    slow: dict[int, _Slow] = {}
+    verdicts = [_slow_in(window, of_step=of_step) for window in windows]
+    for rank in judged:
+        streak = 0
+        while streak < len(verdicts) and rank in verdicts[-1 - streak]:
+            streak += 1
+        if streak >= WINDOWS:
+            last = windows[-WINDOWS:]
+            excess_s = median(window.excess_s(rank) for window in last)
+            step_s = median(window.step_s for window in last)
+            base_s = step_s if of_step else median(window.others_s for window in last)
+            slow[rank] = _Slow(windows[-streak].begin_s(rank), excess_s, step_s, 1.0 + excess_s / base_s)
+    return judged, slow
+
+
+def _slow_in(window: _Window, *, of_step: bool) -> set[int]:
+    """Who is slow in one window. More than half can be slow for a reason only: they have more to do than the others."""
+    others_s, usual_error = window.others_s, median(window.errors.values())
+    least_s = max(COSTS * window.step_s, SLOWER * (window.step_s if of_step else others_s))
+    slow = {
+        rank
+        for rank, value in window.values.items()
+        if value - others_s >= least_s and value - others_s > STANDARD_ERRORS * max(usual_error, window.errors[rank])
+    }
+    return slow if 2 * len(slow) <= len(window.values) else set()
+
+
+def _others(values: Iterable[float]) -> float:
+    """What the faster half takes: its median. A node of two may be slow; then half of the ranks are."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+def _windows(steps: Steps, value: Value, size: int) -> list[_Window]:
+    """Windows that most ranks have told of, oldest first; of equal steps on every rank."""
+    told = {
+        rank: [(one, number) for one in found for number in (value(one),) if number is not None]
+        for rank, found in steps.items()
+    }
+    numbers = sorted({one.step for found in told.values() for one, _ in found})
+    gaps = [later - earlier for earlier, later in zip(numbers, numbers[1:])]
+    span = size * int(median(gaps)) if gaps else 0
+    if not span:
+        return []
+    chunks: dict[int, dict[int, list[tuple[StepTimes, float]]]] = defaultdict(lambda: defaultdict(list))
+    oldest = numbers[-1] // span - LOOKED_AT
+    for rank, found in told.items():
+        for one, number in found:
+            if one.step // span >= oldest:
+                chunks[one.step // span][rank].append((one, number))
+    made = (_make_window(chunks[index], size) for index in sorted(chunks))
+    return [window for window in made if window is not None and len(window.values) >= max(2, len(steps) / 2)]
+
+
+def _make_window(chunk: Mapping[int, Sequence[tuple[StepTimes, float]]], size: int) -> _Window | None:
+    enough = {rank: found for rank, found in chunk.items() if 2 * len(found) >= size}
+    whole = [one.step_s for found in enough.values() for one, _ in found if one.step_s]
+    if not whole:
+        return None
+    values, errors, begins = {}, {}, {}
+    for rank, found in enough.items():
+        numbers = [number for _, number in found]
+        values[rank] = median(numbers)
+        spread = 1.4826 * median(abs(number - values[rank]) for number in numbers)
+        errors[rank] = 1.2533 * spread / sqrt(len(numbers))
+        times = [one.at_s - (one.step_s or 0.0) for one, _ in found if one.at_s is not None]
+        if times:
+            begins[rank] = times[0]
+    return _Window(values, errors, begins, median(whole))
+
+
+def _by_host(
+    slow: Mapping[int, _Slow], hosts_of_ranks: Mapping[int, str]
+) -> list[tuple[str, int | None, tuple[int, ...]]]:
+    """(host, rank, ranks): a host with most of its ranks among the slow is told as one."""
+    here: dict[str, list[int]] = defaultdict(list)
+    for rank, host in sorted(hosts_of_ranks.items()):
+        here[host].append(rank)
+    found: list[tuple[str, int | None, tuple[int, ...]]] = []
+    for host, ranks in here.items():
+        lame = tuple(rank for rank in ranks if rank in slow)
+        if len(ranks) > 1 and len(here) > 1 and 4 * len(lame) >= 3 * len(ranks):
+            found.append((host, None, lame))
+        else:
+            found += [(host, rank, (rank,)) for rank in lame]
+    return found
+
+
+def _describe(
+    host: str,
+    rank: int | None,
+    ranks: tuple[int, ...],
+    slow: Mapping[int, _Slow],
+    steps: Steps,
+    samples: Newest,
+    places: Places,
+    now_s: float,
+) -> Straggler:
+    mine = [slow[one] for one in ranks]
+    begins = [one.since_s for one in mine if one.since_s is not None]
+    since_s = min(begins) if begins else None
+    excess_s, step_s = median(one.excess_s for one in mine), median(one.step_s for one in mine)
+    figures_s = min(now_s - STARTED_S, since_s if since_s is not None else now_s)
+    marks = find_marks(host, ranks, samples, places, lame=set(slow), since_s=figures_s)
+    waits = _waits_for_data(ranks, steps, excess_s)
+    marks = marks if waits is None else (waits, *marks)
+    return Straggler(
+        rank,
+        host,
+        ranks,
+        since_s,
+        round(median(one.slower_by for one in mine), 4),
+        round(min(1.0, excess_s / step_s), 4),
+        likeliest(marks),
+        marks,
+    )
+
+
+def _waits_for_data(ranks: Sequence[int], steps: Steps, excess_s: float) -> Mark | None:
+    """The wait for data, where it is at least half of what makes them slow."""
+    told = {
+        rank: [one.data_s for one in found[-WINDOW * WINDOWS :] if one.data_s is not None]
+        for rank, found in steps.items()
+    }
+    waits = {rank: median(found) for rank, found in told.items() if found}
+    here = [waits[rank] for rank in ranks if rank in waits]
+    others = [wait for rank, wait in waits.items() if rank not in ranks]
+    if not here or not others or median(here) - _others(others) < excess_s / 2:
+        return None
+    return Mark(Sign.DATA, "data_s", round(median(here), 4), round(_others(others), 4))

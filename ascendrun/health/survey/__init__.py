@@ -1,0 +1,1 @@
+"""From raw tool output of nodes to facts."""

@@ -1,0 +1,222 @@
+"""Readers of raw survey answers: text in, values out; None: the answer does not say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ascendrun.health.survey.facts import (
+    Disk,
+    PathSize,
+    PortHolder,
+    PythonFacts,
+    SshdFacts,
+    TorchFacts,
+    Touch,
+    WriteResult,
+)
+from ascendrun.health.survey.survey_request import Raw
+
+AGENTS_MARK = "ASCENDRUN_EXEC"
+"""How the agent finds again what it started; a rank has no such variable."""
+
+
+def read_os_name(raw: Raw) -> str | None:
+    for text in raw["texts"].values():
+        match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?', text, re.MULTILINE)
+        if match:
+            return match.group(1)
+    return None
+
+
+def read_limits(raw: Raw) -> dict[str, tuple[int | None, int | None]]:
+    return {name: (pair[0], pair[1]) for name, pair in raw["limits"].items()}
+
+
+def read_disks(raw: Raw) -> dict[str, Disk]:
+    return {
+        path: Disk(
+            at=one["at"],
+            free_bytes=one["free_bytes"],
+            total_bytes=one["total_bytes"],
+            free_inodes=one["free_inodes"],
+            total_inodes=one["total_inodes"],
+        )
+        for path, one in raw["disks"].items()
+        if "error" not in one
+    }
+
+
+def read_writes(raw: Raw) -> dict[str, WriteResult]:
+    return {
+        path: WriteResult(
+            at=one.get("at", path),
+            error=one.get("error"),
+            code=one.get("code"),
+            uid=one.get("uid"),
+            wall_s=one.get("wall_s"),
+            is_late=bool(one.get("late")),
+        )
+        for path, one in raw["folders"].items()
+    }
+
+
+def read_taken(raw: Raw) -> dict[int, PortHolder]:
+    return {
+        int(port): PortHolder(**{name: who.get(name) for name in ("uid", "pid", "command", "tag")})
+        for port, who in raw["taken"].items()
+    }
+
+
+def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
+    """(range of outgoing connections, ranges reserved from it)."""
+    texts = {path.rpartition("/")[2]: text for path, text in raw["texts"].items()}
+    found = re.findall(r"\d+", texts.get("ip_local_port_range", ""))
+    if len(found) != 2:
+        return None
+    reserved = []
+    for part in texts.get("ip_local_reserved_ports", "").strip().split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match:
+            reserved.append((int(match.group(1)), int(match.group(2) or match.group(1))))
+    return (int(found[0]), int(found[1])), tuple(reserved)
+
+
+def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
+    """Addresses by interface, from `ip -o address show`."""
+    if raw.get("code") != 0:
+        return None
+    found: dict[str, list[str]] = {}
+    for line in raw["out"].splitlines():
+        match = re.match(r"\d+:\s+(\S+)\s+inet6?\s+([0-9a-fA-F.:]+)", line)
+        if match:
+            found.setdefault(match.group(1).partition("@")[0], []).append(match.group(2))
+    return {name: tuple(addresses) for name, addresses in found.items()}
+
+
+def read_sshd(raw: Raw) -> SshdFacts | None:
+    said: dict[str, str] = {}
+    for line in raw.get("out", "").splitlines():
+        words = line.split()
+        if len(words) >= 2:
+            said.setdefault(words[0].lower(), words[1])
+    if not said:
+        return None
+    sessions = said.get("maxsessions", "")
+    return SshdFacts(max_startups=said.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None)
+
+
+def read_logind(raw: Raw) -> bool | None:
+    """Whether logind ends a user's processes at logout; None: no logind, or it does not say (then: no)."""
+    found = None
+    for text in raw["texts"].values():
+        for value in re.findall(r"(?mi)^[ \t]*KillUserProcesses[ \t]*=[ \t]*(\w+)", text):
+            found = value.lower() in ("yes", "true", "1", "on")
+    return found
+
+
+def read_names(raw: Raw) -> tuple[str, ...]:
+    return tuple(str(name) for name in raw["names"])
+
+
+def read_sizes(raw: Raw) -> dict[str, PathSize]:
+    return {
+        path: PathSize(
+            kind=one.get("kind"),
+            size_bytes=one.get("bytes"),
+            files=one.get("files"),
+            truncated=bool(one.get("truncated")),
+            missing=bool(one.get("missing")),
+            error=None if one.get("missing") else one.get("error"),
+        )
+        for path, one in raw["sizes"].items()
+    }
+
+
+def read_runtime(raw: Raw) -> tuple[str | None, str | None]:
+    """(version of the container runtime, why there is none)."""
+    if raw.get("code") == 0 and raw.get("out", "").strip():
+        return raw["out"].strip().splitlines()[-1], None
+    return None, complaint(raw)
+
+
+def read_python(raw: Raw) -> PythonFacts:
+    values = _last_json(raw.get("out", ""))
+    if values is None:
+        return PythonFacts(setup=raw.get("setup"), error=complaint(raw))
+    modules = values.get("modules")
+    return PythonFacts(
+        setup=raw.get("setup"),
+        executable=values.get("executable"),
+        version=values.get("version"),
+        modules=dict(modules) if isinstance(modules, dict) else None,
+        start_s=raw.get("wall_s"),
+    )
+
+
+def read_torch(raw: Raw) -> TorchFacts:
+    values = _last_json(raw.get("out", ""))
+    if values is None:
+        return TorchFacts(error=complaint(raw), step="import torch")
+    return TorchFacts(
+        torch=values.get("torch"),
+        torch_npu=values.get("torch_npu"),
+        import_s=values.get("import_s"),
+        devices=values.get("devices"),
+        backend=values.get("backend"),
+        has_backend=values.get("has_backend"),
+        step=values.get("step"),
+        error=values.get("error"),
+        noise=_last_line(raw.get("err", "")),
+    )
+
+
+def read_environ(raw: Raw) -> dict[str, str] | None:
+    if raw.get("code") != 0:
+        return None
+    pairs = (pair.partition("=") for pair in raw["out"].split("\0") if "=" in pair)
+    return {name: value for name, _, value in pairs if name != AGENTS_MARK}
+
+
+def read_touches(raw: Raw) -> tuple[Touch, ...]:
+    return tuple(
+        Touch(
+            peer=str(one["peer"]),
+            address=str(one["address"]),
+            port=int(one["port"]),
+            error=one.get("error"),
+            code=one.get("code"),
+            wall_s=one.get("wall_s"),
+        )
+        for one in raw["touched"]
+    )
+
+
+def complaint(raw: Raw) -> str:
+    """Why a command gave nothing, in one line."""
+    if raw.get("error"):
+        return str(raw["error"])
+    if raw.get("timed_out"):
+        return f"it did not end within {raw.get('wall_s', 0):.0f} s and was killed"
+    how = f"signal {raw['signal']}" if raw.get("signal") else f"exit code {raw.get('code')}"
+    said = _last_line(raw.get("err", "")) or _last_line(raw.get("out", ""))
+    return f"{said} ({how})" if said else how
+
+
+def _last_json(text: str) -> Mapping[str, Any] | None:
+    """The object on the last line that is one; programs print what they like before it."""
+    for line in reversed(text.strip().splitlines()):
+        if line.startswith("{"):
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            return values if isinstance(values, dict) else None
+    return None
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

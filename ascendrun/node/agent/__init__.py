@@ -1,0 +1,1 @@
+"""The agent: serves one connection from the head and ends with it."""

@@ -1,0 +1,308 @@
+"""Gathers what may explain an attempt's end: files that tools left behind, and what tools say now. Bounded.
+
+A request is {tag, items, timeout_s, max_bytes}. Every item has a `name` (a folder at the head) and a `kind`:
+
+    glob  {bases, patterns, max_bytes, max_files, since_start, pid_regex}
+          Files below the first of `bases` whose variables are all set ("$ASCEND_PROCESS_LOG_PATH", "~/ascend/log") in
+          a rank's environment. `since_start`: only those changed since the attempt began; `pid_regex`: its group is
+          the pid in a file's name, those of our ranks come first.
+    list  the same, but sizes and times instead of contents, as one text `file`
+    argv  {file, commands, max_bytes, keep, around, kernel_time}
+          What the first of `commands` that works prints, as `file`. `keep`: only lines in which one of these is found,
+          with `around` lines about each. `kernel_time`: lines begin with [seconds since boot]; older ones are left out.
+
+What is found goes out as events {"event": "gathered", tag, name, file, offset} with bytes; the reply ends it:
+{"files": [{name, file, source, bytes, of_bytes, cut_at, mtime_ns, is_ours}], "problems": [{name, text}],
+"start_ns", "boot_ns", "at_ns"}. `boot_ns`: the wall clock at which the kernel's own clock began.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import stat
+import threading
+import time
+
+from ascendrun.node import layout
+from ascendrun.node.agent.artifact_filter import (
+    MOST_LOOKED_AT,
+    choose_parts,
+    excerpt,
+    expand_first,
+    since_kernel_time,
+    walk,
+)
+from ascendrun.node.files import read_json
+from ascendrun.node.op_errors import Refusal
+from ascendrun.node.ranks import to_bytes
+from ascendrun.node.records import read_events
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping
+
+    from ascendrun.node.agent.execute import Commands
+
+    Item = Dict[str, Any]
+    Send = Callable[[Dict[str, Any], bytes], None]
+
+AT_ONCE = 4
+GATHER_S = 60.0
+ITEM_S = 30.0
+MAX_BYTES = 64 << 20
+ITEM_BYTES = 8 << 20
+ITEM_FILES = 64
+CHUNK_BYTES = 1 << 16
+SLACK_NS = 5 * 10**9
+OURS_SLACK_NS = 300 * 10**9
+"""A home may lie on a server whose clock differs; with the pid of a rank in its name a file is hardly another's."""
+MARGIN_S = 0.5
+
+
+class Story:
+    """What is known here of the attempt: when it began, its ranks' pids, and the environments that they were given."""
+
+    def __init__(self, folder: str, login: Mapping[bytes, bytes]) -> None:
+        events = read_events(folder)
+        self.folder = folder
+        self.start_ns = min([int(event["at_ns"]) for event in events if "at_ns" in event] or [0])
+        self.pids = {int(event["pid"]) for event in events if event.get("event") == "rank_started"}
+        base = {os.fsdecode(name): os.fsdecode(value) for name, value in login.items()}
+        base["ASCENDRUN_ATTEMPT_DIR"] = folder
+        prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
+        self.environs = [dict(base, **rank.get("env", {})) for rank in prepared.get("ranks", [])] or [base]
+
+
+class Gathering:
+    """One answer. Its threads send what they find; after the end nothing more is sent, whatever still hangs."""
+
+    def __init__(
+        self, root: str, request: dict[str, Any], *, login: Mapping[bytes, bytes], commands: Commands, send: Send
+    ) -> None:
+        self._tag = str(request["tag"])
+        self._login = login
+        self._commands = commands
+        self._send_event = send
+        self._story = Story(layout.attempt_dir(root, self._tag), login)
+        self._end = time.monotonic() + float(request.get("timeout_s") or GATHER_S)
+        self._items = collections.deque(request["items"])
+        self._unanswered = collections.Counter(str(item["name"]) for item in request["items"])
+        self._room = min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES)
+        self._lock = threading.Lock()
+        self._files: list[dict[str, Any]] = []
+        self._problems: list[dict[str, str]] = []
+        self._is_over = False
+
+    def run(self) -> dict[str, Any]:
+        done = threading.Semaphore(0)
+        count = len(self._items)
+        for _ in range(min(AT_ONCE, count)):
+            threading.Thread(target=self._work, args=(done,), daemon=True, name="gather").start()
+        for _ in range(count):
+            if not done.acquire(timeout=max(0.0, self._end + MARGIN_S - time.monotonic())):
+                break
+        with self._lock:
+            self._is_over = True
+            late = [{"name": name, "text": "no answer in time"} for name in +self._unanswered]
+            return {
+                "files": list(self._files),
+                "problems": self._problems + late,
+                "start_ns": self._story.start_ns,
+                "boot_ns": boot_ns(),
+                "at_ns": time.time_ns(),
+            }
+
+    def _work(self, done: threading.Semaphore) -> None:
+        while True:
+            with self._lock:
+                if not self._items:
+                    return
+                item = self._items.popleft()
+            deadline = min(self._end, time.monotonic() + float(item.get("timeout_s") or ITEM_S))
+            try:
+                {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
+            except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
+                text = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+                self._note(item, text)
+            with self._lock:
+                self._unanswered[str(item["name"])] -= 1
+            done.release()
+
+    def _note(self, item: Item, text: str) -> None:
+        with self._lock:
+            self._problems.append({"name": str(item["name"]), "text": text})
+
+    # --- files ---
+
+    def _glob(self, item: Item, deadline: float) -> None:
+        room = [int(item.get("max_bytes") or ITEM_BYTES)]
+        found = self._find(item, deadline)
+        most = int(item.get("max_files") or ITEM_FILES)
+        if len(found) > most:
+            self._note(item, "%d more files were left out" % (len(found) - most))
+        for one in found[:most]:
+            if time.monotonic() > deadline:
+                self._note(item, f"no time was left for {one.path} and what follows")
+                return
+            if room[0] <= 0 or self._room <= 0:
+                self._note(item, f"no room was left for {one.path} and what follows")
+                return
+            try:
+                room[0] -= self._send_file(item, one, room[0])
+            except OSError as error:
+                self._note(item, f"{one.path}: {error.strerror}")
+
+    def _list(self, item: Item, deadline: float) -> None:
+        lines = ["%12d  %s  %s" % (one.size, _stamp(one.mtime_ns), one.path) for one in self._find(item, deadline)]
+        if lines:
+            self._send_text(
+                item,
+                "\n".join(lines[:MOST_LOOKED_AT]).encode("utf-8", "surrogateescape") + b"\n",
+                source=" ".join(item["patterns"]),
+            )
+
+    def _find(self, item: Item, deadline: float) -> list[Found]:
+        """What matches and lies really below its base: ours first, then the newest."""
+        start_ns = self._story.start_ns if item.get("since_start") else 0
+        found: dict[str, Found] = {}
+        bases = sorted({base for base in (expand_first(item["bases"], env) for env in self._story.environs) if base})
+        for number, base in enumerate(bases):
+            prefix = "" if number == 0 else "base-%d/" % (number + 1)
+            for path, facts in walk(base, item["patterns"], deadline):
+                is_ours = self._is_ours(item, path)
+                if facts.st_mtime_ns >= start_ns - (OURS_SLACK_NS if is_ours else SLACK_NS):
+                    name = prefix + os.path.relpath(path, os.path.realpath(base))
+                    found[path] = Found(path, name, facts, is_ours)
+        return sorted(found.values(), key=lambda one: (one.is_ours is not True, -one.mtime_ns, one.path))
+
+    def _is_ours(self, item: Item, path: str) -> bool | None:
+        """Whether the pid in the file's name is a rank's; None: no pid is to be seen in it."""
+        match = re.search(item["pid_regex"], os.path.basename(path)) if item.get("pid_regex") else None
+        return int(match.group(1)) in self._story.pids if match else None
+
+    def _send_file(self, item: Item, one: Found, room: int) -> int:
+        """How many bytes were sent. Raises OSError."""
+        fd = os.open(one.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                return 0
+            parts, left_out = choose_parts(facts.st_size, min(room, self._room))
+            sent = 0
+            cut_at = None
+            for start, count in parts:
+                if start > sent:
+                    cut_at = sent
+                sent += self._send_part(item, one, fd, start, count, sent)
+        finally:
+            os.close(fd)
+        self._add_file(
+            item,
+            one.name,
+            source=one.path,
+            sent=sent,
+            of_bytes=sent + left_out,
+            cut_at=cut_at,
+            mtime_ns=one.mtime_ns,
+            is_ours=one.is_ours,
+        )
+        return sent
+
+    def _send_part(self, item: Item, one: Found, fd: int, start: int, count: int, offset: int) -> int:
+        done = 0
+        while done < count:
+            chunk = os.pread(fd, min(CHUNK_BYTES, count - done), start + done)
+            if not chunk:
+                break  # it was cut meanwhile
+            self._send(item, one.name, offset + done, chunk)
+            done += len(chunk)
+        return done
+
+    # --- commands ---
+
+    def _argv(self, item: Item, deadline: float) -> None:
+        limit = int(item.get("max_bytes") or ITEM_BYTES)
+        problems = []
+        for argv in item["commands"]:
+            try:
+                done = self._commands.carry_out(
+                    [to_bytes(part) for part in argv],
+                    self._login,
+                    b"",
+                    limit=limit,
+                    timeout_s=max(0.1, deadline - time.monotonic()),
+                )
+            except Refusal as refusal:
+                problems.append(refusal.message)
+                continue
+            if done.timed_out:
+                problems.append(f"{argv[0]}: no end in time, killed")
+            elif done.code != 0:
+                said = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
+                problems.append("{}: exit code {}{}".format(argv[0], done.code, ": " + said if said else ""))
+            if done.code == 0 or (done.out and argv is item["commands"][-1]):
+                self._send_text(
+                    item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])), is_cut=done.truncated
+                )
+                if done.code == 0:
+                    return
+        self._note(item, "; ".join(problems))
+
+    def _pick(self, item: Item, text: bytes) -> bytes:
+        if item.get("kernel_time"):
+            text = since_kernel_time(text, (self._story.start_ns - SLACK_NS - boot_ns()) / 1e9)
+        if item.get("keep"):
+            text = excerpt(text, item["keep"], around=int(item.get("around") or 0))
+        return text
+
+    # --- out ---
+
+    def _send_text(self, item: Item, text: bytes, *, source: str, is_cut: bool = False) -> None:
+        text = text[: max(0, min(len(text), self._room))]
+        for offset in range(0, len(text), CHUNK_BYTES):
+            self._send(item, item["file"], offset, text[offset : offset + CHUNK_BYTES])
+        self._add_file(
+            item,
+            item["file"],
+            source=source,
+            sent=len(text),
+            of_bytes=None if is_cut else len(text),
+            cut_at=len(text) if is_cut else None,
+            mtime_ns=None,
+            is_ours=None,
+        )
+
+    def _send(self, item: Item, file: str, offset: int, chunk: bytes) -> None:
+        with self._lock:
+            if self._is_over:
+                raise OSError(0, "the answer has gone without it")
+            self._room -= len(chunk)
+        self._send_event(
+            {"event": "gathered", "tag": self._tag, "name": item["name"], "file": file, "offset": offset}, chunk
+        )
+
+    def _add_file(self, item: Item, file: str, *, sent: int, **facts: Any) -> None:
+        with self._lock:
+            self._files.append(dict(facts, name=item["name"], file=file, bytes=sent))
+
+
+class Found:
+    """One file that was found. `name`: its path below the base, as the head shall call it."""
+
+    def __init__(self, path: str, name: str, facts: os.stat_result, is_ours: bool | None) -> None:
+        self.path = path
+        self.name = name
+        self.size = facts.st_size
+        self.mtime_ns = facts.st_mtime_ns
+        self.is_ours = is_ours
+
+
+def boot_ns() -> int:
+    """The wall clock at which the kernel's own clock stood at 0."""
+    return time.time_ns() - int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e9)
+
+
+def _stamp(mtime_ns: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mtime_ns // 10**9))

@@ -1,0 +1,442 @@
+"""The attempts of this node: prepare, start exactly once, stop, and tell the truth about each.
+
+The files of an attempt's folder are the truth; every step is one file that appears complete or not at all:
+prepared.json, supervisor.json (claimed once: by the supervisor, or by a stop that came first), stop.json, ended.json.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+
+from ascendrun.node import cgroup, layout, procs, reap
+from ascendrun.node.agent import checks, ports
+from ascendrun.node.agent.fence import locked
+from ascendrun.node.agent.tree_links import link_tree
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
+from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
+from ascendrun.node.op_errors import Refusal, refusal_of
+from ascendrun.node.records import Records, free_reserve, read_events, write_end
+from ascendrun.node.stopping import UNKILLABLE_S
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+START_S = 20.0
+"""How long a supervisor may take to say that it is there."""
+NOTICE_S = 5.0
+"""How long a supervisor may take to go after it has written the end."""
+OBEY_S = 5.0
+"""How long it may take to look at an order to stop at once, before it is killed and its work taken over."""
+
+PREPARED_KEYS = (
+    "tag",
+    "node_rank",
+    "ranks",
+    "cwd",
+    "setup",
+    "trees",
+    "link_tree",
+    "ports",
+    "stop",
+    "start_s",
+    "max_s",
+    "exit_s",
+    "linger_s",
+    "rotate_bytes",
+    "sampling",
+)
+
+
+class Attempts:
+    """All operations on attempts. `verify_tree(sha256)` raises Refusal; `agent` is the command that starts ourselves.
+
+    `login`: the environment of the login, `umask`: the user's own. Safe to use from several threads and agents.
+    """
+
+    def __init__(
+        self, root: str, *, agent: list[str], login: dict[bytes, bytes], umask: int, verify_tree: Callable[[str], None]
+    ) -> None:
+        self._root = root
+        self._agent = agent
+        self._login = login
+        self._umask = umask
+        self._verify_tree = verify_tree
+        self._held: dict[str, ports.HeldPort] = {}
+        self._held_lock = threading.Lock()
+
+    # --- prepare, abort ---
+
+    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Checks and reserves everything, starts nothing. Repeatable until the GO."""
+        tag = str(request["tag"])
+        run, _ = layout.split_tag(tag)
+        folder = layout.attempt_dir(self._root, tag)
+        try:
+            with locked(self._root, tag) as (fence, attempt):
+                fence.check(attempt)
+                if os.path.exists(os.path.join(folder, IDENTITY)):
+                    raise Refusal(
+                        "attempt-stale", "attempt %d was already started on this node" % attempt, "start a new attempt"
+                    )
+                self._refuse_beside_older(run, attempt)
+                fence.raise_to(attempt, stopped=False)
+            kept = self._check(request, run)
+            make_private_dir(folder)
+            checks.check_folder(folder, make=False)
+            port = self._hold(tag, request.get("ports") or [])
+            failpoint("prepare.before_record")
+            record = {key: request[key] for key in PREPARED_KEYS if key in request}
+            write_json(os.path.join(folder, PREPARED), record)
+            failpoint("prepare.after_record")
+        except OSError as error:
+            raise refusal_of(error, f"cannot prepare attempt {tag} in {self._root}") from error
+        return {"ready": True, "master_port": port, "kept": kept}
+
+    def _refuse_beside_older(self, run: str, attempt: int) -> None:
+        for other in self._attempts_of(run):
+            tag = layout.make_tag(run, other)
+            if other < attempt and self.phase(tag) == "running":
+                raise Refusal(
+                    "attempt-running",
+                    "attempt %d of this run still has processes on this node" % other,
+                    "stop it first",
+                )
+
+    def _check(self, request: dict[str, Any], run: str) -> list[str]:
+        """The names in the working folder that the user's own files keep from the tree."""
+        kept: list[str] = []
+        home, _ = layout.split_tag(layout.make_tag(str(request.get("home") or run), 1))
+        work, checkpoints = layout.work_dir(self._root, home), layout.checkpoints_dir(self._root, run)
+        for folder in (work, checkpoints):
+            make_private_dir(folder)
+        checks.check_room(work)
+        checks.check_folder(work, make=False)
+        for folder in checks.checkpoint_folders(request["ranks"]):
+            checks.check_folder(folder, make=True)
+        for sha256 in request.get("trees") or []:
+            self._verify_tree(sha256)
+        if request.get("link_tree"):
+            kept = link_tree(
+                layout.tree_dir(self._root, request["link_tree"]), work, trees=os.path.join(self._root, "trees")
+            )
+        checks.check_cwd(request["cwd"])
+        if request.get("setup") is None:
+            for rank in request["ranks"]:
+                environ = {os.fsdecode(name): os.fsdecode(value) for name, value in self._login.items()}
+                environ.update(rank["env"])
+                checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
+        elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
+            raise Refusal("python-missing", "the job has a `setup` and this node has no bash", "install bash")
+        return kept
+
+    def _hold(self, tag: str, numbers: list[int]) -> int | None:
+        if not numbers:
+            return None
+        with self._held_lock:
+            held = self._held.get(tag)
+            if held is not None and held.number in numbers:
+                return held.number
+            held = ports.hold_first(numbers)
+            if held is None:
+                raise Refusal(
+                    "port-taken",
+                    f"every port that was proposed is in use on this node: {fold_numbers(numbers)}",
+                    "free one of them, or see who has it: ss -ltnp",
+                )
+            self._held[tag] = held
+            return held.number
+
+    def _release(self, tag: str) -> None:
+        with self._held_lock:
+            held = self._held.pop(tag, None)
+        if held is not None:
+            held.release()
+
+    def abort(self, tag: str) -> dict[str, Any]:
+        """Forgets an attempt that got no GO. Raises Refusal("attempt-running") when it did get one."""
+        folder = layout.attempt_dir(self._root, tag)
+        self._release(tag)
+        if not os.path.isdir(folder):
+            return {}
+        with locked(self._root, tag):
+            if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
+                raise Refusal("attempt-running", f"attempt {tag} has been started", "stop it instead")
+            if not os.path.exists(os.path.join(folder, ENDED)):
+                remove_tree(folder)
+        return {}
+
+    # --- go ---
+
+    def go(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Starts the supervisor, or finds the one that was started: repeatable, from several agents too."""
+        tag = str(request["tag"])
+        folder = layout.attempt_dir(self._root, tag)
+        identity = read_json(os.path.join(folder, IDENTITY))
+        if identity is None:
+            with locked(self._root, tag) as (fence, attempt):
+                fence.check(attempt)
+            if read_json(os.path.join(folder, PREPARED)) is None:
+                raise Refusal("not-prepared", f"attempt {tag} was not prepared on this node", "prepare it first")
+            self._release(tag)
+            failpoint("launch.before_spawn")
+            answer = self._spawn(
+                folder,
+                {
+                    "master_port": request.get("master_port"),
+                    "umask": self._umask,
+                    "secret_env": request.get("secret_env") or {},
+                },
+            )
+            failpoint("agent.after_exec_before_ack")
+            if "error" in answer:
+                raise Refusal(**answer["error"])
+            identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        if "pid" not in identity:
+            raise Refusal("attempt-stale", f"attempt {tag} was stopped before it was started", "start a new attempt")
+        return {"supervisor_pid": identity["pid"]}
+
+    def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """The supervisor's own first word. Secrets go through the pipe: never argv, environment or disk."""
+        env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
+        with open(os.path.join(folder, "supervisor.log"), "ab") as log:
+            child = subprocess.Popen(
+                self._agent + ["supervise", folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+        try:
+            out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
+            answer = json.loads(out.decode("utf-8"))
+        except (subprocess.TimeoutExpired, ValueError, OSError) as error:
+            child.kill()
+            child.communicate()
+            raise Refusal(
+                "start-failed",
+                "the supervisor did not start: %s" % (last_line(log.name) or error),
+                f"see {log.name} on the node",
+            ) from error
+        assert isinstance(answer, dict)
+        return answer
+
+    # --- stop ---
+
+    def stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Asks for the end; the proof is the event `ended`. Also for attempts that were never heard of here: they can
+        never start after this."""
+        tag = str(request["tag"])
+        folder = layout.attempt_dir(self._root, tag)
+        wish = {
+            "now": bool(request.get("now")),
+            "grace_s": request.get("grace_s"),
+            "reason": request.get("reason"),
+            "at_ns": time.time_ns(),
+        }
+        try:
+            self._record_wish(tag, folder, wish)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
+                raise refusal_of(error, f"cannot stop attempt {tag} in {self._root}") from error
+            self._record_wish(tag, folder, wish)
+        self._release(tag)
+        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        if "pid" in identity and procs.is_alive(identity):
+            procs.send_signal(identity["pid"], identity["start"], signal.SIGUSR1)
+            if wish["now"] and not self._is_obeyed(tag, folder):
+                procs.send_signal(identity["pid"], identity["start"], signal.SIGKILL)
+                self._wait_gone(identity)
+                self._end_without_supervisor(tag, folder, identity)
+        elif self.phase(tag) != "ended":
+            self._end_without_supervisor(tag, folder, identity)
+        return {}
+
+    def _record_wish(self, tag: str, folder: str, wish: dict[str, Any]) -> None:
+        with locked(self._root, tag) as (fence, attempt):
+            fence.raise_to(attempt, stopped=True)
+            make_private_dir(folder)
+            write_json(os.path.join(folder, STOP), wish)
+            failpoint("stop.after_wish")
+            claim_json(os.path.join(folder, IDENTITY), {"stopped": True})
+
+    def _is_obeyed(self, tag: str, folder: str) -> bool:
+        """Whether the supervisor took the wish within OBEY_S; one that hangs (a dead disk, a debugger) does not."""
+        deadline = time.monotonic() + OBEY_S
+        while os.path.exists(os.path.join(folder, STOP)) and self.phase(tag) == "running":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _wait_gone(self, identity: dict[str, Any]) -> None:
+        deadline = time.monotonic() + NOTICE_S
+        while procs.is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _end_without_supervisor(self, tag: str, folder: str, identity: dict[str, Any]) -> None:
+        """Nobody else will: kill what the attempt left and write its end."""
+        if "pid" in identity:
+            self.note_lost(tag)
+        leaders = (
+            {event["pid"]: event["start"] for event in read_events(folder) if event.get("event") == "rank_started"}
+            if identity.get("boot_id") == procs.boot_id()
+            else {}
+        )
+        group = identity.get("cgroup")
+        leftovers = end_everything(
+            lambda: reap.find_attempt(tag, root=self._root, ranks=leaders, extra=cgroup.group_pids(group))
+        )
+        cgroup.remove_group(group)
+        with locked(self._root, tag):
+            if self.phase(tag) == "ended":
+                return
+            records = Records(folder)
+            free_reserve(folder)
+            try:
+                write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
+            except OSError as error:
+                raise refusal_of(error, f"cannot record the end of attempt {tag}") from error
+            finally:
+                records.close()
+
+    # --- the truth ---
+
+    def phase(self, tag: str) -> str | None:
+        """prepared, running, ended or lost; None: no such attempt here."""
+        folder = layout.attempt_dir(self._root, tag)
+        identity = read_json(os.path.join(folder, IDENTITY))
+        if self._has_ended(folder):
+            return "ended"
+        if identity is None:
+            return "prepared" if os.path.exists(os.path.join(folder, PREPARED)) else None
+        if self._ended_in_story(folder):
+            return "ended"
+        return "running" if procs.is_alive(identity) else "lost"
+
+    def listing(self) -> dict[str, Any]:
+        found = []
+        runs = os.path.join(self._root, "runs")
+        for run in sorted(os.listdir(runs) if os.path.isdir(runs) else []):
+            for attempt in self._attempts_of(run):
+                tag = layout.make_tag(run, attempt)
+                phase = self.phase(tag)
+                if phase is not None:
+                    identity = read_json(os.path.join(layout.attempt_dir(self._root, tag), IDENTITY)) or {}
+                    found.append(
+                        {
+                            "tag": tag,
+                            "phase": phase,
+                            "supervisor_pid": identity.get("pid"),
+                            "boot_id": identity.get("boot_id"),
+                        }
+                    )
+        return {"attempts": found}
+
+    def note_lost(self, tag: str) -> bool:
+        """Writes `supervisor_lost`, once, when the supervisor is gone and the attempt has not ended."""
+        folder = layout.attempt_dir(self._root, tag)
+        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        if "pid" not in identity or self.phase(tag) != "lost":
+            return False
+        reason = "the node was rebooted" if identity.get("boot_id") != procs.boot_id() else "the supervisor was killed"
+        if not claim_json(os.path.join(folder, LOST), {"at_ns": time.time_ns(), "reason": reason}):
+            return False
+        records = Records(folder)
+        records.add("supervisor_lost", pid=identity["pid"], reason=reason)
+        records.close()
+        return True
+
+    def processes(self, tag: str) -> dict[str, Any]:
+        """Everything alive of the attempt but the supervisor itself and its sampler."""
+        folder = layout.attempt_dir(self._root, tag)
+        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        supervisor = identity["pid"] if "pid" in identity and procs.is_alive(identity) else 0
+        found = reap.find_attempt(
+            tag,
+            root=self._root,
+            supervisor=supervisor,
+            has_sampler=bool(supervisor),
+            extra=cgroup.group_pids(identity.get("cgroup")),
+        )
+        return {"pids": [pid for pid, _ in found]}
+
+    def forget(self, tag: str) -> dict[str, Any]:
+        """Removes the attempt's folder; its fence stays."""
+        folder = layout.attempt_dir(self._root, tag)
+        self._release(tag)
+        identity = read_json(os.path.join(folder, IDENTITY)) or {}
+        if self.phase(tag) == "ended":
+            self._wait_gone(identity)
+        with locked(self._root, tag):
+            if self.phase(tag) == "running":
+                raise Refusal("attempt-running", f"attempt {tag} is still running", "stop it first")
+            if os.path.isdir(folder):
+                remove_tree(folder)
+        return {}
+
+    def _attempts_of(self, run: str) -> list[int]:
+        try:
+            names = os.listdir(layout.run_dir(self._root, run))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdigit())
+
+    def _has_ended(self, folder: str) -> bool:
+        return os.path.exists(os.path.join(folder, ENDED))
+
+    def _ended_in_story(self, folder: str) -> bool:
+        return any(event.get("event") == "ended" for event in read_events(folder))
+
+
+def end_everything(find: Callable[[], list[Any]]) -> list[int]:
+    """KILL until two looks find nobody; the pids that outlive even that (stuck in the kernel)."""
+    deadline = time.monotonic() + UNKILLABLE_S
+    clean = 0
+    found = find()
+    while clean < 2 and time.monotonic() < deadline:
+        for pid, start in found:
+            procs.send_signal(pid, start, signal.SIGKILL)
+        clean = 0 if found else clean + 1
+        time.sleep(0.02)
+        found = find()
+    return [pid for pid, _ in found]
+
+
+def exit_codes(folder: str) -> dict[str, int | None]:
+    """What the story knows of the ranks' ends; None: started, end unknown."""
+    codes: dict[str, int | None] = {}
+    for event in read_events(folder):
+        if event.get("event") == "rank_started":
+            codes[str(event["rank"])] = None
+        elif event.get("event") == "rank_exited":
+            codes[str(event["rank"])] = event["code"] if event["signal"] is None else -event["signal"]
+    return codes
+
+
+def fold_numbers(numbers: list[int]) -> str:
+    """[29500, 29501, 29502, 29600] as "29500-29502, 29600"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(str(number) for number in part) for part in parts)
+
+
+def last_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

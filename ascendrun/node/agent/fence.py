@@ -1,0 +1,66 @@
+"""Keeps an old order from starting anything: per run, the newest attempt that this node has heard of.
+
+The fence outlives the attempts' folders. An attempt below it, or one that was stopped, is never prepared or started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from ascendrun.node import layout
+from ascendrun.node.files import make_private_dir, read_json, write_json
+from ascendrun.node.op_errors import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+
+class Fence:
+    """One run's fence. Use within `locked()`."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, "fence.json")
+        found = read_json(self._path) or {}
+        self.attempt = int(found.get("attempt", 0))
+        self.is_stopped = bool(found.get("stopped", False))
+
+    def check(self, attempt: int) -> None:
+        """Raises Refusal("attempt-stale") for an attempt that must not start any more."""
+        if attempt < self.attempt:
+            raise Refusal(
+                "attempt-stale",
+                "attempt %d is older than attempt %d, which this node has already seen" % (attempt, self.attempt),
+                "start a new attempt",
+            )
+        if attempt == self.attempt and self.is_stopped:
+            raise Refusal(
+                "attempt-stale", "attempt %d was already stopped on this node" % attempt, "start a new attempt"
+            )
+
+    def raise_to(self, attempt: int, *, stopped: bool) -> None:
+        """Never lowers it. Raises OSError."""
+        if attempt < self.attempt or (attempt == self.attempt and (self.is_stopped or not stopped)):
+            return
+        write_json(self._path, {"attempt": attempt, "stopped": stopped})
+        self.attempt, self.is_stopped = attempt, stopped
+
+
+@contextlib.contextmanager
+def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
+    """(the run's fence, the tag's attempt number), with other agents of this user kept out meanwhile.
+
+    Makes the run's folder. Raises ValueError on a tag that is none, Refusal, OSError.
+    """
+    run, attempt = layout.split_tag(tag)
+    folder = layout.run_dir(root, run)
+    make_private_dir(folder)
+    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # no locks on this file system: the claims of files.py still hold
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield Fence(folder), attempt
+    finally:
+        os.close(fd)

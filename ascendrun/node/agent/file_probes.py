@@ -1,0 +1,310 @@
+"""Looks at files, folders, limits, ports and open devices of this node; the plain kinds of a survey."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import pwd
+import stat
+import time
+
+from ascendrun.node import layout, procs
+from ascendrun.node.agent import checks, ports
+from ascendrun.node.files import free_bytes
+from ascendrun.node.op_errors import Refusal
+from ascendrun.node.ranks import to_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
+
+    Item = Dict[str, Any]
+    Raw = Dict[str, Any]
+
+FILE_BYTES = 1 << 16
+MAX_FILES = 20000
+LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE", "AS")
+_KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISCHR, "device"))
+
+
+def look(item: Item, deadline: float) -> Raw:
+    """The raw answer of one item. Raises OSError, ValueError or KeyError when it cannot be answered as a whole."""
+    kinds: dict[str, Callable[[Item, float], Raw]] = {
+        "file": _file,
+        "files": _files,
+        "listdir": _listdir,
+        "glob": _glob,
+        "stat": _stat,
+        "size": _size,
+        "disk": _disk,
+        "write_probe": _write_probe,
+        "limits": _limits,
+        "bind": _bind,
+        "openers": _openers,
+    }
+    kind = kinds.get(item["kind"])
+    if kind is None:
+        raise ValueError("this agent knows no survey item of kind {!r}".format(item["kind"]))
+    return kind(item, deadline)
+
+
+def _read(path: str, limit: int) -> str:
+    with open(to_bytes(path), "rb") as file:
+        return file.read(limit).decode("utf-8", "replace")
+
+
+def _file(item: Item, deadline: float) -> Raw:
+    try:
+        return {"text": _read(item["path"], int(item.get("max_bytes") or FILE_BYTES))}
+    except OSError as error:
+        return _why(error)
+
+
+def _files(item: Item, deadline: float) -> Raw:
+    """Those that can be read; for patterns, those that match."""
+    texts = {}
+    limit = int(item.get("max_bytes") or FILE_BYTES)
+    for pattern in item["paths"]:
+        for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
+            try:
+                texts[path] = _read(path, limit)
+            except OSError:
+                continue
+    return {"texts": texts}
+
+
+def _listdir(item: Item, deadline: float) -> Raw:
+    try:
+        return {"names": sorted(os.listdir(item["path"]))}
+    except OSError as error:
+        return _why(error)
+
+
+def _glob(item: Item, deadline: float) -> Raw:
+    return {"paths": sorted(path for pattern in item["patterns"] for path in glob.glob(pattern))}
+
+
+def _each(paths: list[str], deadline: float, call: Callable[[str], Raw]) -> dict[str, Raw]:
+    answers = {}
+    for path in paths:
+        try:
+            answers[path] = call(path) if time.monotonic() < deadline else {"error": "no time was left", "late": True}
+        except OSError as error:
+            answers[path] = _why(error)
+    return answers
+
+
+def _why(error: OSError) -> Raw:
+    raw: Raw = {"error": error.strerror or str(error), "late": False}
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        raw["missing"] = True
+    return raw
+
+
+def _kind(mode: int) -> str:
+    return next((word for test, word in _KINDS if test(mode)), "other")
+
+
+def _stat(item: Item, deadline: float) -> Raw:
+    below = os.environ.get(item.get("below") or "", "")
+
+    def one(path: str) -> Raw:
+        place = to_bytes(below + path)
+        found = os.stat(place)
+        return {
+            "kind": _kind(found.st_mode),
+            "bytes": found.st_size,
+            "mode": found.st_mode & 0o7777,
+            "uid": found.st_uid,
+            "gid": found.st_gid,
+            "mtime_s": found.st_mtime,
+            "readable": os.access(place, os.R_OK),
+            "writable": os.access(place, os.W_OK),
+        }
+
+    return {"stats": _each(item["paths"], deadline, one)}
+
+
+def _size(item: Item, deadline: float) -> Raw:
+    limit = int(item.get("max_files") or MAX_FILES)
+    return {"sizes": _each(item["paths"], deadline, lambda path: _measure(path, limit, deadline))}
+
+
+def _measure(path: str, limit: int, deadline: float) -> Raw:
+    found = os.stat(to_bytes(path))
+    if not stat.S_ISDIR(found.st_mode):
+        return {"kind": _kind(found.st_mode), "bytes": found.st_size, "files": 1, "truncated": False}
+    total = files = 0
+    for folder, _, names in os.walk(to_bytes(path)):
+        for name in names:
+            if files >= limit or time.monotonic() > deadline - 0.2:
+                return {"kind": "folder", "bytes": total, "files": files, "truncated": True}
+            try:
+                total += os.stat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            files += 1
+    return {"kind": "folder", "bytes": total, "files": files, "truncated": False}
+
+
+def _standing(path: str) -> str:
+    """The path itself, or the nearest folder above it that exists."""
+    path = os.path.abspath(path)
+    while not os.path.exists(to_bytes(path)) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _disk(item: Item, deadline: float) -> Raw:
+    def one(path: str) -> Raw:
+        at = _standing(path)
+        found = os.statvfs(to_bytes(at))
+        return {
+            "at": at,
+            "free_bytes": free_bytes(at),
+            "total_bytes": found.f_blocks * found.f_frsize,
+            "free_inodes": found.f_favail,
+            "total_inodes": found.f_files,
+        }
+
+    return {"disks": _each(item["paths"], deadline, one)}
+
+
+def _write_probe(item: Item, deadline: float) -> Raw:
+    """A folder that is not there yet is not made: the nearest one above it must take it."""
+
+    def one(path: str) -> Raw:
+        at = _standing(path)
+        began = time.monotonic()
+        try:
+            checks.check_folder(at, make=False)
+        except Refusal as refusal:
+            return {
+                "at": at,
+                "error": refusal.message,
+                "code": refusal.code,
+                "uid": os.stat(to_bytes(at)).st_uid,
+                "late": False,
+            }
+        return {
+            "at": at,
+            "wall_s": round(time.monotonic() - began, 6),
+            "free_bytes": free_bytes(at),
+            "uid": os.stat(to_bytes(at)).st_uid,
+        }
+
+    return {"folders": _each(item["paths"], deadline, one)}
+
+
+def _limits(item: Item, deadline: float) -> Raw:
+    import resource
+
+    found: dict[str, list[int | None]] = {}
+    for name in LIMITS:
+        number = getattr(resource, "RLIMIT_" + name, None)
+        if number is not None:
+            found[name] = [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number)]
+    return {"limits": found}
+
+
+def _bind(item: Item, deadline: float) -> Raw:
+    taken = []
+    for number in item["ports"]:
+        held = ports.hold_port(int(number), after_others=True)
+        if held is None:
+            taken.append(int(number))
+        else:
+            held.release()
+    owners = _owners(taken) if taken else {}
+    return {
+        "taken": {
+            str(number): owners.get(number, {"uid": None, "pid": None, "command": None, "tag": None})
+            for number in taken
+        }
+    }
+
+
+def _owners(wanted: list[int]) -> dict[int, Raw]:
+    """Who holds each port, as far as this user may see: the owner's number for all, the process for its own."""
+    inodes: dict[str, int] = {}
+    found: dict[int, Raw] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = _read(path, 8 << 20).splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            number, uid, inode = parse_socket_line(line)
+            if number in wanted:
+                inodes[inode] = number
+                found.setdefault(number, {"uid": uid, "pid": None, "command": None, "tag": None})
+    for pid, _, target in _open_files():
+        if target.startswith("socket:[") and target[8:-1] in inodes:
+            found[inodes[target[8:-1]]].update(pid=pid, command=_command(pid), tag=_tag(pid))
+    return found
+
+
+def parse_socket_line(line: str) -> tuple[int, int, str]:
+    """(local port, owner's uid, inode) of one line of /proc/net/tcp; (0, 0, "") of what is none."""
+    fields = line.split()
+    try:
+        return int(fields[1].rpartition(":")[2], 16), int(fields[7]), fields[9]
+    except (IndexError, ValueError):
+        return 0, 0, ""
+
+
+def _open_files() -> Any:
+    """(pid, descriptor, target) of every open file that this user may see."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        folder = f"/proc/{name}/fd"
+        try:
+            descriptors = os.listdir(folder)
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            try:
+                yield int(name), descriptor, os.readlink(f"{folder}/{descriptor}")
+            except OSError:
+                continue
+
+
+def _openers(item: Item, deadline: float) -> Raw:
+    """Processes that hold files of the patterns open. `hidden`: how many processes this user may not look into."""
+    wanted = {path for pattern in item["patterns"] for path in glob.glob(pattern)}
+    found = {(pid, target) for pid, _, target in _open_files() if target in wanted}
+    hidden = sum(1 for name in os.listdir("/proc") if name.isdigit() and not os.access(f"/proc/{name}/fd", os.R_OK))
+    return {"openers": [_describe(pid, path) for pid, path in sorted(found)], "hidden": hidden}
+
+
+def _describe(pid: int, path: str) -> Raw:
+    try:
+        uid: int | None = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        uid = None
+    return {"path": path, "pid": pid, "uid": uid, "user": _user(uid), "command": _command(pid), "tag": _tag(pid)}
+
+
+def _tag(pid: int) -> str | None:
+    """The attempt that the process belongs to; None: to none of ascendrun's, or not to be seen."""
+    mark = to_bytes(layout.TAG_VARIABLE) + b"="
+    tags = [one[len(mark) :] for one in procs.read_environ(pid).split(b"\0") if one.startswith(mark)]
+    return tags[0].decode("utf-8", "replace") if tags else None
+
+
+def _user(uid: int | None) -> str | None:
+    try:
+        return None if uid is None else pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _command(pid: int) -> str | None:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = file.read(2048).replace(b"\0", b" ").strip()
+    except OSError:
+        return None
+    return words.decode("utf-8", "replace") or procs.read_line("/proc/%d/comm" % pid) or None

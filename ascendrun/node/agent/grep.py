@@ -1,0 +1,185 @@
+"""Looks through a rank's output on the node itself and tells only the lines that were asked for.
+
+It runs as a process of its own: a pattern that never ends is killed with it, and the agent does not notice.
+
+Standard input: {folder, files: {"rank-3.out": [generation, offset]}, patterns, ignore_case, invert, since_ns, until_ns,
+max_hits}; each file is read from its offset on, to its end now. Standard output: frames of node/wire.py,
+{file, generation, offset, at_ns} with the line in UTF-8, and at last {"end": true, "truncated"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import sys
+
+from ascendrun.node import layout, wire
+from ascendrun.node.files import write_all
+from ascendrun.node.op_errors import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Mapping
+
+    from ascendrun.node.agent.execute import Commands
+
+READ_BYTES = 1 << 20
+SHOWN_BYTES = 64 << 10
+"""Of a longer line only the beginning is looked at, and sent: as the head shows it."""
+GREP_S = 20.0
+MAX_HITS = 20000
+MAX_BYTES = 2 << 20
+TIMES = struct.Struct("!QQ")
+FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
+
+
+def grep(
+    root: str, request: dict[str, Any], *, agent: list[str], commands: Commands, login: Mapping[bytes, bytes]
+) -> tuple[dict[str, Any], bytes]:
+    """The agent's side: starts the process, hands on what it said. {"complete": false}: it was cut or killed."""
+    try:
+        for pattern in request["patterns"]:
+            re.compile(pattern)
+    except re.error as error:
+        raise Refusal("bad-request", f"this node's Python cannot read the pattern: {error}", None) from error
+    if not all(FILE.match(name) for name in request["files"]):
+        raise Refusal("bad-request", "not a rank's output among {}".format(sorted(request["files"])), None)
+    stdin = json.dumps(dict(request, folder=layout.attempt_dir(root, request["tag"]))).encode("utf-8")
+    done = commands.carry_out(
+        [os.fsencode(part) for part in agent] + [b"grep"],
+        login,
+        stdin,
+        timeout_s=float(request.get("timeout_s") or GREP_S),
+        limit=3 << 20,
+    )
+    if done.code not in (0, None) and not done.out:
+        raise Refusal(
+            "internal",
+            "grep ended with {}: {}".format(done.code, done.err.decode("utf-8", "replace")[-500:]),
+            "see the agent's standard error",
+        )
+    return {"complete": not done.timed_out and not done.truncated}, done.out
+
+
+def main() -> int:
+    """`grep`: the process itself."""
+    with os.fdopen(0, "rb", closefd=False) as stdin:
+        request = json.loads(stdin.read().decode("utf-8"))
+    passes = make_test(
+        request["patterns"], ignore_case=bool(request.get("ignore_case")), invert=bool(request.get("invert"))
+    )
+    since_ns, until_ns = request.get("since_ns"), request.get("until_ns")
+    hits = sent = 0
+    most = int(request.get("max_hits") or MAX_HITS)
+    for name, (generation, offset) in sorted(request["files"].items()):
+        for line in read_lines(request["folder"], name, generation, offset):
+            if not (passes(line.text) and line.is_within(since_ns, until_ns)):
+                continue
+            if hits >= most or sent > MAX_BYTES:
+                write_all(1, wire.pack({"end": True, "truncated": True}))
+                return 0
+            body = line.text.encode("utf-8", "backslashreplace")
+            write_all(
+                1,
+                wire.pack(
+                    {"file": name, "generation": line.generation, "offset": line.offset, "at_ns": line.at_ns}, body
+                ),
+            )
+            hits += 1
+            sent += len(body)
+    write_all(1, wire.pack({"end": True, "truncated": False}))
+    return 0
+
+
+def make_test(patterns: list[str], *, ignore_case: bool, invert: bool) -> Callable[[str], bool]:
+    """Whether a line is wanted: one of the patterns is found in it, or, inverted, none."""
+    searches = [re.compile(pattern, re.IGNORECASE if ignore_case else 0).search for pattern in patterns]
+    return lambda text: any(search(text) is not None for search in searches) is not invert
+
+
+class Line:
+    """One line as a person would see it. `at_ns`: its arrival, None: not known."""
+
+    __slots__ = ("at_ns", "generation", "offset", "text")
+
+    def __init__(self, generation: int, offset: int, text: str, at_ns: int | None) -> None:
+        self.generation = generation
+        self.offset = offset
+        self.text = text
+        self.at_ns = at_ns
+
+    def is_within(self, since_ns: int | None, until_ns: int | None) -> bool:
+        """A line whose time is not known is within."""
+        return self.at_ns is None or (
+            (since_ns is None or self.at_ns >= since_ns) and (until_ns is None or self.at_ns <= until_ns)
+        )
+
+
+def read_lines(folder: str, name: str, generation: int, offset: int) -> Iterator[Line]:
+    """The lines of a stream from there to its end now; a line may go on in the next generation."""
+    start, kept = (generation, offset), b""
+    while True:
+        try:
+            fd = os.open(os.path.join(folder, "%s.%d" % (name, generation)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            break
+        times = read_times(os.path.join(folder, "%s.times.%d" % (name, generation)), offset)
+        end_ns: tuple[int, int | None] = (0, None)
+        try:
+            while True:
+                data = os.pread(fd, READ_BYTES, offset)
+                if not data:
+                    break
+                pieces = data.split(b"\n")
+                for number, piece in enumerate(pieces):
+                    if len(kept) <= SHOWN_BYTES:
+                        kept += piece[: SHOWN_BYTES + 1]
+                    if number == len(pieces) - 1:
+                        break
+                    offset += len(piece) + 1
+                    while end_ns[0] < offset:
+                        end_ns = next(times, (1 << 62, None))
+                    yield Line(start[0], start[1], show(kept), end_ns[1])
+                    start, kept = (generation, offset), b""
+                offset += len(pieces[-1])
+        finally:
+            os.close(fd)
+        generation, offset = generation + 1, 0
+    if kept:
+        yield Line(start[0], start[1], show(kept), None)
+
+
+def read_times(path: str, offset: int) -> Iterator[tuple[int, int | None]]:
+    """(end offset, arrival) of each record that ends behind `offset`, as they are needed."""
+    try:
+        with open(path, "rb") as file:
+            while True:
+                raw = file.read(1 << 16)
+                for end, at_ns in TIMES.iter_unpack(raw[: len(raw) - len(raw) % TIMES.size]):
+                    if end > offset:
+                        yield end, at_ns
+                if len(raw) < 1 << 16:
+                    return
+    except OSError:
+        return
+
+
+def show(raw: bytes) -> str:
+    """What a terminal would be left with: of a progress bar its last state. As core/logs/log_lines.py shows it."""
+    raw = raw[:SHOWN_BYTES].rstrip(b"\r")
+    raw = raw[raw.rfind(b"\r") + 1 :]
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = raw.decode("gb2312")
+    except UnicodeDecodeError:
+        text = ""
+    return text if len(raw) - len(text) > 1 and text else raw.decode("utf-8", "backslashreplace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

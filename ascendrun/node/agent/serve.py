@@ -1,0 +1,348 @@
+"""The serving agent: answers the head's frames on standard input and output, and dies with its input."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+
+from ascendrun.node import layout, wire
+from ascendrun.node.agent import bytecode
+from ascendrun.node.agent.follow import Follower, file_sizes
+from ascendrun.node.agent.outbox import Outbox, private_copy
+from ascendrun.node.agent.work_queues import Lanes
+from ascendrun.node.files import make_private_dir
+from ascendrun.node.op_errors import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, NamedTuple
+
+    from ascendrun.node.agent.attempts import Attempts
+    from ascendrun.node.agent.execute import Commands
+    from ascendrun.node.agent.trees import Trees
+
+    class Operation(NamedTuple):
+        """`run(request, body)` gives (fields, body). `lane`: "" runs in the loop itself, at once; "tag" and "sha256"
+        keep order per attempt or tree; "own" runs beside everything. `deadline_s`: when the head gets an answer
+        whether the work is done or not; None: the request's own time-out decides."""
+
+        run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+        lane: str
+        deadline_s: float | None
+else:
+    from collections import namedtuple
+
+    Operation = namedtuple("Operation", "run lane deadline_s")
+
+READ_BYTES = 1 << 18
+LAST_WORK_S = 5.0
+"""How long orders that were taken may go on after the input ended."""
+
+
+class Pending:
+    """One request that is being worked on: answered exactly once, by the work or by its deadline."""
+
+    def __init__(self, number: Any, op: str, deadline: float | None) -> None:
+        self.number = number
+        self.op = op
+        self.deadline = deadline
+        self._answered = False
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """True for the first caller only: the one who answers."""
+        with self._lock:
+            first, self._answered = not self._answered, True
+            return first
+
+    @property
+    def is_answered(self) -> bool:
+        return self._answered
+
+
+class Agent:
+    """The loop. Fast operations run in it; the others beside it, so that a beat is never late."""
+
+    def __init__(self, root: str, *, agent: list[str], umask: int, in_fd: int, out_fd: int) -> None:
+        login = dict(os.environb)
+        clean = {name: value for name, value in login.items() if name.decode("utf-8", "replace") not in layout.OURS}
+        self._root = root
+        self._agent = agent
+        self._umask = umask
+        self._in_fd = in_fd
+        self._lanes = Lanes()
+        self._login, self._clean_login = login, clean
+        self._making = threading.RLock()
+        self._made: dict[str, Any] = {}
+        self._follower = Follower(
+            root,
+            send=lambda header, body: self.outbox.send(header, body),
+            note_lost=lambda tag: self._attempts().note_lost(tag),
+        )
+        self.outbox = Outbox(
+            out_fd, lambda: self.close(0), lambda: wire.BEAT_S if self._follower.is_busy else wire.RESTING_BEAT_S
+        )
+        self._pending: list[Pending] = []
+        self._own_lanes = 0
+        self._operations = self._make_operations()
+
+    # What only some orders need is imported with the first of them: hundreds of agents that rest start faster.
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        with self._making:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]
+
+    def _attempts(self) -> Attempts:
+        def make() -> Attempts:
+            from ascendrun.node.agent.attempts import Attempts
+
+            return Attempts(
+                self._root,
+                agent=self._agent,
+                login=self._login,
+                umask=self._umask,
+                verify_tree=lambda sha256: self._trees().verify(sha256),
+            )
+
+        made: Attempts = self._once("attempts", make)
+        return made
+
+    def _trees(self) -> Trees:
+        def make() -> Trees:
+            from ascendrun.node.agent.trees import Trees
+
+            return Trees(self._root)
+
+        made: Trees = self._once("trees", make)
+        return made
+
+    def _commands(self) -> Commands:
+        def make() -> Commands:
+            from ascendrun.node.agent.execute import Commands
+
+            return Commands(self._clean_login, self._umask)
+
+        made: Commands = self._once("commands", make)
+        return made
+
+    def _make_operations(self) -> dict[str, Operation]:
+        attempts, trees = self._attempts, self._trees
+
+        def simple(call: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
+            return lambda request, body: (call(request) or {}, b"")
+
+        return {
+            "ping": Operation(simple(lambda r: {"at_ns": time.time_ns()}), "", None),
+            "bye": Operation(simple(lambda r: None), "", None),
+            "follow": Operation(simple(lambda r: self._follower.follow(r["tag"], r.get("offsets") or {})), "", None),
+            "unfollow": Operation(simple(lambda r: self._follower.unfollow(r["tag"])), "", None),
+            "tree_have": Operation(simple(lambda r: {"have": trees().have(r["sha256"])}), "sha256", 30),
+            "tree_put": Operation(
+                lambda r, body: (trees().put(r["sha256"], r["offset"], r["total"], body), b""), "sha256", 600
+            ),
+            "prepare": Operation(simple(lambda r: attempts().prepare(r)), "tag", 300),
+            "go": Operation(simple(lambda r: attempts().go(r)), "tag", 30),
+            "abort": Operation(simple(lambda r: attempts().abort(r["tag"])), "tag", 30),
+            "stop": Operation(simple(lambda r: attempts().stop(r)), "tag", 60),
+            "forget": Operation(simple(lambda r: attempts().forget(r["tag"])), "tag", 120),
+            "release": Operation(simple(self._release), "release", 60),
+            "files": Operation(simple(lambda r: {"files": file_sizes(self._root, r["tag"])}), "own", 30),
+            "processes": Operation(simple(lambda r: attempts().processes(r["tag"])), "own", 30),
+            "attempts": Operation(simple(lambda r: attempts().listing()), "own", 30),
+            "probe": Operation(simple(self._probe), "own", 30),
+            "exec": Operation(lambda r, body: self._commands().run(r, body), "own", None),
+            "survey": Operation(simple(self._survey), "own", None),
+            "sample": Operation(simple(self._sample), "own", None),
+            "gather": Operation(simple(self._gather), "own", None),
+            "grep": Operation(lambda r, body: self._grep(r), "own", None),
+        }
+
+    def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.probe import probe
+
+        return probe(self._root, request.get("peers") or {})
+
+    def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.survey import Surveys
+
+        return Surveys(self._root, login=self._clean_login, commands=self._commands()).run(request)
+
+    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.log_prune import release
+
+        return release(self._root, request)
+
+    def _grep(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        from ascendrun.node.agent.grep import grep
+
+        return grep(self._root, request, agent=self._agent, commands=self._commands(), login=self._clean_login)
+
+    def _gather(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.agent.artifacts import Gathering
+
+        return Gathering(
+            self._root, request, login=self._clean_login, commands=self._commands(), send=self.outbox.send
+        ).run()
+
+    def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ascendrun.node.sampler.sample import sample_once
+
+        return sample_once(
+            self._root,
+            request["items"],
+            lambda items: self._survey({"items": items, "timeout_s": request.get("timeout_s")})["results"],
+        )
+
+    def run(self) -> int:
+        """Until the input ends, `bye`, or nonsense arrives."""
+        from ascendrun.node.agent.agent_info import hello
+
+        self.outbox.send(hello(self._root, self._agent[-1]))
+        self._lanes.add("keep", lambda: bytecode.keep_interpreter(self._agent[-1]))
+        self._lanes.add("keep", lambda: bytecode.keep_compiled(self._agent[-1]))
+        self._lanes.add("keep", self._get_ready)
+        reader = wire.FrameReader()
+        while True:
+            readable, _, _ = select.select([self._in_fd], [], [], self._wait_s())
+            self._expire(time.monotonic())
+            if not readable:
+                continue
+            data = os.read(self._in_fd, READ_BYTES)
+            if not data:
+                return 0
+            try:
+                frames = reader.feed(data)
+            except wire.FrameError as error:
+                sys.stderr.write(f"ascendrun agent: {error}\n")
+                return 2
+            for header, body in frames:
+                self._take(header, body)
+                if header.get("op") == "bye":
+                    return 0
+
+    def _get_ready(self) -> None:
+        """The first command need not wait for an import."""
+        self._commands()
+
+    def close(self, status: int) -> None:
+        """Ends commands, lets orders that were taken finish, and goes, whatever still hangs."""
+        with self._making:
+            commands: Commands | None = self._made.get("commands")
+        if commands is not None:
+            commands.end_all()
+        self._lanes.wait_idle(LAST_WORK_S)
+        self.outbox.flush(1.0)
+        os._exit(status)
+
+    # --- requests ---
+
+    def _take(self, header: dict[str, Any], body: bytes) -> None:
+        name = str(header.get("op"))
+        operation = self._operations.get(name)
+        if operation is None:
+            self._refuse(
+                header.get("id"),
+                Refusal(
+                    "unknown-op", f"this agent knows no operation {name!r}", "use the agent that came with this head"
+                ),
+            )
+            return
+        deadline_s = header.get("deadline_s") or operation.deadline_s
+        pending = Pending(header.get("id"), name, time.monotonic() + deadline_s if deadline_s else None)
+
+        def job() -> None:
+            self._work(pending, operation, header, body)
+
+        if not operation.lane:
+            job()
+            return
+        if pending.deadline is not None:
+            self._pending.append(pending)
+        if not self._lanes.add(self.lane_of(name, header), job):
+            pending.take()
+            self._refuse(pending.number, Refusal("busy", "this agent is doing too much at once", "try again"))
+
+    def lane_of(self, op: str, header: Mapping[str, Any]) -> str:
+        """Orders of one lane wait for each other."""
+        kind = self._operations[op].lane
+        if kind == "own":
+            self._own_lanes += 1
+            return "own-%d" % self._own_lanes
+        if kind == "release":  # a slow disk must not hold up the stop of the same attempt
+            return "release-{}".format(header.get("tag"))
+        return f"{kind}-{header.get(kind)}"
+
+    def _work(self, pending: Pending, operation: Operation, header: dict[str, Any], body: bytes) -> None:
+        try:
+            fields, reply_body = operation.run(header, body)
+            refusal = None
+        except Exception as error:  # the agent serves other orders too: what goes wrong in one is told, and printed
+            refusal = explain(error, pending.op)
+        if not pending.take():
+            return
+        if refusal is not None:
+            self._refuse(pending.number, refusal)
+        else:
+            self.outbox.send(dict(fields, re=pending.number, ok=True), reply_body)
+
+    def _refuse(self, number: Any, refusal: Refusal) -> None:
+        self.outbox.send({"re": number, "ok": False, "error": refusal.as_json()})
+
+    # --- deadlines ---
+
+    def _wait_s(self) -> float | None:
+        self._pending = [pending for pending in self._pending if not pending.is_answered]
+        deadlines = [pending.deadline for pending in self._pending if pending.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _expire(self, now: float) -> None:
+        for pending in self._pending:
+            if pending.deadline is not None and pending.deadline <= now and pending.take():
+                self._refuse(
+                    pending.number,
+                    Refusal(
+                        "deadline",
+                        f"{pending.op} did not end in time on this node",
+                        "see what the node is busy with: a slow disk or name service?",
+                    ),
+                )
+
+
+def explain(error: Exception, op: str) -> Refusal:
+    """What an operation raised, as a refusal."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
+        return Refusal("bad-request", f"{op}: {type(error).__name__}: {error}", None)
+    import traceback
+
+    sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    return Refusal("internal", f"{op}: {type(error).__name__}: {error}", "see the agent's standard error")
+
+
+def own_command() -> list[str]:
+    """How to start this very agent again with another role."""
+    executable = sys.executable or os.readlink("/proc/self/exe")
+    return [executable, "-I", "-S", os.path.abspath(sys.argv[0])]
+
+
+def main() -> int:
+    """`serve`: the command that the loader starts."""
+    umask = os.umask(0o077)
+    root = layout.node_root(os.environ)
+    try:
+        make_private_dir(root)
+    except (Refusal, OSError) as error:
+        sys.stderr.write(f"ascendrun agent: cannot use {root}: {error}\n")
+        return 96
+    null = os.open(os.devnull, os.O_RDONLY)
+    in_fd, out_fd = private_copy(0, null), private_copy(1, 2)
+    os.write(out_fd, wire.MAGIC)
+    agent = Agent(root, agent=own_command(), umask=umask, in_fd=in_fd, out_fd=out_fd)
+    agent.close(agent.run())
+    return 0

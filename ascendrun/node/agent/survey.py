@@ -1,0 +1,220 @@
+"""Answers a survey: many small questions about this node, side by side, each with its own deadline.
+
+A request's `items` name what to look at; nothing here knows what the answers mean. Each item is {name, kind, ...} and
+may say its own `timeout_s`. The answer of one that went wrong is {"error": text, "late": bool}.
+
+    argv        {argv, max_bytes}     -> {code, signal, timed_out, truncated, wall_s, out, err}
+    shell_argv  the same, in the job's own set-up and environment (`shell`), exactly as a rank is started;
+                adds {setup: "fine" | "failed" | "no-command" | null (no set-up)}
+    file        {path, max_bytes}     -> {text}
+    files       {paths, max_bytes}    -> {texts: {path: text}}; paths may be patterns; what cannot be read is left out
+    listdir     {path}                -> {names}
+    glob        {patterns}            -> {paths}
+    stat        {paths, below}        -> {stats: {path: {kind, bytes, mode, uid, gid, mtime_s} | {missing} | {error}}};
+                where the variable `below` holds a folder, the paths lie below it
+    size        {paths, max_files}    -> {sizes: {path: {kind, bytes, files, truncated} | {missing} | {error}}}
+    disk        {paths}               -> {disks: {path: {at, free_bytes, total_bytes, free_inodes, total_inodes}}}
+    write_probe {paths}               -> {folders: {path: {at, wall_s, free_bytes, uid} | {at, error, code}}}
+    limits      {}                    -> {limits: {name: [soft, hard]}}; None: unlimited
+    bind        {ports}               -> {taken: {port: {uid, pid, command}}}; None: not to be seen by this user
+    openers     {patterns}            -> {openers: [{path, pid, uid, user, command, tag}], hidden}
+    listen, tcp                       see node/connection_test.py
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from ascendrun.node import layout
+from ascendrun.node.agent import connection_test, file_probes
+from ascendrun.node.agent.execute import Commands
+from ascendrun.node.files import make_private_dir
+from ascendrun.node.op_errors import Refusal
+from ascendrun.node.ranks import SETUP_SCRIPT, rank_environ, to_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping
+
+    Item = Dict[str, Any]
+    Raw = Dict[str, Any]
+
+AT_ONCE = 12
+ITEM_S = 8.0
+SURVEY_S = 30.0
+OUT_BYTES = 1 << 16
+MARGIN_S = 0.5
+"""The threads' own deadlines come first; what has not even noticed its deadline by then hangs in the kernel."""
+
+
+class Surveys:
+    """Answers surveys with the login's environment, and with the job's where an item asks for it."""
+
+    def __init__(self, root: str, *, login: Mapping[bytes, bytes], commands: Commands) -> None:
+        self._root = root
+        self._login = login
+        self._commands = commands
+
+    def run(self, request: dict[str, Any]) -> Raw:
+        """{"results": {item's name: raw answer}}: every item has one, also when this node hangs in places."""
+        shell = request.get("shell")
+        items = list(request["items"])
+        end = time.monotonic() + float(request.get("timeout_s") or SURVEY_S)
+        results: dict[str, Raw] = {}
+        lock = threading.Lock()
+        todo = list(reversed(items))
+        done = threading.Semaphore(0)
+
+        def work() -> None:
+            while True:
+                with lock:
+                    if not todo:
+                        return
+                    item = todo.pop()
+                raw = self._answer(item, shell, end)
+                with lock:
+                    results.setdefault(item["name"], raw)
+                done.release()
+
+        # What waits for others to come and go needs no share of the crew: it must not keep them from working.
+        waiting = sum(1 for item in items if item["kind"] in ("listen", "tcp"))
+        for _ in range(min(AT_ONCE, len(items)) + waiting):
+            threading.Thread(target=work, daemon=True, name="survey").start()
+        for _ in items:
+            if not done.acquire(timeout=max(0.0, end + MARGIN_S - time.monotonic())):
+                break
+        late = {"error": "no answer in time", "late": True}
+        with lock:
+            todo.clear()
+            return {"results": {item["name"]: results.setdefault(item["name"], late) for item in items}}
+
+    def _answer(self, item: Item, shell: dict[str, Any] | None, end: float) -> Raw:
+        now = time.monotonic()
+        deadline = min(end, now + float(item.get("timeout_s") or ITEM_S))
+        if deadline <= now:
+            return {"error": "no time was left for it", "late": True}
+        kinds: dict[str, Callable[[], Raw]] = {
+            "argv": lambda: self._run(item, None, deadline),
+            "shell_argv": lambda: self._run(item, shell or {}, deadline),
+            "listen": lambda: connection_test.listen(item, deadline),
+            "tcp": lambda: connection_test.connect_all(item, deadline),
+        }
+        try:
+            if item["kind"] in kinds:
+                return kinds[item["kind"]]()
+            return _with_deadline(lambda: file_probes.look(item, deadline), deadline)
+        except Exception as error:  # one question that goes wrong must not cost the others' answers; the head shows it
+            return {"error": f"{type(error).__name__}: {error}", "late": False}
+
+    def _run(self, item: Item, shell: dict[str, Any] | None, deadline: float) -> Raw:
+        argv = [to_bytes(part) for part in item["argv"]]
+        if shell is None:
+            return self._gather(argv, self._login, item, cwd=None, deadline=deadline)
+        env = rank_environ(
+            self._login,
+            shell.get("env") or {},
+            master_port=None,
+            tag="",
+            root=self._root,
+            secret=shell.get("secret_env") or {},
+        )
+        del env[to_bytes(layout.TAG_VARIABLE)]
+        wanted = shell.get("cwd") or ""
+        cwd = wanted if os.path.isdir(to_bytes(wanted)) else self._scratch()
+        if not shell.get("setup"):
+            return self._gather(argv, env, item, cwd=cwd, deadline=deadline)
+        ours, theirs = os.pipe()
+        try:
+            outer = [
+                b"bash",
+                b"-c",
+                to_bytes(SETUP_SCRIPT),
+                b"ascendrun-setup",
+                b"%d" % theirs,
+                to_bytes(shell["setup"]),
+            ]
+            raw = self._gather(outer + argv, env, item, cwd=cwd, keep=(theirs,), deadline=deadline)
+            os.set_blocking(ours, False)
+            raw["setup"] = _setup_word(ours)
+            return raw
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    def _gather(
+        self,
+        argv: list[bytes],
+        env: Mapping[bytes, bytes],
+        item: Item,
+        *,
+        cwd: str | None,
+        deadline: float,
+        keep: tuple[int, ...] = (),
+    ) -> Raw:
+        try:
+            done = self._commands.carry_out(
+                argv,
+                env,
+                to_bytes(item.get("stdin") or ""),
+                timeout_s=deadline - time.monotonic(),
+                cwd=cwd,
+                limit=int(item.get("max_bytes") or OUT_BYTES),
+                keep=keep,
+            )
+        except Refusal as refusal:
+            is_missing = isinstance(refusal.__cause__, FileNotFoundError)
+            return {"error": refusal.message, "late": False, "missing": is_missing}
+        return {
+            "code": done.code,
+            "signal": done.signal,
+            "timed_out": done.timed_out,
+            "truncated": done.truncated,
+            "wall_s": done.wall_s,
+            "out": _text(done.out),
+            "err": _text(done.err),
+            "setup": None,
+        }
+
+    def _scratch(self) -> str:
+        """The folder to stand in while the run has none yet: an empty one, so that nothing there is imported."""
+        path = os.path.join(self._root, "empty")
+        try:
+            make_private_dir(path)
+        except (OSError, Refusal):
+            return "/"  # a full disk, say: that has a finding of its own
+        return path
+
+
+def _setup_word(status_fd: int) -> str:
+    """What node/ranks.SETUP_SCRIPT told; nothing: the set-up ended the shell, or never ended."""
+    try:
+        word = os.read(status_fd, 1)
+    except BlockingIOError:
+        word = b""
+    return {b"o": "fine", b"m": "no-command"}.get(word, "failed")
+
+
+def _text(data: bytes) -> str:
+    """What is no UTF-8 is told as \\xNN."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
+    """The call's answer, or "late": a look at a dead network file system may hang for ever, and nothing ends it."""
+    box: list[Raw] = []
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            box.append(call())
+        except Exception as error:  # told to whoever waits, below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name="survey-look")
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if failed:
+        raise failed[0]
+    return box[0] if box else {"error": "no answer in time: a file system hangs?", "late": True}

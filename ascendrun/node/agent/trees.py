@@ -1,0 +1,289 @@
+"""Staged trees on this node: taken in as a tar, checked, hashed, made read-only, and checked again before each use."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+
+from ascendrun.node import layout, procs
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
+from ascendrun.node.op_errors import Refusal, refusal_of
+from ascendrun.node.tree_hash import (
+    CHUNK,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    BadTree,
+    canonical,
+    check_path,
+    first_difference,
+    hash_listing,
+    list_tree,
+    parse_canonical,
+    show,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import tarfile
+    from typing import IO, Any
+
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TEMP = re.compile(r"^\.tmp-(\d+)-(\d+)-")
+
+
+class Trees:
+    """The trees folder. Several agents may put the same tree at once: the first to finish wins, all are right."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._folder = os.path.join(root, "trees")
+        self._uploads: dict[str, IO[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def have(self, sha256: str) -> bool:
+        """Whether the tree stands there; its content is checked by `verify`, before every start."""
+        return os.path.isdir(layout.tree_dir(self._root, sha256)) and os.path.isfile(self._listing_path(sha256))
+
+    def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
+        """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
+
+        Raises Refusal: tree-differs (the content is not what its name says), bad-offset, disk-full, bad-folder.
+        """
+        layout.tree_dir(self._root, sha256)
+        try:
+            received = self._take(sha256, offset, total, chunk)
+            if received < total:
+                return {"received": received}
+            self._unpack_upload(sha256)
+        except OSError as error:
+            self._drop_upload(sha256)
+            raise refusal_of(error, f"cannot store the tree in {self._folder}") from error
+        return {"received": received, "have": True}
+
+    def verify(self, sha256: str) -> None:
+        """Reads every byte again. Raises Refusal: tree-missing, or tree-differs naming the first file that does."""
+        if not self.have(sha256):
+            raise Refusal("tree-missing", f"the tree {sha256[:12]} is not on this node", "stage it again")
+        try:
+            with open(self._listing_path(sha256), "rb") as file:
+                wanted = parse_canonical(file.read())
+            if hash_listing(wanted) != sha256:
+                raise BadTree("its listing was changed")
+            difference = first_difference(wanted, list_tree(layout.tree_dir(self._root, sha256)))
+        except BadTree as error:
+            difference = str(error)
+        except OSError as error:
+            raise refusal_of(error, f"cannot read the tree {sha256[:12]}") from error
+        if difference is not None:
+            path = layout.tree_dir(self._root, sha256)
+            raise Refusal(
+                "tree-differs",
+                f"the staged tree {path} was altered: {difference}",
+                f"chmod -R u+w {path} && rm -rf {path}, then start again: it is staged anew",
+            )
+
+    # --- taking in ---
+
+    def _take(self, sha256: str, offset: int, total: int, chunk: bytes) -> int:
+        if not 0 <= offset <= total <= MAX_BYTES * 2 or offset + len(chunk) > total:
+            raise Refusal("bad-offset", "chunk at %d of %d bytes is out of range" % (offset, total))
+        with self._lock:
+            if offset == 0:
+                self._open_upload(sha256, total)
+            upload = self._uploads.get(sha256)
+        at = upload.tell() if upload else 0
+        if upload is None or at != offset:
+            raise Refusal("bad-offset", "expected the chunk at %d, not at %d" % (at, offset), "begin again at 0")
+        upload.write(chunk)
+        return offset + len(chunk)
+
+    def _open_upload(self, sha256: str, total: int) -> None:
+        make_private_dir(self._folder)
+        self._sweep_temps()
+        if free_bytes(self._folder) < total * 2:
+            raise OSError(errno.ENOSPC, "no space", self._folder)
+        old = self._uploads.pop(sha256, None)
+        if old is not None:
+            old.close()
+        path = self._temp_path("tar")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
+        self._uploads[sha256] = os.fdopen(fd, "w+b")
+
+    def _drop_upload(self, sha256: str) -> None:
+        with self._lock:
+            upload = self._uploads.pop(sha256, None)
+        if upload is not None:
+            upload.close()
+
+    def _unpack_upload(self, sha256: str) -> None:
+        with self._lock:
+            upload = self._uploads.pop(sha256)
+        temp = self._temp_path("tree")
+        try:
+            with upload:
+                upload.seek(0)
+                os.mkdir(temp, 0o700)
+                unpack_tar(upload, temp)
+            entries = list_tree(temp)
+            found = hash_listing(entries)
+            if found != sha256:
+                raise BadTree(f"its content has the hash {found[:12]}")
+            failpoint("stage.before_rename")
+            self._settle(temp, sha256, canonical(entries))
+            failpoint("stage.after_rename")
+        except BadTree as error:
+            raise Refusal(
+                "tree-differs",
+                f"the tree that arrived is not {sha256[:12]}: {error}",
+                "the files changed while they were staged, or were damaged on the way: try again",
+            ) from error
+        finally:
+            remove_tree(temp)
+
+    def _settle(self, temp: str, sha256: str, listing: bytes) -> None:
+        make_read_only(temp)
+        target = layout.tree_dir(self._root, sha256)
+        note = self._temp_path("listing")
+        fd = os.open(note, _NEW, 0o600)
+        try:
+            write_all(fd, listing)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(note, self._listing_path(sha256))
+        try:
+            os.rename(temp, target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            self._replace_if_altered(temp, target, sha256)
+        os.chmod(target, 0o555)
+
+    def _replace_if_altered(self, temp: str, target: str, sha256: str) -> None:
+        try:
+            self.verify(sha256)
+        except Refusal:
+            aside = self._temp_path("altered")
+            os.rename(target, aside)
+            os.rename(temp, target)
+            remove_tree(aside)
+
+    # --- names ---
+
+    def _listing_path(self, sha256: str) -> str:
+        return layout.tree_dir(self._root, sha256) + ".listing"
+
+    def _temp_path(self, what: str) -> str:
+        identity = procs.identify(os.getpid())
+        return os.path.join(
+            self._folder, ".tmp-%d-%d-%s-%s" % (identity["pid"], identity["start"], what, os.urandom(4).hex())
+        )
+
+    def _sweep_temps(self) -> None:
+        """Removes what agents that are gone left half done."""
+        for name in os.listdir(self._folder):
+            match = _TEMP.match(name)
+            if not match:
+                continue
+            owner = procs.read_stat(int(match.group(1)))
+            if owner is None or owner.start != int(match.group(2)):
+                remove_tree(os.path.join(self._folder, name))
+
+
+def unpack_tar(archive: IO[bytes], folder: str) -> None:
+    """Unpacks into the empty `folder`. Never follows a link, never replaces anything, keeps to treehash's rules.
+
+    Raises BadTree naming the member, OSError.
+    """
+    import tarfile
+
+    count = total = 0
+    root = os.open(folder, _DIR)
+    try:
+        with tarfile.open(fileobj=archive, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                count += 1
+                total += member.size
+                if count > MAX_ENTRIES or total > MAX_BYTES:
+                    raise BadTree("the archive is over the limits (%d entries, %d bytes)" % (count, total))
+                _unpack_member(tar, member, root)
+                tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
+                failpoint("stage.mid_file")
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise BadTree(str(error)) from error
+    finally:
+        os.close(root)
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> None:
+    path = member.name.encode("utf-8", "surrogateescape")
+    check_path(path)
+    if member.mode & 0o7000:
+        raise BadTree(f"{show(path)} has setuid, setgid or sticky set")
+    parts = path.split(b"/")
+    parent = _enter(root, parts[:-1])
+    try:
+        if member.isdir():
+            os.mkdir(parts[-1], 0o700, dir_fd=parent)
+        elif member.issym():
+            os.symlink(member.linkname.encode("utf-8", "surrogateescape"), parts[-1], dir_fd=parent)
+        elif member.type in (b"0", b"\0") and not member.issparse():
+            _unpack_file(tar, member, parts[-1], parent)
+        else:
+            raise BadTree(f"{show(path)} is neither file, folder nor symbolic link")
+    except FileExistsError:
+        raise BadTree(f"{show(path)} comes twice") from None
+    finally:
+        os.close(parent)
+
+
+def _enter(root: int, parts: list[bytes]) -> int:
+    """A descriptor of the folder, one real folder after the other. Raises BadTree when one is missing or a link."""
+    here = os.dup(root)
+    for part in parts:
+        try:
+            deeper = os.open(part, _DIR, dir_fd=here)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            raise BadTree("{} has no real folder above it".format(show(b"/".join(parts)))) from error
+        finally:
+            os.close(here)
+        here = deeper
+    return here
+
+
+def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, parent: int) -> None:
+    source = tar.extractfile(member)
+    assert source is not None
+    fd = os.open(name, _NEW, 0o700 if member.mode & 0o100 else 0o600, dir_fd=parent)
+    try:
+        left = member.size
+        while left:
+            chunk = source.read(min(CHUNK, left))
+            if not chunk:
+                raise BadTree(f"the archive ends within {show(name)}")
+            write_all(fd, chunk)
+            left -= len(chunk)
+    finally:
+        os.close(fd)
+
+
+def make_read_only(folder: str) -> None:
+    """Files 0444 or 0555, folders 0555: nobody changes them by mistake."""
+    for base, _, files in os.walk(os.fsencode(folder), topdown=False):
+        for name in files:
+            path = os.path.join(base, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, 0o555 if mode & 0o100 else 0o444)
+        if base != os.fsencode(folder):
+            os.chmod(base, 0o555)
+    # The top stays ours to rename until it stands in its place: renaming a folder needs write permission on it.
+    os.chmod(folder, 0o755)

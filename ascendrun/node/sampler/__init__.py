@@ -1,0 +1,1 @@
+"""The sampler: records device, host and rank metrics next to a supervisor."""

@@ -1,0 +1,236 @@
+"""What each rank of an attempt takes of its host, with all its children.
+
+Which processes belong to a rank is found by descent, in the attempt's control group where there is one, else among all
+processes; the more that look costs, the rarer it is made. In between only the processes that are known are read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ascendrun.node import cgroup, procs
+from ascendrun.node.sampler.host_metrics import read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple, Sequence
+
+    class Process(NamedTuple):
+        """`cpu_ticks`: its own and that of children whose end it has seen. `start`: ticks since boot."""
+
+        pid: int
+        state: str
+        ppid: int
+        cpu_ticks: int
+        threads: int
+        start: int
+else:
+    from collections import namedtuple
+
+    Process = namedtuple("Process", "pid state ppid cpu_ticks threads start")
+
+SCAN_SHARE = 200.0
+"""A look at all processes may cost one part in so many of a core."""
+SETTLED_S = 10.0
+"""A process that is older has the environment that it will have: a fork has had its exec."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Leader:
+    """A process that the supervisor started. `rank`, `local_rank` None: a launcher, whose children are the ranks."""
+
+    def __init__(self, pid: int, start: int, rank: int | None, local_rank: int | None) -> None:
+        self.pid = pid
+        self.start = start
+        self.rank = rank
+        self.local_rank = local_rank
+
+
+class RankFigures:
+    """Use from one thread. `devices`: the device of each local rank, None: the job has none."""
+
+    def __init__(self, leaders: Sequence[Leader], *, group: str | None, devices: Sequence[int] | None) -> None:
+        self._leaders = leaders
+        self._group = group
+        self._devices = devices
+        self._next_scan_s = 0.0
+        self._members: dict[int, tuple[int, int, int | None]] = {}  # pid: (start, rank, local rank)
+        self._roots: dict[int, int] = {}  # rank: pid
+        self._told: dict[int, tuple[int | None, int | None]] = {}  # pid: what its environment says
+        self._before: dict[int, _Totals] = {}
+
+    def take(self, now_s: float) -> list[dict[str, Any]]:
+        """`now_s`: monotonic. One answer a rank that lives, in order of rank."""
+        if now_s >= self._next_scan_s:
+            self._scan()
+            took_s = time.monotonic() - now_s
+            self._next_scan_s = now_s + took_s * SCAN_SHARE
+        boot_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * procs.TICKS_PER_S
+        ranks: dict[int, list[tuple[Process, int | None]]] = {}
+        for pid, (start, rank, local_rank) in list(self._members.items()):
+            process = read_process(pid)
+            if process is None or process.start != start or process.state in "ZXx":
+                del self._members[pid]
+            else:
+                ranks.setdefault(rank, []).append((process, local_rank))
+        before, self._before = self._before, {}
+        return [self._figures(rank, ranks[rank], before.get(rank), now_s, boot_ticks) for rank in sorted(ranks)]
+
+    def _figures(
+        self,
+        rank: int,
+        members: list[tuple[Process, int | None]],
+        before: _Totals | None,
+        now_s: float,
+        boot_ticks: float,
+    ) -> dict[str, Any]:
+        root = next((one for one, _ in members if one.pid == self._roots.get(rank)), members[0][0])
+        local_rank = next((local for _, local in members if local is not None), None)
+        totals = _Totals(now_s, boot_ticks)
+        resident = []
+        for process, _ in members:
+            totals.add(process, read_io(process.pid))
+            resident.append(read_memory(process.pid))
+        self._before[rank] = totals
+        rates = totals.since(before)
+        known = [one for one in resident if one is not None]
+        devices = self._devices
+        has_device = devices is not None and local_rank is not None and local_rank < len(devices)
+        return {
+            "rank": rank,
+            "pid": root.pid,
+            "device": devices[local_rank] if has_device and devices is not None and local_rank is not None else None,
+            "cpu": rates[0],
+            "read_bytes_s": rates[1],
+            "write_bytes_s": rates[2],
+            # Pages that a family shares count once: loaders that were forked show their parent's as their own.
+            "rss_bytes": sum(one[0] - one[1] for one in known) + max(one[1] for one in known) if known else None,
+            "threads": sum(process.threads for process, _ in members),
+            "state": root.state,
+        }
+
+    # Who belongs to whom
+
+    def _scan(self) -> None:
+        table = self._table()
+        children: dict[int, list[Process]] = {}
+        for process in table.values():
+            children.setdefault(process.ppid, []).append(process)
+        self._members, self._roots = {}, {}
+        for leader in self._leaders:
+            found = table.get(leader.pid)
+            if found is not None and found.start == leader.start:
+                self._walk(found, leader, children)
+        self._told = {pid: told for pid, told in self._told.items() if pid in table}
+
+    def _table(self) -> dict[int, Process]:
+        pids = cgroup.group_pids(self._group) or [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        found = (read_process(pid) for pid in pids)
+        return {process.pid: process for process in found if process is not None}
+
+    def _walk(self, top: Process, leader: Leader, children: dict[int, list[Process]]) -> None:
+        todo = [(top, leader.rank, leader.local_rank)]
+        seen = set()
+        while todo:
+            process, rank, local_rank = todo.pop()
+            if process.pid in seen:
+                continue
+            seen.add(process.pid)
+            if leader.rank is None:
+                own = self._environment(process)
+                if own[0] is not None:
+                    rank, local_rank = own
+            if rank is not None:
+                self._members[process.pid] = process.start, rank, local_rank
+                self._roots.setdefault(rank, process.pid)
+            todo.extend((child, rank, local_rank) for child in children.get(process.pid, ()))
+
+    def _environment(self, process: Process) -> tuple[int | None, int | None]:
+        """What a launcher told its child: (rank, local rank)."""
+        if process.pid in self._told:
+            return self._told[process.pid]
+        variables = dict(pair.partition(b"=")[::2] for pair in procs.read_environ(process.pid).split(b"\0"))
+        told = _number(variables.get(b"RANK")), _number(variables.get(b"LOCAL_RANK"))
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / procs.TICKS_PER_S
+        if told[0] is not None or age_s > SETTLED_S:
+            self._told[process.pid] = told
+        return told
+
+
+class _Totals:
+    """What a rank's processes have used up so far, all together, with the children that they have outlived."""
+
+    def __init__(self, at_s: float, boot_ticks: float) -> None:
+        self.at_s = at_s
+        self.boot_ticks = boot_ticks
+        self.by_pid: dict[int, tuple[int, int | None, int | None]] = {}
+        self.starts: dict[int, int] = {}
+
+    def add(self, process: Process, io: tuple[int, int] | None) -> None:
+        self.by_pid[process.pid] = process.cpu_ticks, io[0] if io else None, io[1] if io else None
+        self.starts[process.pid] = process.start
+
+    def since(self, before: _Totals | None) -> tuple[float | None, float | None, float | None]:
+        """(percent of a core, bytes read a second, bytes written a second); None at the first look."""
+        if before is None or self.at_s <= before.at_s:
+            return None, None, None
+        passed_s = self.at_s - before.at_s
+        grown = [self._grown(before, place) for place in range(3)]
+        cpu = None if grown[0] is None else round(100.0 * grown[0] / procs.TICKS_PER_S / passed_s, 1)
+        read_s, write_s = (None if value is None else round(value / passed_s, 1) for value in grown[1:])
+        return cpu, read_s, write_s
+
+    def _grown(self, before: _Totals, place: int) -> int | None:
+        """What an old process that was found only now has used does not count; None: nobody's figure may be read."""
+        now = {pid: values[place] for pid, values in self.by_pid.items()}
+        if all(value is None for value in now.values()):
+            return None
+        was = sum(values[place] or 0 for values in before.by_pid.values())
+        found_late = sum(
+            value or 0
+            for pid, value in now.items()
+            if pid not in before.by_pid and self.starts[pid] < before.boot_ticks
+        )
+        return max(0, sum(value or 0 for value in now.values()) - found_late - was)
+
+
+def parse_process(text: bytes) -> Process:
+    """A line of /proc/PID/stat; the name in it may hold anything."""
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(
+        int(text[: text.index(b" ")]),
+        fields[0].decode("ascii"),
+        int(fields[1]),
+        sum(int(field) for field in fields[11:15]),
+        int(fields[17]),
+        int(fields[19]),
+    )
+
+
+def read_process(pid: int) -> Process | None:
+    try:
+        with open("/proc/%d/stat" % pid, "rb", buffering=0) as file:
+            return parse_process(file.read(4096) or b"")
+    except (OSError, ValueError):
+        return None
+
+
+def read_io(pid: int) -> tuple[int, int] | None:
+    """(read, written) bytes of real input and output, not of the cache; None: not ours to know."""
+    found = {}
+    for line in read("/proc/%d/io" % pid, 4096).split("\n"):
+        name, _, value = line.partition(":")
+        if name in ("read_bytes", "write_bytes"):
+            found[name] = int(value)
+    return (found["read_bytes"], found["write_bytes"]) if len(found) == 2 else None
+
+
+def read_memory(pid: int) -> tuple[int, int] | None:
+    """(resident, of that shared) bytes."""
+    words = read("/proc/%d/statm" % pid, 4096).split()
+    return (int(words[1]) * PAGE_BYTES, int(words[2]) * PAGE_BYTES) if len(words) > 2 else None
+
+
+def _number(word: bytes | None) -> int | None:
+    return int(word) if word is not None and word.isdigit() else None

@@ -1,0 +1,234 @@
+"""The sampler: beside a supervisor it writes down how host, ranks and devices are; it lives and dies with it.
+
+It is told in `prepare` what to run (`sampling`: {every_s, items: [{name, argv, every_s, timeout_s}], devices}) and
+knows nothing of what the answers mean. JSON lines, each complete in itself, in `samples.<generation>`:
+
+    {at_ns, host: {...}, ranks: [{rank, pid, device, ...}]}     see host_metrics.py, rank_metrics.py
+    {at_ns, tool, code, wall_s, timed_out?, truncated?, text | z}   z: the text, zlib, base64
+
+A full disk costs samples, never space that the attempt's records need. Old generations go when there are too many.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import sys
+import time
+import zlib
+
+from ascendrun.node import layout
+from ascendrun.node.files import free_bytes, read_json, write_all
+from ascendrun.node.records import read_events
+from ascendrun.node.sampler import sample_tools
+from ascendrun.node.sampler.host_metrics import HostFigures
+from ascendrun.node.sampler.rank_metrics import Leader, RankFigures
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Sequence
+
+FILE = "samples"
+ROTATE_BYTES = 4 << 20
+GENERATIONS = 16
+SPARE_BYTES = 32 << 20
+"""With less space than this on the disk nothing is written: logs and records come first."""
+SPARE_LOOK_S = 10.0
+PACKED_FROM = 300
+"""A shorter text is not worth packing."""
+FIRST_RATE_S = 0.5
+
+
+class SampleFile:
+    """The lines on disk, in bounded generations."""
+
+    def __init__(self, folder: str, *, limit: int = ROTATE_BYTES, keep: int = GENERATIONS) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._keep = keep
+        self._generation = 0
+        self._fd: int | None = None
+        self._looked_s = -SPARE_LOOK_S
+        self._has_room = True
+
+    def write(self, line: dict[str, Any], now_s: float) -> None:
+        """Whole or not at all; never raises for a disk that is full or broken."""
+        if now_s - self._looked_s >= SPARE_LOOK_S:
+            self._looked_s = now_s
+            self._has_room = self._look_for_room()
+        if not self._has_room:
+            return
+        data = json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+        try:
+            self._append(data)
+        except OSError:
+            self._has_room = False
+
+    def _look_for_room(self) -> bool:
+        try:
+            return free_bytes(self._folder) >= SPARE_BYTES
+        except OSError:
+            return False
+
+    def _append(self, data: bytes) -> None:
+        if self._fd is None:
+            path = os.path.join(self._folder, "%s.%d" % (FILE, self._generation))
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, data)
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
+        if size + len(data) >= self._limit:
+            os.close(self._fd)
+            self._fd = None
+            self._generation += 1
+            self._drop(self._generation - self._keep)
+
+    def _drop(self, generation: int) -> None:
+        if generation >= 0:
+            try:
+                os.unlink(os.path.join(self._folder, "%s.%d" % (FILE, generation)))
+            except OSError:
+                pass
+
+
+class Sampler:
+    """The loop. `out(line, now_s)` takes each line; `until_fd`: when it says anything, or ends, so does the loop."""
+
+    def __init__(
+        self,
+        sampling: dict[str, Any],
+        *,
+        root: str,
+        leaders: Sequence[Leader],
+        group: str | None,
+        out: Callable[[dict[str, Any], float], None],
+        until_fd: int,
+    ) -> None:
+        self._every_s = max(0.1, float(sampling["every_s"]))
+        self._out = out
+        self._until_fd = until_fd
+        self._host = HostFigures(root)
+        self._ranks = RankFigures(leaders, group=group, devices=sampling.get("devices"))
+        self._tools = sample_tools.Tools(sampling.get("items") or [], env=os.environb, said=self._said)
+        self._due_s = time.monotonic()
+
+    def run(self) -> None:
+        """Until the supervisor is gone."""
+        try:
+            while True:
+                now_s = time.monotonic()
+                if now_s >= self._due_s:
+                    self._look(now_s)
+                    self._due_s = max(self._due_s + self._every_s, now_s)
+                self._tools.turn(now_s)
+                wait_s = min(self._due_s - now_s, self._tools.wait_s(now_s))
+                if self._until_fd in sample_tools.wait([self._until_fd] + self._tools.fds(), max(0.0, wait_s)):
+                    return
+        finally:
+            self._tools.end()
+
+    def _look(self, now_s: float) -> None:
+        at_ns = time.time_ns()
+        self._out(
+            {
+                "at_ns": at_ns,
+                "host": _known(self._host.take(now_s)),
+                "ranks": [_known(rank) for rank in self._ranks.take(now_s)],
+            },
+            now_s,
+        )
+
+    def _said(self, line: dict[str, Any], text: bytes) -> None:
+        self._out(dict(line, **pack_text(text)), time.monotonic())
+
+
+def pack_text(text: bytes) -> dict[str, str]:
+    if len(text) < PACKED_FROM:
+        return {"text": text.decode("utf-8", "replace")}
+    return {"z": base64.b64encode(zlib.compress(text, 6)).decode("ascii")}
+
+
+def _known(figures: dict[str, Any]) -> dict[str, Any]:
+    """What is not known is not written: it reads as not known."""
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def sample_once(
+    root: str, items: Sequence[dict[str, Any]], survey: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> dict[str, Any]:
+    """How this host is now, without a job: {lines: as above, at_ns}. `survey` asks the tools, each with a deadline."""
+    figures = HostFigures(root)
+    began_s = time.monotonic()
+    figures.take(began_s)
+    at_ns = time.time_ns()
+    results = survey([dict(item, kind="argv", max_bytes=sample_tools.MAX_BYTES) for item in items])
+    # Not time.sleep: it fails where a test shifts this host's clock.
+    select.select([], [], [], max(0.0, FIRST_RATE_S - (time.monotonic() - began_s)))
+    lines: list[dict[str, Any]] = [{"at_ns": time.time_ns(), "host": _known(figures.take(time.monotonic()))}]
+    for item in items:
+        raw = results[item["name"]]
+        text = raw.get("out", "") + raw.get("err", "") if "error" not in raw else raw["error"]
+        lines.append(
+            {
+                "at_ns": at_ns,
+                "tool": item["name"],
+                "code": raw.get("code"),
+                "timed_out": bool(raw.get("timed_out") or raw.get("late")),
+                "text": text,
+            }
+        )
+    return {"lines": lines, "at_ns": time.time_ns()}
+
+
+def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
+    """The processes that the story of this attempt says were started."""
+    environments = {int(rank["rank"]): rank["env"] for rank in prepared["ranks"]}
+    found = []
+    for event in read_events(folder):
+        if event.get("event") == "rank_started":
+            env = environments.get(int(event["rank"]), {})
+            rank, local_rank = env.get("RANK"), env.get("LOCAL_RANK")
+            found.append(
+                Leader(
+                    int(event["pid"]),
+                    int(event["start"]),
+                    None if rank is None else int(rank),
+                    None if local_rank is None else int(local_rank),
+                )
+            )
+    return found
+
+
+def main(folder: str) -> int:
+    """`sample FOLDER`: standard input is a pipe that the supervisor holds open for as long as it lives."""
+    os.umask(0o077)
+    _die_first()
+    prepared = read_json(os.path.join(folder, layout.PREPARED)) or {}
+    sampling = prepared.get("sampling")
+    if not sampling:
+        return 0
+    identity = read_json(os.path.join(folder, layout.IDENTITY)) or {}
+    file = SampleFile(folder, limit=int(sampling.get("rotate_bytes") or ROTATE_BYTES))
+    Sampler(
+        sampling,
+        root=layout.root_of(folder),
+        leaders=leaders_of(folder, prepared),
+        group=identity.get("cgroup"),
+        out=file.write,
+        until_fd=sys.stdin.fileno(),
+    ).run()
+    return 0
+
+
+def _die_first() -> None:
+    """When memory runs out the kernel shall take us before a rank."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+    except OSError:
+        pass

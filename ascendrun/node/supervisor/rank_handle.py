@@ -1,0 +1,147 @@
+"""What the supervisor keeps of each rank: its process, its two streams, its metrics, its end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ascendrun.node import procs
+from ascendrun.node.supervisor import exit_watch
+from ascendrun.node.supervisor.spool import Spool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ascendrun.node.ranks import Started
+
+READ_BYTES = 1 << 18
+DRAIN_BYTES = 8 << 20
+"""What is read of a dead rank's pipe before its end is told; a grandchild may go on writing for ever."""
+DROP_NOTE_S = 10.0
+METRICS_STEP_BYTES = 1 << 20
+
+
+class MetricsTail:
+    """Reads on in a rank's metrics file and remembers whether it said that it is done."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def found_done(self) -> bool:
+        """True when a line read by this call says so. A half line is kept for the next call."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return False
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                new = file.read(METRICS_STEP_BYTES)
+        except OSError:
+            return False
+        self._offset += len(new)
+        lines = (self._rest + new).split(b"\n")
+        self._rest = lines.pop()[-METRICS_STEP_BYTES:]
+        return any(exit_watch.says_done(line) for line in lines)
+
+
+class Rank:
+    """One rank. `code` and `signal` are None until it has ended; `spools` is by stream, "out" and "err"."""
+
+    def __init__(
+        self, plan: dict[str, Any], folder: str, *, limit: int, watch: exit_watch.LingerWatch, metrics: str
+    ) -> None:
+        self.number = int(plan["rank"])
+        self.plan = plan
+        self.spools = {
+            stream: Spool(folder, "rank-%d.%s" % (self.number, stream), limit=limit) for stream in ("out", "err")
+        }
+        self.watch = watch
+        self.metrics = MetricsTail(metrics)
+        self.started: Started | None = None
+        self.start_ticks = -1
+        self.setup_word = b""
+        self.has_ended = False
+        self.code: int | None = None
+        self.signal: int | None = None
+        self.killed_as_finished = False
+        self._told_dropped = {"out": 0, "err": 0}
+        self._told_s = 0.0
+
+    @property
+    def runs(self) -> bool:
+        return self.started is not None and not self.has_ended
+
+    @property
+    def result(self) -> int | None:
+        """The exit code, a signal as a negative number, or None: never started or never seen to end."""
+        return self.code if self.signal is None else -self.signal
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(spool.total_bytes for spool in self.spools.values())
+
+    def cpu_s(self) -> float:
+        assert self.started is not None
+        stat = procs.read_stat(self.started.pid)
+        return stat.cpu_ticks / procs.TICKS_PER_S if stat else 0.0
+
+    def setup_failed(self) -> bool:
+        """Whether the set-up (or the look for the command behind it) ended the rank, not the command itself."""
+        return self.started is not None and self.started.status_fd is not None and self.setup_word != b"o"
+
+    def end(self, status: int) -> None:
+        """Takes the wait status. A rank killed since it had finished counts as one that exited 0."""
+        assert self.started is not None
+        self.has_ended = True
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+        else:
+            self.code = os.WEXITSTATUS(status)
+        self.started.process.returncode = self.result
+        if self.killed_as_finished:
+            self.code, self.signal = 0, None
+
+    def send(self, signum: int) -> None:
+        """To the rank's own process only."""
+        if self.runs and self.started is not None:
+            procs.send_signal(self.started.pid, self.start_ticks, signum)
+
+    def newly_dropped(self, now_s: float, *, last: bool) -> dict[str, int]:
+        """Log bytes lost to a full disk since the last note, by stream; one note in 10 s, and one at the end."""
+        lost = {
+            stream: spool.dropped_bytes - self._told_dropped[stream]
+            for stream, spool in self.spools.items()
+            if spool.dropped_bytes > self._told_dropped[stream]
+        }
+        if not lost or (not last and now_s - self._told_s < DROP_NOTE_S and any(self._told_dropped.values())):
+            return {}
+        self._told_s = now_s
+        for stream, count in lost.items():
+            self._told_dropped[stream] += count
+        return lost
+
+
+def read_some(fd: int, limit: int = READ_BYTES) -> bytes | None:
+    """What is there: b"" at the end of the stream, None: nothing now."""
+    try:
+        return os.read(fd, limit)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def drain(fd: int, spool: Spool) -> bool:
+    """Moves what is in the pipe to the spool; True when the stream has ended."""
+    moved = 0
+    while moved < DRAIN_BYTES:
+        chunk = read_some(fd)
+        if chunk is None:
+            return False
+        if not chunk:
+            return True
+        spool.write(chunk, time.time_ns())
+        moved += len(chunk)
+    return False

@@ -1,0 +1,81 @@
+"""Owns the ranks of one attempt on one node: claims the attempt once, detached from SSH, agent and head.
+
+It outlives everything but the node, and ends with the last process of the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ascendrun.node import cgroup, procs
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import claim_json, read_json
+from ascendrun.node.layout import IDENTITY, PREPARED
+from ascendrun.node.op_errors import refusal_of
+from ascendrun.node.records import Records, free_reserve
+from ascendrun.node.supervisor.watch import Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main(folder: str) -> int:
+    """`supervise FOLDER`: reads {master_port, secret_env, umask} from stdin, tells one JSON line on stdout:
+    {"pid": ...}, {"already": true} when another supervisor owns the attempt, or {"error": {...}}."""
+    os.umask(0o077)
+    with os.fdopen(0, "rb", closefd=False) as stdin:
+        spec = json.loads(stdin.read().decode("utf-8"))
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    procs.become_subreaper()
+    try:
+        supervisor = _take_over(folder, spec)
+    except OSError as error:
+        _tell({"error": refusal_of(error, f"cannot keep records in {folder}").as_json()})
+        return 1
+    if supervisor is None:
+        _tell({"already": True})
+        return 0
+    _tell({"pid": os.getpid()})
+    supervisor.run()
+    return 0
+
+
+def _take_over(folder: str, spec: dict[str, Any]) -> Supervisor | None:
+    """Claims the attempt; None when it was claimed before. Raises OSError; then nothing is claimed."""
+    prepared = read_json(os.path.join(folder, PREPARED))
+    if prepared is None:
+        raise FileNotFoundError(2, "there is no prepared attempt", folder)
+    if read_json(os.path.join(folder, IDENTITY)) is not None:
+        return None
+    records = Records(folder)
+    try:
+        records.hold_reserve()
+    except OSError:
+        free_reserve(folder)
+        raise
+    group = cgroup.make_group("%s-%d" % (prepared["tag"], os.getpid()))  # a machine may be several nodes
+    failpoint("launch.before_claim")
+    identity = dict(procs.identify(os.getpid()), cgroup=group)
+    if not claim_json(os.path.join(folder, IDENTITY), identity):
+        return None
+    failpoint("launch.after_claim")
+    records.add("supervising", pid=identity["pid"], start=identity["start"], boot_id=identity["boot_id"])
+    return Supervisor(folder, prepared, spec, records, group)
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    """The serving agent may be gone: the attempt goes on without it."""
+    try:
+        os.write(1, json.dumps(answer).encode("ascii") + b"\n")
+    except OSError:
+        pass
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    sys.stdout = None

@@ -1,0 +1,430 @@
+"""One attempt's ranks on this node, from the first process to the last: the supervisor's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+
+from ascendrun.node import cgroup, layout, procs, reap, stopping
+from ascendrun.node.failpoint import failpoint
+from ascendrun.node.files import read_json
+from ascendrun.node.layout import STOP, STOP_TAKEN
+from ascendrun.node.op_errors import Refusal
+from ascendrun.node.ranks import put_port, rank_environ, start_rank
+from ascendrun.node.records import Records, free_reserve, write_end
+from ascendrun.node.supervisor import exit_watch
+from ascendrun.node.supervisor.rank_handle import Rank, drain, read_some
+from ascendrun.node.supervisor.sampler_process import Beside
+from ascendrun.node.supervisor.spool import ROTATE_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TICK_S = 1.0
+SWEEP_S = 0.02
+PATIENT_SWEEP_S = 0.2
+BATCH_S = 0.005
+"""Pause after small reads: a chatty rank wakes us 200 times a second, not once a line."""
+SMALL_BYTES = 1 << 16
+CLEAN_LOOKS = 2
+
+
+class Supervisor:
+    """The loop. Every decision is made in one place a turn: after all that happened has been read."""
+
+    def __init__(
+        self, folder: str, prepared: dict[str, Any], spec: dict[str, Any], records: Records, group: str | None
+    ) -> None:
+        self.folder = folder
+        self.tag = str(prepared["tag"])
+        self.prepared = prepared
+        self.spec = spec
+        self.records = records
+        self.group = group
+        self.master_port: int | None = spec.get("master_port")
+        self.ranks = [self._make_rank(plan) for plan in prepared["ranks"]]
+        self.by_pid: dict[int, Rank] = {}
+        self.streams: dict[int, tuple[Rank, str]] = {}
+        self.poll = select.poll()
+        self.ladder = stopping.Ladder()
+        self.beside = Beside(self.tag, folder)
+        self.stopping_by: str | None = None
+        self.stop_seen: Any = None
+        self.killed_s: float | None = None
+        self.clean_looks = 0
+        self.first_good_exit_s: float | None = None
+        self.started_s = time.monotonic()
+        self.leftovers: list[int] = []
+        self.is_over = False
+        exit_s = float(prepared.get("exit_s", exit_watch.EXIT_S))
+        self.tick_s = max(0.02, min(TICK_S, exit_s / 4))
+        self.next_tick_s = 0.0
+        self.wake_fd = self._catch_signals()
+
+    def run(self) -> None:
+        if not self._obey_stop_file():
+            self._start_ranks()
+            self.beside.start(self.prepared)
+        while not self.is_over:
+            self._turn()
+        self._finish()
+
+    # --- start ---
+
+    def _make_rank(self, plan: dict[str, Any]) -> Rank:
+        default = os.path.join(self.folder, "rank-%d.metrics.0" % int(plan["rank"]))
+        watch = exit_watch.LingerWatch(
+            exit_s=float(self.prepared.get("exit_s", exit_watch.EXIT_S)),
+            linger_s=float(self.prepared.get("linger_s", exit_watch.LINGER_S)),
+        )
+        return Rank(
+            plan,
+            self.folder,
+            limit=int(self.prepared.get("rotate_bytes", ROTATE_BYTES)),
+            watch=watch,
+            metrics=plan["env"].get("ASCENDRUN_METRICS") or default,
+        )
+
+    def _catch_signals(self) -> int:
+        ours, theirs = os.pipe()
+        for fd in (ours, theirs):
+            os.set_blocking(fd, False)
+        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        self.poll.register(ours, select.POLLIN)
+        return ours
+
+    def _start_ranks(self) -> None:
+        for rank in self.ranks:
+            try:
+                self._start(rank)
+            except Refusal as refusal:
+                self.records.add("start_failed", rank=rank.number, message=refusal.message, hint=refusal.hint)
+                rank.code, rank.has_ended = 127, True
+                self._record_exit(rank, 127 << 8, None)
+                self._stop("failure", "rank %d could not be started" % rank.number)
+                return
+
+    def _start(self, rank: Rank) -> None:
+        plan = rank.plan
+        own = {
+            "ASCENDRUN_METRICS": os.path.join(self.folder, "rank-%d.metrics.0" % rank.number),
+            "TORCHELASTIC_ERROR_FILE": os.path.join(self.folder, "rank-%d.error.0" % rank.number),
+        }
+        own.update(plan["env"])
+        env = rank_environ(
+            os.environb,
+            own,
+            master_port=self.master_port,
+            secret=self.spec.get("secret_env") or {},
+            tag=self.tag,
+            root=layout.root_of(self.folder),
+        )
+        started = start_rank(
+            [put_port(part, self.master_port) for part in plan["argv"]],
+            env,
+            cwd=self.prepared["cwd"],
+            setup=self.prepared.get("setup"),
+            umask=int(self.spec["umask"]),
+            enter=lambda: cgroup.enter_group(self.group),
+        )
+        failpoint("agent.after_fork_before_record")
+        stat = procs.read_stat(started.pid)
+        rank.started, rank.start_ticks = started, stat.start if stat else -1
+        self.by_pid[started.pid] = rank
+        self._watch(started.out_fd, rank, "out")
+        self._watch(started.err_fd, rank, "err")
+        self.records.add(
+            "rank_started", rank=rank.number, local_rank=plan["local_rank"], pid=started.pid, start=rank.start_ticks
+        )
+        failpoint("agent.after_record")
+
+    def _watch(self, fd: int, rank: Rank, stream: str) -> None:
+        self.streams[fd] = (rank, stream)
+        self.poll.register(fd, select.POLLIN)
+
+    # --- one turn ---
+
+    def _turn(self) -> None:
+        ready = self.poll.poll(self._wait_ms())
+        moved = self._read_ready([fd for fd, _ in ready])
+        if 0 < moved < SMALL_BYTES:
+            select.select([self.wake_fd], [], [], BATCH_S)
+        self._hear_signals()
+        self._reap()
+        now = time.monotonic()
+        if now >= self.next_tick_s:
+            self._tick(now)
+            self.next_tick_s = now + self.tick_s
+        self._climb(now)
+        if not any(rank.runs for rank in self.ranks) or self.killed_s is not None:
+            self._sweep(now)
+
+    def _wait_ms(self) -> int:
+        now = time.monotonic()
+        if self.killed_s is not None or not any(rank.runs for rank in self.ranks):
+            patient = self.killed_s is not None and now - self.killed_s > 1.0
+            return int((PATIENT_SWEEP_S if patient else SWEEP_S) * 1000)
+        until = self.next_tick_s
+        step = self.ladder.next_s()
+        if step is not None:
+            until = min(until, step)
+        return max(0, int((until - now) * 1000) + 1)
+
+    def _read_ready(self, fds: list[int]) -> int:
+        moved = 0
+        for fd in fds:
+            if fd not in self.streams:
+                continue
+            rank, stream = self.streams[fd]
+            chunk = read_some(fd)
+            if chunk:
+                rank.spools[stream].write(chunk, time.time_ns())
+                moved += len(chunk)
+            elif chunk is not None:
+                self._unwatch(fd)
+        return moved
+
+    def _unwatch(self, fd: int) -> None:
+        rank, stream = self.streams.pop(fd)
+        self.poll.unregister(fd)
+        assert rank.started is not None
+        pipe = rank.started.process.stdout if stream == "out" else rank.started.process.stderr
+        assert pipe is not None
+        pipe.close()
+
+    def _hear_signals(self) -> None:
+        heard = read_some(self.wake_fd, 4096) or b""
+        if signal.SIGTERM in heard:
+            self._stop("node", "the supervisor was told to end (SIGTERM: a shutdown?)")
+        if signal.SIGUSR1 in heard:
+            self._obey_stop_file()
+
+    def _tick(self, now: float) -> None:
+        self.records.flush()
+        self._obey_stop_file()
+        limit_s = self.prepared.get("max_s")
+        if limit_s is not None and now - self.started_s >= limit_s:
+            self._stop("limit", f"ran for {limit_s:g} s, the limit of this job")
+        for rank in self.ranks:
+            self._tell_dropped(rank, now, last=False)
+            if rank.runs:
+                self._look_for_lingering(rank, now)
+
+    # --- ends ---
+
+    def _reap(self) -> None:
+        """Records every end first, then decides: of two that ended together the first one counts as the cause."""
+        bad = None
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            rank = self.by_pid.pop(pid, None)
+            if rank is None:
+                continue
+            failpoint("agent.after_exit_before_record")
+            rank.end(status)
+            self._read_last(rank)
+            self._record_exit(rank, status, usage)
+            if rank.result == 0 and self.first_good_exit_s is None:
+                self.first_good_exit_s = time.monotonic()
+            if rank.result != 0 and bad is None:
+                bad = rank
+        # While a stop is under way a rank that dies of the signal must not cut short another one's saving.
+        if bad is not None and self.stopping_by is None and any(rank.runs for rank in self.ranks):
+            how = f"exited with {bad.code}" if bad.signal is None else "was killed by signal %d" % bad.signal
+            self._stop("failure", "rank %d %s" % (bad.number, how))
+
+    def _read_last(self, rank: Rank) -> None:
+        assert rank.started is not None
+        if rank.started.status_fd is not None:
+            os.set_blocking(rank.started.status_fd, False)
+            rank.setup_word = read_some(rank.started.status_fd, 1) or b""
+            os.close(rank.started.status_fd)
+        for fd, (owner, stream) in list(self.streams.items()):
+            if owner is rank and drain(fd, rank.spools[stream]):
+                self._unwatch(fd)
+
+    def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
+        if rank.setup_failed() and self.stopping_by is None and rank.result != 0:
+            self.records.add("start_failed", rank=rank.number, **self._explain_setup(rank))
+        fields: dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        if usage is not None:
+            fields.update(cpu_s=round(usage.ru_utime + usage.ru_stime, 3), max_rss_bytes=usage.ru_maxrss * 1024)
+        if rank.killed_as_finished:
+            fields["note"] = "finished but did not exit"
+        self.records.add(
+            "rank_exited",
+            rank=rank.number,
+            code=rank.code,
+            signal=rank.signal,
+            stopped=self.stopping_by is not None,
+            **fields,
+        )
+        failpoint("agent.after_exit_record")
+
+    def _explain_setup(self, rank: Rank) -> dict[str, Any]:
+        if rank.setup_word == b"m":
+            return {
+                "message": "no such command: {}".format(rank.plan["argv"][0]),
+                "hint": "the job's setup ran, but PATH behind it does not lead to this command",
+            }
+        said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
+        return {
+            "message": "the job's setup failed with {}: {}".format(rank.result, said or "it printed no error"),
+            "hint": "run the text of `setup` in bash on this node",
+        }
+
+    # --- lingering ---
+
+    def _look_for_lingering(self, rank: Rank, now: float) -> None:
+        if rank.metrics.found_done():
+            rank.watch.see_done(now)
+        if self.stopping_by is not None:
+            return
+        why = rank.watch.look(
+            now, cpu_s=rank.cpu_s(), written_bytes=rank.written_bytes, other_exited_s=self.first_good_exit_s
+        )
+        if why is None:
+            return
+        self.records.add("rank_lingers", rank=rank.number, why=why)
+        if why == exit_watch.FINISHED:
+            rank.killed_as_finished = True
+            rank.send(signal.SIGKILL)
+
+    # --- stopping ---
+
+    def _obey_stop_file(self) -> bool:
+        """True when a stop was asked for, now or before."""
+        wish = read_json(os.path.join(self.folder, STOP))
+        if wish is None:
+            return self.stop_seen is not None
+        if wish != self.stop_seen:
+            self.stop_seen = wish
+            self._acknowledge_stop()
+            self._stop(
+                "head", wish.get("reason") or "asked to stop", now=bool(wish.get("now")), grace_s=wish.get("grace_s")
+            )
+        return True
+
+    def _acknowledge_stop(self) -> None:
+        """The wish that has gone was taken: whoever asked can tell a supervisor that hangs from one that works."""
+        with contextlib.suppress(OSError):
+            os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
+
+    def _stop(self, by: str, reason: str, *, now: bool = False, grace_s: float | None = None) -> None:
+        """Sets the way to the end; a slower one than that already taken changes nothing."""
+        plan = self.prepared["stop"]
+        at = time.monotonic()
+        grace_s = 0.0 if now else float(plan["grace_s"] if grace_s is None else grace_s)
+        steps = (
+            stopping.kill_now(at) if now else stopping.steps_for(by, now_s=at, signal=plan["signal"], grace_s=grace_s)
+        )
+        if not self.ladder.set(steps):
+            return
+        self.stopping_by = self.stopping_by or by
+        self.records.add("stopping", reason=reason, by=by, signal=steps[0].signal, grace_s=grace_s)
+        failpoint("stop.after_mark")
+        self._climb(at)
+
+    def _climb(self, now: float) -> None:
+        for step in self.ladder.due(now):
+            number = getattr(signal, "SIG" + step.signal)
+            if step.signal == "KILL":
+                failpoint("stop.before_kill")
+                self.killed_s = self.killed_s or now
+            if not step.everything:
+                for rank in self.ranks:
+                    rank.send(number)
+                continue
+            for pid, start in self._find():
+                procs.send_signal(pid, start, number)
+            failpoint("stop.after_kill_before_confirm" if step.signal == "KILL" else "stop.after_term")
+
+    def _find(self) -> list[tuple[int, int]]:
+        leaders = {rank.started.pid: rank.start_ticks for rank in self.ranks if rank.started is not None}
+        return reap.find_attempt(
+            self.tag,
+            root=layout.root_of(self.folder),
+            supervisor=os.getpid(),
+            ranks=leaders,
+            extra=cgroup.group_pids(self.group),
+            has_sampler=self.beside.is_on,
+        )
+
+    def _sweep(self, now: float) -> None:
+        """After the ranks' end, and after KILL: nobody may be left. Two looks, since one may fork while we look."""
+        found = self._find()
+        if not found and not any(rank.runs for rank in self.ranks):
+            self.clean_looks += 1
+            self.is_over = self.clean_looks >= CLEAN_LOOKS
+            return
+        self.clean_looks = 0
+        if self.killed_s is None:
+            self._end_leftovers(len(found), now)
+            return
+        for pid, start in found:
+            procs.send_signal(pid, start, signal.SIGKILL)
+        if now - self.killed_s >= stopping.UNKILLABLE_S:
+            self.leftovers = [pid for pid, _ in found]
+            self.is_over = True
+
+    def _end_leftovers(self, count: int, now: float) -> None:
+        if not self.ladder.set(stopping.steps_for("finished", now_s=now, signal="TERM", grace_s=0.0)):
+            return
+        if self.stopping_by is None:
+            self.stopping_by = "finished"
+            self.records.add(
+                "stopping",
+                reason="%d processes outlived the ranks that started them" % count,
+                by="finished",
+                signal="TERM",
+                grace_s=stopping.LEFTOVER_GRACE_S,
+            )
+        self._climb(now)
+
+    # --- the end ---
+
+    def _tell_dropped(self, rank: Rank, now: float, *, last: bool) -> None:
+        for stream, spool in rank.spools.items():
+            spool.look_for_cut()
+            while spool.cuts:
+                generation, had = spool.cuts.pop(0)
+                self.records.add("log_cut", rank=rank.number, stream=stream, generation=generation, had=had)
+        for stream, count in rank.newly_dropped(now, last=last).items():
+            self.records.add(
+                "log_dropped",
+                rank=rank.number,
+                stream=stream,
+                bytes=count,
+                reason=rank.spools[stream].drop_reason.strip(),
+            )
+
+    def _finish(self) -> None:
+        for fd, (rank, stream) in list(self.streams.items()):
+            drain(fd, rank.spools[stream])
+            self._unwatch(fd)
+        for rank in self.ranks:
+            self._tell_dropped(rank, time.monotonic(), last=True)
+            for spool in rank.spools.values():
+                spool.close()
+        self.beside.end()
+        failpoint("finish.before_terminal")
+        free_reserve(self.folder)
+        write_end(
+            self.folder,
+            self.records,
+            leftovers=self.leftovers,
+            wait_s=TICK_S,
+            codes={str(rank.number): rank.result for rank in self.ranks},
+        )
+        cgroup.remove_group(self.group)

@@ -1,0 +1,255 @@
+"""Makes a support archive of pieces: bounded, without credentials, and the same bytes for the same input."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Callable
+
+from ascendrun.core.logs.redaction import Redactor
+
+SCHEMA_VERSION = 1
+MANIFEST = "MANIFEST.json"
+LEAST_BYTES = 16 * 1024
+"""Of every piece at least so much is kept, however small the whole must be."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Of one piece at most."""
+MARGIN_BYTES, GUARD_BYTES = 64 * 1024, 32 * 1024
+"""A secret that lies across a cut must not leave half of itself: beyond each cut so much more is read and searched, and
+what may be a torn secret at the rim, so long at most, is thrown away."""
+HEAD_SHARE = 0.25
+"""Of what is kept of a long piece: its beginning; the rest is its end, where failures are."""
+_CUT_MARK = b"\n[... %d bytes left out ...]\n"
+
+Read = Callable[[int, int], bytes]
+"""(offset, count) -> bytes"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file of the archive. `size`: what `read` gives in all; it may have grown since, that is not looked at."""
+
+    name: str
+    size: int
+    read: Read
+    is_log: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What became of one piece. `bytes`, `sha256`: as it is in the archive. `of_bytes`: how long it was.
+    `redactions`: how many marks stand in it now."""
+
+    name: str
+    bytes: int
+    of_bytes: int
+    is_cut: bool
+    redactions: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds, or would hold. `left_out`: (what, why)."""
+
+    packed: tuple[Packed, ...]
+    left_out: tuple[tuple[str, str], ...]
+    secrets: int
+
+
+def text_piece(name: str, text: str | bytes) -> Piece:
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    return Piece(name, len(data), lambda offset, count: data[offset : offset + count])
+
+
+def json_piece(name: str, value: object) -> Piece:
+    return text_piece(name, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n")
+
+
+def file_piece(name: str, paths: Sequence[Path], *, is_log: bool = False) -> Piece:
+    """The files one after another: the generations of a rotated one hold one text. Raises OSError."""
+    facts = [os.lstat(path) for path in paths]
+    if not all(stat.S_ISREG(fact.st_mode) for fact in facts):
+        raise OSError(f"{name}: not a regular file")
+    sizes = [fact.st_size for fact in facts]
+
+    def read(offset: int, count: int) -> bytes:
+        pieces = []
+        for path, size in zip(paths, sizes):
+            if offset < size and count > 0:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    pieces.append(file.read(min(count, size - offset)))
+                count -= len(pieces[-1])
+            offset = max(0, offset - size)
+        return b"".join(pieces)
+
+    return Piece(name, sum(sizes), read, is_log)
+
+
+def water_level(sizes: Iterable[int], budget: int) -> int:
+    """How much of each piece may be kept so that all together fit: the small ones whole, the large ones alike.
+
+    At least LEAST_BYTES, at most MOST_BYTES.
+    """
+    waiting, left = sorted(sizes), budget
+    level = MOST_BYTES
+    for count, size in enumerate(waiting):
+        share = left // (len(waiting) - count)
+        if size > share:
+            level = share
+            break
+        left -= size
+    return max(LEAST_BYTES, min(level, MOST_BYTES))
+
+
+def make_archive(
+    pieces: Sequence[Piece],
+    redactor: Redactor,
+    *,
+    root: str,
+    facts: Mapping[str, object],
+    max_bytes: int,
+    left_out: Sequence[tuple[str, str]] = (),
+    out: IO[bytes] | None = None,
+    mtime_s: int = 0,
+) -> Contents:
+    """Writes the archive to `out` (None: nowhere, to see what it would hold).
+
+    All is read twice: secrets that show in one file are then taken out of all. Raises OSError.
+    """
+    pieces = sorted(pieces, key=lambda piece: piece.name)
+    level = water_level([piece.size for piece in pieces], max_bytes)
+    for piece in pieces:
+        for window in _windows(piece, level):
+            redactor.scan(window)
+    packed: list[Packed] = []
+    with _open_tar(out) as tar:
+        for piece in pieces:
+            name, before = redactor.redact_text(piece.name), redactor.count
+            data = _pack(piece, level, redactor)
+            packed.append(
+                Packed(
+                    name,
+                    len(data),
+                    piece.size,
+                    piece.size > level,
+                    redactor.count - before,
+                    hashlib.sha256(data).hexdigest(),
+                )
+            )
+            _add(tar, f"{root}/{name}", data, mtime_s)
+        contents = Contents(tuple(packed), tuple(left_out), redactor.secrets)
+        _add(tar, f"{root}/{MANIFEST}", _manifest(contents, facts, redactor), mtime_s)
+    return contents
+
+
+def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> tuple[Contents, str]:
+    """A private file, whole or not at all, and its SHA-256. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w+b") as file:
+            contents = write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            digest = hashlib.sha256()
+            for chunk in iter(lambda: file.read(1 << 20), b""):
+                digest.update(chunk)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return contents, digest.hexdigest()
+
+
+# ---------------------------------------------------------------- one piece
+
+
+def _windows(piece: Piece, level: int) -> list[bytes]:
+    """What is read of a piece: all of it, or its beginning and its end, each with a margin."""
+    if piece.size <= level:
+        return [piece.read(0, piece.size)]
+    head, tail = _shares(level)
+    start = max(0, piece.size - tail - MARGIN_BYTES)
+    return [piece.read(0, head + MARGIN_BYTES), piece.read(start, piece.size - start)]
+
+
+def _pack(piece: Piece, level: int, redactor: Redactor) -> bytes:
+    windows = [redactor.redact(window) for window in _windows(piece, level)]
+    if len(windows) == 1:
+        return windows[0]
+    head, tail = _shares(level)
+    first = _to_newline(windows[0][: max(0, min(head, len(windows[0]) - GUARD_BYTES))])
+    last = windows[1][max(GUARD_BYTES, len(windows[1]) - tail) :]
+    newline = last.find(b"\n", 0, GUARD_BYTES)
+    last = last[newline + 1 :]
+    return first + _CUT_MARK % max(0, piece.size - len(first) - len(last)) + last
+
+
+def _shares(level: int) -> tuple[int, int]:
+    head = int(level * HEAD_SHARE)
+    return head, level - head
+
+
+def _to_newline(data: bytes) -> bytes:
+    newline = data.rfind(b"\n", max(0, len(data) - GUARD_BYTES))
+    return data[:newline] if newline >= 0 else data
+
+
+# ---------------------------------------------------------------- the archive
+
+
+class _Nowhere(io.RawIOBase):
+    """Takes everything and keeps nothing."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+class _Tar:
+    def __init__(self, out: IO[bytes] | None) -> None:
+        # Neither name nor time of the archive itself: the same input gives the same bytes.
+        self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=out or _Nowhere(), mtime=0, compresslevel=6)
+        self._tar = tarfile.open(fileobj=self._zip, mode="w", format=tarfile.PAX_FORMAT)
+
+    def __enter__(self) -> tarfile.TarFile:
+        return self._tar
+
+    def __exit__(self, *_: object) -> None:
+        self._tar.close()
+        self._zip.close()
+
+
+def _open_tar(out: IO[bytes] | None) -> _Tar:
+    return _Tar(out)
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mtime_s: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = len(data), mtime_s, 0o600
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _manifest(contents: Contents, facts: Mapping[str, object], redactor: Redactor) -> bytes:
+    values: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "files": [asdict(one) for one in contents.packed],
+        "left_out": [{"what": what, "why": why} for what, why in contents.left_out],
+        "secrets": contents.secrets,
+    }
+    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    return redactor.redact(text.encode("utf-8", "surrogateescape"))

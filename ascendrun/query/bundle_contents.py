@@ -1,0 +1,244 @@
+"""What goes into the support archive of a job: which records and which files, under which names."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sqlite3
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ascendrun import __version__
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.jobs.record import dump_job
+from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
+from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.store import Store, StoredEvent, StoredJob
+from ascendrun.query.bundle_archive import Piece, file_piece, json_piece, text_piece
+
+SAMPLE_ROWS = 20_000
+"""Of each kind of sample; longer series are thinned out."""
+CRASHES = 3
+SHORTEST_ENV_SECRET = 8
+"""Values of this process's own variables are looked for only when they are long enough to mean something."""
+_GENERATION = re.compile(r"^(.+)\.(\d+)$")
+
+LeftOut = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The job of an archive, as the store has it."""
+
+    stored: StoredJob
+    events: tuple[StoredEvent, ...]
+    state_dir: Path
+
+    @property
+    def attempts(self) -> Iterator[tuple[int, Path]]:
+        """Every attempt that left something here."""
+        for attempt in range(1, self.stored.job.attempt + 1):
+            folder = spool_dir(self.state_dir, self.stored.job.id, attempt)
+            if folder.is_dir():
+                yield attempt, folder
+
+
+def find_subject(state_dir: Path, ref: str) -> Subject:
+    """Raises NotFound, Conflict, StoreUnusable."""
+    from ascendrun.core.errors import NotFound
+
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        raise NotFound(f"no job {ref!r}: nothing was ever submitted with {state_dir}")
+    try:
+        stored = store.find(ref)
+        return Subject(stored, store.events(stored.job.id), state_dir)
+    finally:
+        store.close()
+
+
+def make_redactor(
+    subject: Subject, environ: Mapping[str, str], notices: NoticeSettings | None, left_out: LeftOut
+) -> Redactor:
+    """One that knows the secrets of the job's env_from files as they are now, of its env, of this process's own
+    variables, and of the settings for notices."""
+    known: dict[str, str] = {}
+    for name, value in environ.items():
+        if SECRET_NAME.search(name) and len(value) >= SHORTEST_ENV_SECRET:
+            known[value] = "environment"
+    known.update(secrets_in_tree(subject.stored.spec))
+    for target in (notices or NoticeSettings()).everyone:
+        if target.kind != "hook":
+            try:
+                url, secret = read_credentials(target)
+            except Unreadable:
+                continue
+            known[url] = "notice"
+            if secret:
+                known[secret] = "notice"
+    for source in subject.stored.spec.get("env_from") or ():
+        path = str(source.get("file") if isinstance(source, Mapping) else source)
+        for value in _values_of(path, left_out):
+            known[value] = "env-from"
+    return Redactor(known)
+
+
+def _values_of(path: str, left_out: LeftOut) -> list[str]:
+    """The values of NAME=value lines. When the file is gone, what it held is found by name and form only."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read(1 << 20).splitlines()
+    except OSError as error:
+        left_out.append(
+            (
+                "values of env_from",
+                f"{path} cannot be read ({error.strerror}): its secrets are found by "
+                "their names and forms only; look through the archive",
+            )
+        )
+        return []
+    values = [line.partition("=")[2] for line in lines if "=" in line and not line.lstrip().startswith("#")]
+    return [form for value in values for form in {value, value.strip(), value.strip().strip("'\"")} if form]
+
+
+def collect(
+    subject: Subject, *, extras: Mapping[str, str], with_logs: bool, left_out: LeftOut, redactor: Redactor
+) -> list[Piece]:
+    """The pieces of our own layout. `extras`: more texts by their names in the archive."""
+    job = subject.stored.job
+    pieces = [
+        json_piece("job.json", redact_tree(dump_job(job), redactor)),
+        json_piece("spec.json", redact_tree(subject.stored.spec, redactor)),
+        json_piece("hosts.json", redact_tree(list(subject.stored.hosts), redactor)),
+        json_piece("trees.json", redact_tree(list(subject.stored.trees), redactor)),
+        text_piece(
+            "events.jsonl", "".join(json.dumps(asdict(event), ensure_ascii=False) + "\n" for event in subject.events)
+        ),
+        json_piece("versions.json", versions()),
+        *(text_piece(name, text) for name, text in extras.items()),
+    ]
+    for attempt, folder in subject.attempts:
+        pieces += _attempt_pieces(folder, f"attempt-{attempt}", with_logs=with_logs, left_out=left_out)
+    pieces += sample_pieces(subject, left_out)
+    return pieces + list(_head_pieces(subject.state_dir))
+
+
+def versions() -> Mapping[str, Any]:
+    from importlib import metadata
+
+    packages: dict[str, str | None] = {}
+    for name in ("click", "paramiko", "pydantic", "PyYAML", "ClusterShell", "psutil", "rich", "textual"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = None
+    return {
+        "ascendrun": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "sqlite": sqlite3.sqlite_version,
+        "packages": packages,
+    }
+
+
+def _attempt_pieces(folder: Path, name: str, *, with_logs: bool, left_out: LeftOut) -> Iterator[Piece]:
+    """Every file of the attempt's spool; the generations of one file as one."""
+    groups: dict[str, list[tuple[int, Path]]] = {}
+    arrival_times = logs = 0
+    for path in _files_below(folder):
+        relative = path.relative_to(folder).as_posix()
+        found = None if "/gathered/" in relative else _GENERATION.match(relative)
+        base, generation = (found.group(1), int(found.group(2))) if found else (relative, 0)
+        if base.endswith(".times"):
+            arrival_times += 1
+        elif not with_logs and base.endswith((".out", ".err")):
+            logs += 1
+        else:
+            groups.setdefault(base, []).append((generation, path))
+    for base, parts in sorted(groups.items()):
+        paths = [path for _, path in sorted(parts)]
+        try:
+            yield file_piece(f"{name}/{base}", paths, is_log=base.endswith((".out", ".err")))
+        except OSError as error:
+            left_out.append((f"{name}/{base}", f"cannot be read: {error.strerror or error}"))
+    if arrival_times:
+        left_out.append((f"{name}: {arrival_times} files of arrival times", "they are of use with whole logs only"))
+    if logs:
+        left_out.append((f"{name}: {logs} outputs of ranks", "--no-logs"))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Regular files only: what a node sent cannot point elsewhere."""
+    for base, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(base) / name
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                yield path
+
+
+def sample_pieces(subject: Subject, left_out: LeftOut) -> list[Piece]:
+    """What was measured on the job's hosts while it was there, a JSON line a sample."""
+    series = read_samples(subject, left_out)
+    pieces = []
+    for name, samples in series.items():
+        if samples:
+            lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in _thinned(samples))
+            pieces.append(text_piece(f"samples/{name}.jsonl", "".join(lines)))
+    return pieces
+
+
+def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[Any]]:
+    """devices, hosts and ranks; {} when nothing was measured."""
+    from ascendrun.head.state.sample_store import SampleStore
+
+    job = subject.stored.job
+    if job.started_at_s is None:
+        return {}
+    last_s = job.ended_at_s or max([event.at_s for event in subject.events] or [job.started_at_s])
+    since_s, until_s = job.started_at_s - 60.0, last_s + 60.0
+    try:
+        store = SampleStore.open_for_reading(subject.state_dir)
+        if store is None:
+            return {}
+        try:
+            hosts = set(job.hosts)
+            devices = store.device_series(since_s=since_s, until_s=until_s)
+            of_hosts = store.host_series(since_s=since_s, until_s=until_s)
+            return {
+                "devices": [one for one in devices if one.host in hosts],
+                "hosts": [one for one in of_hosts if one.host in hosts],
+                "ranks": store.rank_series(since_s=since_s, until_s=until_s, job=job.id),
+            }
+        finally:
+            store.close()
+    except AscendrunError as error:
+        left_out.append(("samples", error.message))
+        return {}
+
+
+def _thinned(samples: Sequence[Any]) -> Sequence[Any]:
+    """Every n-th, so that about SAMPLE_ROWS stay, the last ones among them."""
+    step = -(-len(samples) // SAMPLE_ROWS)
+    return samples[(len(samples) - 1) % step :: step] if step > 1 else samples
+
+
+def _head_pieces(state_dir: Path) -> Iterable[Piece]:
+    """The controller's log, the newest traces of faults of ours, and doctor's last kept measurement."""
+    crashes = sorted((state_dir / "crashes").glob("*.txt"))[-CRASHES:]
+    deep = sorted((state_dir / "deep").glob("*.json"))[-1:]
+    files = [("head/controller.log", state_dir / "controller.log")]
+    files += [(f"head/crashes/{path.name}", path) for path in crashes]
+    files += [(f"head/doctor-deep/{path.name}", path) for path in deep]
+    for name, path in files:
+        try:
+            yield file_piece(name, [path])
+        except OSError:
+            continue

@@ -1,0 +1,332 @@
+"""The deep look: small jobs of our own measure hosts alone and in pairs, round by round, until the odd one is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from ascendrun.core.findings import Finding
+from ascendrun.core.hosts import Host
+from ascendrun.core.jobfile.model import Checkpoint, Checks, Devices, JobSpec, Restart, Timeouts
+from ascendrun.core.jobs.plan import Tree
+from ascendrun.head.state.settings import SPOOL_COMPLETE, spool_dir
+from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.head.survey.submission import Submission
+from ascendrun.health.deep.pair_schedule import PARTNERS, Exchange, next_round
+from ascendrun.health.deep.results import (
+    DeepReport,
+    HostResult,
+    Lines,
+    better_of,
+    dump_report,
+    load_report,
+    newest_like,
+    read_exchange,
+    read_host,
+)
+from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
+from ascendrun.query.submit import pack_trees
+
+FOLDER = "deep"
+DRAIN_S, FAILED_DRAIN_S = 30.0, 3.0
+WORDS_BYTES, WORDS_LENGTH = 4096, 200
+SLACK_S = 60.0
+"""What a job may take beyond its own limits: connecting, staging, being stopped."""
+
+HCCL_LIMITS: Mapping[str, str] = {"HCCL_CONNECT_TIMEOUT": "120", "HCCL_EXEC_TIMEOUT": "204"}
+"""A training waits 20 minutes for a peer; a measurement of a bad link should say so soon. (68 s is HCCL's step.)"""
+
+
+@dataclass(frozen=True)
+class DeepOptions:
+    """`burn_s`: seconds of matrix products on every device. `sizes`: bytes of the all-reduces. `partners`: how many
+    others each host is measured with; one less than there are hosts is the full matrix. `meet_s`: how long a rank
+    waits for its peers. `start_s`, `job_s`: limits of each small job's start and run."""
+
+    burn_s: float = 10.0
+    matmul_size: int = 0
+    sizes: tuple[int, ...] = (1 << 20, 16 << 20, 128 << 20)
+    repeats: int = 20
+    budget_s: float = 3.0
+    partners: int = PARTNERS
+    meet_s: float = 120.0
+    start_s: float = 120.0
+    job_s: float = 240.0
+
+
+def default_options(family: str) -> DeepOptions:
+    """What suits the devices: CPUs and their networks are slower, and mostly wanted for something else."""
+    if family == "cpu":
+        return DeepOptions(burn_s=1.0, sizes=(64 << 10, 1 << 20, 8 << 20), budget_s=1.0, meet_s=45.0)
+    return DeepOptions()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One small job that is over. `why`: the reason when it did not succeed, None: it did. `lines` by host."""
+
+    job: str
+    why: str | None
+    lines: Mapping[str, Lines]
+
+
+@dataclass(frozen=True)
+class DeepLook:
+    """A report, what it means (the comparison with the last one included), and the file that keeps it."""
+
+    report: DeepReport
+    findings: tuple[Finding, ...]
+    file: Path
+
+
+class Jobs(Protocol):
+    """What the deep look needs of a cluster."""
+
+    def submit_made(self, submission: Submission) -> str:
+        """Stores the job and returns its id."""
+
+    def await_ended(self, jobs: Sequence[str], *, timeout_s: float) -> tuple[str, ...]:
+        """Returns when all have ended, or in time; those that have not."""
+
+    def outcome(self, job: str) -> tuple[str | None, int]:
+        """Why the job did not succeed (None: it did), or the reason why it has not ended; and its attempt."""
+
+    def end(self, jobs: Sequence[str], *, timeout_s: float) -> None:
+        """Stops those that still live, at once, and waits for their end."""
+
+
+def look_deep(
+    jobs: Jobs,
+    base: JobSpec,
+    hosts: Sequence[Host],
+    options: DeepOptions,
+    *,
+    state_dir: Path,
+    busy: Mapping[str, str],
+    unfit: Sequence[str] = (),
+    say: Callable[[str], None],
+) -> DeepReport:
+    """Measures every host that is neither in `busy` (by the job that it runs) nor `unfit`, alone and then in pairs.
+
+    `base` gives python, setup, environment and devices (see `make_base`). Raises children of AscendrunError only when
+    nothing can be measured at all; what fails on a host is in the report.
+    """
+    bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
+    report = DeepReport(
+        at_s=time.time(),
+        family=base.devices.family,
+        sizes=options.sizes,
+        busy={host.name: busy[host.name] for host in hosts if host.name in busy},
+        unfit=tuple(unfit),
+    )
+    names = [host.name for host in hosts if host.name not in busy and host.name not in unfit]
+    if not names:
+        return report
+    say(
+        f"{len(names)} host{'s' if len(names) > 1 else ''} alone: "
+        f"matrix products{' and collectives' if bench.has_inner_links else ''}"
+    )
+    report = replace(report, hosts=bench.measure_hosts(names))
+    doubtful = sorted({host for finding in slow_alone(report) for host in finding.hosts})
+    if doubtful:
+        say(f"{len(doubtful)} of them once more, to be sure")
+        again = bench.measure_hosts(doubtful)
+        merged = {host: better_of(report.hosts[host], result) for host, result in again.items()}
+        report = replace(report, hosts={**report.hosts, **merged})
+    while True:
+        shares = shares_of(report.family, report.exchanges)
+        pairs = next_round(report.paired, report.exchanges, shares=shares, partners=options.partners)
+        if not pairs:
+            return report
+        say(f"round {len(report.rounds) + 1}: {len(pairs)} pair{'s' if len(pairs) > 1 else ''}")
+        report = replace(report, rounds=(*report.rounds, bench.measure_pairs(pairs)))
+
+
+def make_base(
+    spec: JobSpec | None, *, family: str = "cpu", python: str | None = None, setup: str | None = None
+) -> JobSpec:
+    """What the small jobs have in common, from the user's job; or, without one, from what is given here."""
+    if spec is None:
+        # CPU ranks of one host would only measure each other.
+        devices = Devices.model_validate({"family": family, "per_node": 1 if family == "cpu" else None})
+        spec = JobSpec(name="deep", program="meshtest", devices=devices, python=python, setup=setup)
+    env = {**spec.env, **(HCCL_LIMITS if spec.devices.family == "npu" else {})}
+    env.pop("MASTER_PORT", None)  # several jobs may meet on one host, if only for a moment
+    return spec.model_copy(
+        update={
+            "program": "meshtest",
+            "command": None,
+            "launcher": "spawn",
+            "nodes": None,
+            "spares": 0,
+            "hostfile": None,
+            "stages": (),
+            "env": env,
+            "checks": Checks(skip=spec.checks.skip),
+            "restart": Restart(),
+            "checkpoint": Checkpoint(grace_s=5.0),
+        }
+    )
+
+
+class _Bench:
+    """Starts small jobs, several at once on different hosts, and reads what they wrote."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        base: JobSpec,
+        hosts: Mapping[str, Host],
+        options: DeepOptions,
+        state_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._jobs, self._hosts, self._options, self._state_dir, self._say = jobs, hosts, options, state_dir, say
+        self._key = secrets.token_hex(8)
+        self._count = 0
+        limits = Timeouts(start_s=options.start_s, max_s=options.job_s + options.burn_s)
+        self._base = base.model_copy(update={"timeouts": limits})
+        make_state_dir(state_dir)
+        self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
+
+    @property
+    def has_inner_links(self) -> bool:
+        devices = self._base.devices
+        return (devices.per_node or len(devices.ids or ()) or 2) > 1
+
+    def measure_hosts(self, names: Sequence[str]) -> dict[str, HostResult]:
+        outcomes = self._run([(name,) for name in names], burn_s=self._options.burn_s)
+        return {name: _host_result(outcome, outcome.lines[name]) for name, outcome in zip(names, outcomes)}
+
+    def measure_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[Exchange, ...]:
+        outcomes = self._run(pairs, burn_s=0.0)
+        return tuple(_exchange(pair, outcome) for pair, outcome in zip(pairs, outcomes))
+
+    def _run(self, groups: Sequence[tuple[str, ...]], *, burn_s: float) -> list[Outcome]:
+        """One job a group, all together; an outcome for each, also when the job never started."""
+        began: list[str] = []
+        try:
+            for group in groups:
+                began.append(self._jobs.submit_made(self._submission(group, burn_s)))
+            limit_s = self._options.start_s + self._options.job_s + self._options.burn_s + SLACK_S
+            late = self._jobs.await_ended(began, timeout_s=limit_s)
+            return [
+                self._outcome(job, group, is_late=job in late, limit_s=limit_s) for job, group in zip(began, groups)
+            ]
+        finally:
+            self._jobs.end(began, timeout_s=SLACK_S)
+
+    def _submission(self, group: tuple[str, ...], burn_s: float) -> Submission:
+        self._count += 1
+        options = self._options
+        args: dict[str, Any] = {
+            "sizes": tuple(str(size) for size in options.sizes),
+            "repeats": options.repeats,
+            "budget_s": options.budget_s,
+            "timeout_s": options.meet_s,
+            "matmul_s": burn_s,
+            "matmul_size": options.matmul_size,
+        }
+        name = re.sub("[^A-Za-z0-9._-]", "_", "-".join(("deep", *group)))[:63]
+        spec = self._base.model_copy(update={"name": name, "args": args})
+        return Submission(
+            key=f"deep-{self._key}-{self._count}",
+            spec=spec,
+            trees=self._trees,
+            file=None,
+            hosts=tuple(self._hosts[name] for name in group),
+        )
+
+    def _outcome(self, job: str, group: tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
+        why, attempt = self._jobs.outcome(job)
+        if is_late:
+            why = f"no result within {limit_s:g} s: {why}"
+        folder = spool_dir(self._state_dir, job, attempt)
+        _await_drained(folder, deadline_s=DRAIN_S if why is None else 0.0 if is_late else FAILED_DRAIN_S)
+        if why is not None:
+            words = next((said for said in (last_words(folder / name) for name in group) if said), None)
+            why = f"{why}: {words}" if words else why
+        return Outcome(job, why, {name: read_lines(folder / name) for name in group})
+
+
+def read_lines(folder: Path) -> Lines:
+    """The complete lines of all metrics files of a host's spool; what is no object is passed over."""
+    lines: list[Mapping[str, Any]] = []
+    for path in sorted(folder.glob("rank-*.metrics.0")):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict):
+                lines.append(values)
+    return lines
+
+
+def last_words(folder: Path) -> str | None:
+    """The last line on standard error of the first rank of a host that said something there; None: none did."""
+    for path in sorted(folder.glob("rank-*.err.0")):
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:WORDS_LENGTH]
+    return None
+
+
+def keep_report(report: DeepReport, state_dir: Path) -> Path:
+    """Writes the report beside the earlier ones, private, whole or not at all; its path."""
+    folder = state_dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.at_s))
+    path = folder / f"{stamp}.{int(report.at_s * 1000) % 1000:03d}Z.json"
+    temporary = path.with_suffix(".part")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump(dump_report(report), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return path
+
+
+def earlier_reports(state_dir: Path) -> Iterable[DeepReport]:
+    """Every kept report that still reads, the newest first; one of another release, or torn, is passed over."""
+    for path in sorted((state_dir / FOLDER).glob("*.json"), reverse=True):
+        try:
+            yield load_report(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def judge_and_keep(report: DeepReport, state_dir: Path) -> DeepLook:
+    """Compares with the newest earlier run of its kind, then becomes the newest itself."""
+    findings = deep_findings(report, newest_like(report, earlier_reports(state_dir)))
+    return DeepLook(report, findings, keep_report(report, state_dir))
+
+
+def _host_result(outcome: Outcome, lines: Lines) -> HostResult:
+    if outcome.why is None and not lines:
+        return HostResult(why=f"it ended without a result; `ascendrun logs {outcome.job}`")
+    result = read_host(lines)
+    return result if outcome.why is None else replace(result, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
+
+
+def _exchange(pair: tuple[str, str], outcome: Outcome) -> Exchange:
+    if outcome.why is not None:
+        return Exchange(*pair, rates=None, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
+    return read_exchange(*pair, [line for lines in outcome.lines.values() for line in lines])
+
+
+def _await_drained(folder: Path, *, deadline_s: float) -> None:
+    """The job is over before its last bytes are here. If they do not come, what is here has to do."""
+    until = time.monotonic() + deadline_s
+    while not (folder / SPOOL_COMPLETE).exists() and time.monotonic() < until:
+        time.sleep(0.05)

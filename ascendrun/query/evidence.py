@@ -1,0 +1,394 @@
+"""Makes the evidence of one attempt from the store, the spool, and what was gathered and measured; works on what is
+there and says what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.jobs.job import Cause, Phase, State
+from ascendrun.head.spool.artifact_store import Gathered, read_gathered
+from ascendrun.head.spool.clocks import read_clocks
+from ascendrun.head.spool.metrics_reader import newest_values
+from ascendrun.head.spool.spool_files import StreamFiles, find_streams
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.health.diagnosis.evidence import (
+    Clock,
+    DeviceFact,
+    Evidence,
+    FixedClock,
+    HostEvidence,
+    Line,
+    RankEvidence,
+    StoryEvent,
+)
+from ascendrun.health.diagnosis.lines.devices import (
+    device_addresses,
+    facts_from_cards,
+    facts_from_ports,
+    facts_from_table,
+    one_per_device,
+)
+from ascendrun.health.diagnosis.lines.elastic import error_lines
+from ascendrun.query.attempt_records import HostRecords, read_records
+from ascendrun.query.headroom import Left, read_left
+from ascendrun.query.stream_tail import Budget, budget_for, last_arrival_s, read_tail, read_text_lines
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.job import Job, NodeProgress
+    from ascendrun.head.state.store import StoredEvent, StoredJob
+
+ERROR_FILE_BYTES = 1 << 20
+GATHERED_BYTES = 1 << 20
+PLOG_BYTES = 2 << 20
+PLOG_LINES = 3000
+STEP_RANKS_LIMIT = 512
+"""Of more ranks the newest steps are not read: a thousand small files are slower than they are worth."""
+ROUGH_CLOCK_S = 0.5
+"""A clock that was only looked at once, when the job began."""
+DEFAULT_CONNECT_S, DEFAULT_EXEC_S = 120.0, 1836.0
+_WORTH = re.compile(r"\[ERROR\]|Abnormal|crimer|\bE[IJ]\d{4}\b|deviceIp\[|HCCL_(?:CONNECT|EXEC)_TIMEOUT")
+_PLOG_RANK = re.compile(r"(?:\brank\[|rankId\[|userRank\[)(\d+)\]")
+_PLOG_PID = re.compile(r"plog-(\d+)_")
+_KERNEL_TIME = re.compile(r"^\[\s*(\d+\.\d+)\]")
+_ATTEMPT_BEGINS = re.compile(r"^(?:QUEUED|BACKOFF): attempt (\d+)\b")
+_CAUSES = (
+    ("stop was asked for", Cause.USER),
+    ("nothing was started", Cause.REFUSED),
+    ("was rebooted", Cause.NODE_LOST),
+    ("supervisor was killed", Cause.NODE_LOST),
+    ("(timeouts.start_s)", Cause.START_TIMEOUT),
+    ("controller was restarted", Cause.HEAD_RESTARTED),
+    ("timeouts.max_s", Cause.LIMIT),
+    ("not started: ", Cause.NEED),
+)
+
+
+def read_evidence(
+    state_dir: Path,
+    stored: StoredJob,
+    events: Sequence[StoredEvent],
+    *,
+    attempt: int | None = None,
+    liveness: Mapping[str, str] | None = None,
+    now_s: float,
+    slow: Sequence[str] = (),
+) -> Evidence:
+    """`attempt` None: the newest one. `liveness`: of the job's hosts as the controller sees them, None: nobody looks.
+    `slow`: sentences about ranks that are slower than others. Missing files are no error."""
+    job = stored.job
+    number = attempt or job.attempt
+    folder = spool_dir(state_dir, job.id, number)
+    story = story_of(events, number)
+    is_newest = number == job.attempt
+    reading = _Reading(stored, folder, number, is_newest=is_newest, liveness=liveness or {})
+    hosts = {host: reading.host(host, story) for host in job.hosts}
+    ranks = tuple(rank for host in job.hosts for rank in reading.ranks(host, hosts[host]))
+    has_failed = any(rank.has_failed for rank in ranks)
+    left = read_left(state_dir, job.hosts, end_s=_end_of(job, ranks, now_s)) if has_failed else {}
+    env = stored.spec.get("env") or {}
+    return Evidence(
+        job=job.id,
+        name=job.name,
+        state=job.state.value if is_newest else State.FAILED.value,
+        attempt=number,
+        reason=job.reason if is_newest else _reason(story),
+        cause=_cause(job, story, is_newest=is_newest),
+        family=str((stored.spec.get("devices") or {}).get("family") or "cpu"),
+        launcher=str(stored.spec.get("launcher") or "spawn"),
+        world_size=job.world_size if is_newest and job.world_size else len(ranks),
+        now_s=now_s,
+        connect_timeout_s=reading.timeout("HCCL_CONNECT_TIMEOUT", env, DEFAULT_CONNECT_S),
+        exec_timeout_s=reading.timeout("HCCL_EXEC_TIMEOUT", env, DEFAULT_EXEC_S),
+        started_at_s=job.started_at_s if is_newest else None,
+        ended_at_s=job.ended_at_s if is_newest else None,
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+        hosts=tuple(_with_left(host, left.get(name)) for name, host in hosts.items()),
+        story=story,
+        slow=tuple(slow),
+        missing=reading.missing(folder),
+    )
+
+
+def attempt_to_explain(job: Job) -> int:
+    """The newest attempt of which there is something to say: one that only waits to be started says nothing, the one
+    before it has failed."""
+    waits = job.state in (State.QUEUED, State.CHECKING, State.STAGING) and not job.told_at_s
+    return job.attempt - 1 if waits and job.attempt > 1 else max(1, job.attempt)
+
+
+def story_of(events: Sequence[StoredEvent], attempt: int) -> tuple[StoryEvent, ...]:
+    """The job's story from the beginning of an attempt to that of the one after it, which is part of it."""
+    found: list[StoryEvent] = []
+    number = 1
+    for event in events:
+        if number > attempt:
+            break
+        begins = _ATTEMPT_BEGINS.match(event.text) if event.kind == "state" else None
+        if number == attempt and event.kind != "submitted":
+            found.append(StoryEvent(event.at_s, event.kind, event.text))
+        if begins is not None:
+            if int(begins.group(1)) == attempt:
+                found = []
+            number = max(number, int(begins.group(1)))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- one attempt's folder
+
+
+class _Reading:
+    """Reads one attempt; what it reads twice it keeps."""
+
+    def __init__(
+        self, stored: StoredJob, folder: Path, attempt: int, *, is_newest: bool, liveness: Mapping[str, str]
+    ) -> None:
+        self._stored, self._folder, self._attempt = stored, folder, attempt
+        self._liveness = liveness
+        self._clocks = read_clocks(folder)
+        self._rows = {str(row.get("name")): row for row in stored.hosts}
+        self._nodes = {node.host: node for node in stored.job.nodes} if is_newest else {}
+        self._records: dict[str, HostRecords] = {}
+        self._gathered: dict[str, Gathered] = {}
+        self._plogs: dict[str, dict[int, tuple[Line, ...]]] = {}
+        streams = find_streams(folder, attempt)
+        self._streams: dict[tuple[str, int], list[StreamFiles]] = {}
+        for one in streams:
+            self._streams.setdefault((one.host, one.rank), []).append(one)
+        self._budget: Budget = budget_for(len(streams))
+
+    # --- hosts
+
+    def host(self, host: str, story: Sequence[StoryEvent]) -> HostEvidence:
+        records, gathered = self.records(host), self.gathered(host)
+        node = self._nodes.get(host)
+        unconfirmed = host in self._stored.job.unconfirmed
+        liveness = self._liveness.get(host)
+        reachable = (
+            False
+            if liveness == "UNREACHABLE" or (unconfirmed and not records.has_ended)
+            else True
+            if liveness == "ALIVE"
+            else None
+        )
+        rebooted = (node is not None and node.phase is Phase.LOST) or any(
+            f"{host} was rebooted" in event.text for event in story
+        )
+        plog_texts = [line.text for lines in self.plogs(host).values() for line in lines]
+        return HostEvidence(
+            host=host,
+            clock=self._clock(host),
+            addresses=self._addresses(host),
+            device_addresses=device_addresses(plog_texts),
+            dmesg=self._dmesg(gathered),
+            devices=self._devices(gathered),
+            stopped_at_s=records.stopped_at_s,
+            stopped_by=records.stopped_by,
+            rebooted=rebooted,
+            supervisor_lost=records.lost,
+            reachable=reachable,
+            has_ended=records.has_ended,
+            missing=tuple(f"{name}: {why}" for name, why in gathered.problems),
+        )
+
+    def records(self, host: str) -> HostRecords:
+        if host not in self._records:
+            self._records[host] = read_records(self._folder / host / "events.0")
+        return self._records[host]
+
+    def gathered(self, host: str) -> Gathered:
+        if host not in self._gathered:
+            self._gathered[host] = read_gathered(self._folder, host)
+        return self._gathered[host]
+
+    def _clock(self, host: str) -> Clock:
+        if self._rows.get(host, {}).get("addr") == "local":
+            return FixedClock(0.0, 0.0)
+        known = self._clocks.get(host)
+        if known is not None and known.error_s is not None:
+            return known
+        node: NodeProgress | None = self._nodes.get(host)
+        if node is not None and node.clock_offset_s is not None:
+            return FixedClock(node.clock_offset_s, ROUGH_CLOCK_S)
+        return FixedClock()
+
+    def _addresses(self, host: str) -> tuple[str, ...]:
+        address = self._rows.get(host, {}).get("addr")
+        return (str(address), host) if address else (host,)
+
+    def _dmesg(self, gathered: Gathered) -> tuple[Line, ...] | None:
+        files = gathered.of("dmesg")
+        if not files:
+            return None
+        lines = (
+            line
+            for file in files
+            for line in read_text_lines(file.path, self._folder, "dmesg", limit_bytes=GATHERED_BYTES)
+        )
+        return tuple(_with_kernel_time(line, gathered.boot_s) for line in lines)
+
+    def _devices(self, gathered: Gathered) -> tuple[DeviceFact, ...]:
+        found: list[DeviceFact] = []
+        for file in (*gathered.of("npu-smi"), *gathered.of("hccn")):
+            text = "\n".join(
+                line.text for line in read_text_lines(file.path, self._folder, "tool", limit_bytes=GATHERED_BYTES)
+            )
+            read = {"table.txt": facts_from_table, "cards.txt": facts_from_cards, "ports.txt": facts_from_ports}.get(
+                file.file
+            )
+            if read is not None:
+                found.extend(read(text, str(file.path.relative_to(self._folder))))
+        return one_per_device(found)
+
+    # --- ranks
+
+    def ranks(self, host: str, evidence: HostEvidence) -> list[RankEvidence]:
+        records = self.records(host)
+        node = self._nodes.get(host)
+        planned = set(node.ranks) if node is not None else set()
+        numbers = {rank for name, rank in self._streams if name == host} | set(records.pids) | set(records.exits)
+        return [self._rank(host, rank, records) for rank in sorted(planned | numbers | set(records.failed))]
+
+    def _rank(self, host: str, rank: int, records: HostRecords) -> RankEvidence:
+        end = records.exits.get(rank, {})
+        exited_ns = end.get("exited_ns") or end.get("at_ns")
+        streams = self._streams.get((host, rank), [])
+        heard = [at for at in map(last_arrival_s, streams) if at is not None]
+        return RankEvidence(
+            rank=rank,
+            host=host,
+            pid=records.pids.get(rank),
+            device=self._device(host, records.local.get(rank)),
+            code=end.get("code"),
+            signal=end.get("signal"),
+            exited_at_s=exited_ns / 1e9 if isinstance(exited_ns, int) else None,
+            stopped=bool(end.get("stopped")),
+            lingers=records.lingers.get(rank),
+            note=end.get("note"),
+            start_failed=records.failed.get(rank),
+            lines=tuple(line for files in streams for line in read_tail(files, self._folder, self._budget)),
+            error=self._error(host, rank),
+            plog=self.plogs(host).get(rank) if self.gathered(host).of("plog") else None,
+            last_output_s=max(heard, default=None),
+            last_step=self._step(host, rank),
+            max_rss_bytes=end.get("max_rss_bytes"),
+        )
+
+    def _device(self, host: str, local_rank: int | None) -> int | None:
+        devices = self._stored.spec.get("devices") or {}
+        if local_rank is None or devices.get("family") not in ("npu", "cuda"):
+            return None
+        ids = devices.get("ids") or self._rows.get(host, {}).get("devices")
+        if not ids:
+            return local_rank
+        return int(ids[local_rank]) if local_rank < len(ids) else None
+
+    def _error(self, host: str, rank: int) -> tuple[Line, ...]:
+        name = f"{host}/rank-{rank}.error.0"
+        lines = read_text_lines(self._folder / name, self._folder, "error", limit_bytes=ERROR_FILE_BYTES)
+        return error_lines("\n".join(line.text for line in lines), name) if lines else ()
+
+    def _step(self, host: str, rank: int) -> int | None:
+        if len(self._streams) > 2 * STEP_RANKS_LIMIT:
+            return None
+        values = newest_values(self._folder, rank, host=host) or {}
+        step = values.get("step")
+        return step if isinstance(step, int) else None
+
+    # --- plog
+
+    def plogs(self, host: str) -> dict[int, tuple[Line, ...]]:
+        """What CANN logged, by rank: of the rank's own process, else of one that names its rank."""
+        if host in self._plogs:
+            return self._plogs[host]
+        records = self.records(host)
+        by_pid = {pid: rank for rank, pid in records.pids.items()}
+        found: dict[int, list[Line]] = {}
+        files = self.gathered(host).of("plog")
+        share = max(64 << 10, PLOG_BYTES // max(1, len(files) // 8))
+        for file in files:
+            lines = read_text_lines(file.path, self._folder, "plog", limit_bytes=share)
+            pid = _PLOG_PID.search(file.file)
+            rank = by_pid.get(int(pid.group(1))) if pid else None
+            if rank is None:
+                rank = _rank_named(lines)
+            if rank is not None:
+                worth = [line for line in lines if _WORTH.search(line.text)]
+                half = PLOG_LINES // 2
+                found.setdefault(rank, []).extend((*worth[:half], *worth[half:][-half:]))
+        self._plogs[host] = {rank: tuple(lines) for rank, lines in found.items()}
+        return self._plogs[host]
+
+    def timeout(self, name: str, env: Mapping[str, Any], default_s: float) -> float:
+        """As HCCL itself says, else as the job's file says, else HCCL's own."""
+        from ascendrun.ascend.hccl_env import parse_hccl_env
+
+        for plogs in self._plogs.values():
+            for lines in plogs.values():
+                setting = parse_hccl_env(line.text for line in lines).get(name)
+                if setting is not None and setting.value:
+                    return _seconds(setting.value, default_s)
+        return _seconds(env.get(name), default_s)
+
+    # --- all of it
+
+    def missing(self, folder: Path) -> tuple[str, ...]:
+        if not folder.is_dir():
+            return (f"nothing of attempt {self._attempt} is here",)
+        return tuple(
+            f"{host}: nothing of it is here" for host in self._stored.job.hosts if not (folder / host).is_dir()
+        )
+
+
+def _with_kernel_time(line: Line, boot_s: float | None) -> Line:
+    """The kernel counts seconds since it began."""
+    match = _KERNEL_TIME.match(line.text)
+    return line if match is None or boot_s is None else line._replace(at_s=boot_s + float(match.group(1)))
+
+
+def _rank_named(lines: Sequence[Line]) -> int | None:
+    for line in lines[:2000]:
+        match = _PLOG_RANK.search(line.text)
+        if match is not None:
+            return int(match.group(1))
+    return None
+
+
+def _seconds(value: Any, default_s: float) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return default_s
+    return seconds if seconds > 0 else float("inf")  # 0: HCCL waits for ever
+
+
+def _cause(job: Job, story: Sequence[StoryEvent], *, is_newest: bool) -> str | None:
+    if is_newest:
+        return None if job.cause is None else job.cause.value
+    reason = _reason(story)
+    return next((cause.value for words, cause in _CAUSES if words in reason), Cause.FAILURE.value)
+
+
+def _reason(story: Sequence[StoryEvent]) -> str:
+    """Why an earlier attempt was stopped."""
+    stops = [event.text for event in story if event.kind == "state" and event.text.startswith("STOPPING: ")]
+    return stops[-1].partition(": ")[2] if stops else ""
+
+
+def _end_of(job: Job, ranks: Sequence[RankEvidence], now_s: float) -> float:
+    ends = [rank.exited_at_s for rank in ranks if rank.exited_at_s is not None and rank.has_failed]
+    return min(ends, default=job.ended_at_s or now_s)
+
+
+def _with_left(host: HostEvidence, left: Left | None) -> HostEvidence:
+    if left is None:
+        return host
+    return replace(
+        host,
+        memory_free_bytes=left.free_bytes,
+        memory_total_bytes=left.total_bytes,
+        disk_free_bytes=left.disk_free_bytes,
+    )

@@ -1,0 +1,89 @@
+"""From a job's name to its diagnosis: finds the attempt, reads its evidence, lets the pure part decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascendrun.core.errors import NotFound
+
+if TYPE_CHECKING:
+    from ascendrun.head.state.store import StoredEvent
+    from ascendrun.health.diagnosis import Diagnosis
+
+STRAGGLER, STRAGGLER_OVER = "straggler", "straggler-over"
+"""Kinds of lines in a job's story, as head/loop/stragglers.py writes them."""
+SLOW_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one attempt of a job ended, or how it stands. `attempts`: how many there have been."""
+
+    id: str
+    name: str
+    state: str
+    attempt: int
+    attempts: int
+    diagnosis: Diagnosis
+
+
+def explain_job(
+    state_dir: Path,
+    ref: str,
+    *,
+    attempt: int | None = None,
+    lang: str = "en",
+    now_s: float,
+    liveness: Mapping[str, Mapping[str, str]] | None = None,
+) -> Explanation:
+    """`ref`: a job's id, name or the start of an id. `attempt` None: the newest of which there is something to say.
+    `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFound, Conflict, StoreUnusable."""
+    from ascendrun.head.state.store import Store
+    from ascendrun.health.diagnosis import diagnose, tell
+    from ascendrun.query.evidence import attempt_to_explain, read_evidence
+
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        raise NotFound(
+            f"no job {ref!r}: nothing was ever submitted with {state_dir}",
+            hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
+        )
+    try:
+        stored = store.find(ref)
+        events = store.events(stored.job.id)
+    finally:
+        store.close()
+    job = stored.job
+    number = attempt or attempt_to_explain(job)
+    if number > job.attempt:
+        raise NotFound(f"{job.id} has no attempt {number}", hint=f"it has had {job.attempt}: ascendrun show {job.id}")
+    slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
+    evidence = read_evidence(
+        state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)
+    )
+    return Explanation(job.id, job.name, job.state.value, number, job.attempt, tell(diagnose(evidence), lang))
+
+
+def slow_now(events: Sequence[StoredEvent]) -> tuple[str, ...]:
+    """The stragglers that the story tells of since the last time that all kept up."""
+    found: list[str] = []
+    for event in events:
+        if event.kind == STRAGGLER:
+            found.append(event.text)
+        elif event.kind == STRAGGLER_OVER:
+            found.clear()
+    return tuple(found[-SLOW_SHOWN:])
+
+
+def verdict_line(state_dir: Path, ref: str, *, lang: str = "en", now_s: float) -> str | None:
+    """One sentence about a job that failed, with how sure it is; None: there is nothing to say beyond its reason."""
+    from ascendrun.health.diagnosis import Confidence
+    from ascendrun.health.diagnosis.render import label
+
+    told = explain_job(state_dir, ref, lang=lang, now_s=now_s).diagnosis
+    if told.confidence is Confidence.UNKNOWN or not told.says:
+        return None
+    return f"{told.says} [{label(told.confidence.value, lang)}]"

@@ -1,0 +1,211 @@
+"""The folder layout that Huawei's `ascend-fd parse` reads, one folder for each node, and the run of that tool.
+
+Layout and command as MindCluster FaultDiag documents them (hiascend.com mindcluster 7.3.0 "Log Collection Directory
+Structure" and gitcode.com/Ascend/mind-cluster docs/en/faultdiag, read in 2026):
+
+    <node>/rank-<id>.txt                                 what a rank wrote; the tool reads the last 1 MB
+    <node>/process_log/{debug,run}/plog/plog-<pid>_<time>.log, .../device-<id>/device-<pid>_<time>.log
+    <node>/dmesg
+    <node>/environment_check/npu_info_after.txt          command lines of npu-smi and hccn_tool, each with its answer
+    <node>/environment_check/npu_smi_<npu>_details.csv   time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power
+
+Each folder must hold one machine's files only, and is parsed by itself: `ascend-fd parse -i <node> -o <out>`; then
+`ascend-fd diag -i <folder with all outs> -o <report>`. Not written: npu_info_before.txt (nothing is asked before a
+start in that form), npu_<id>_details.csv (port counters in time), host_metrics_<cores>.json, device_log (needs
+msnpureport as root), dl_log, mindie, amct_log, messages (of components that this cluster does not run or that need
+root). Not verified: the tool itself was never run on such a folder of ours; `rated_freq` is left empty, since it is not
+measured, and `npu-smi info -c 0` is written where the chip was not asked by number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ascendrun.core.logs.log_lines import merge
+from ascendrun.head.notify.hook import run_hook
+from ascendrun.query.bundle_archive import Piece, file_piece, text_piece
+from ascendrun.query.bundle_contents import LeftOut, Subject, read_samples
+
+TOOL = "ascend-fd"
+TOOL_S = 900.0
+TAIL_LINES = 50_000
+OUTPUT_SHOWN = 2000
+_NPU_SMI, _HCCN = "/usr/local/bin/npu-smi", "/usr/local/Ascend/driver/tools/hccn_tool"
+_SECTION = re.compile(r"^@@ (\S+) (\d+)\n(.*?)^@@= \d+$", re.M | re.S)
+_PLOG = re.compile(r"(?:^|/)((?:debug|run)/(?:plog|device-\d+)/[^/]+)$")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """How `ascend-fd parse` fared with one node's folder. `code` None: it did not end in time."""
+
+    node: str
+    code: int | None
+    says: str
+
+
+def collect_for_faultdiag(subject: Subject, left_out: LeftOut) -> list[Piece]:
+    """The pieces of the newest attempt that left something here."""
+    attempts = list(subject.attempts)
+    if not attempts:
+        left_out.append(("everything", "no attempt of the job has left anything here"))
+        return []
+    attempt, folder = attempts[-1]
+    pieces: list[Piece] = []
+    for node in subject.stored.job.hosts:
+        pieces += _console_logs(folder, attempt, node)
+        pieces += _gathered(folder, node, left_out)
+    pieces += _device_tables(subject, left_out)
+    for what, why in (
+        ("device_log", "needs msnpureport as root on the node"),
+        ("dl_log, mindie, amct_log", "logs of components that do not run here"),
+        ("npu_info_before.txt", "nothing is asked in that form before a start"),
+    ):
+        left_out.append((what, why))
+    return pieces
+
+
+def _console_logs(folder: Path, attempt: int, node: str) -> Iterator[Piece]:
+    """Both outputs of a rank in the order in which their lines came."""
+    from ascendrun.head.spool.spool_files import find_streams
+    from ascendrun.query.log_reader import read_all
+
+    streams = sorted(find_streams(folder, attempt, hosts=[node]), key=lambda files: files.rank)
+    for rank, files in groupby(streams, key=lambda files: files.rank):
+        lines = merge(read_all(one, tail=TAIL_LINES) for one in files)
+        yield text_piece(f"{node}/rank-{rank}.txt", "".join(f"{line.text}\n" for line in lines))
+
+
+def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
+    from ascendrun.head.spool.artifact_store import read_gathered
+
+    gathered = read_gathered(folder, node)
+    if gathered.at_s is None:
+        left_out.append(
+            (
+                f"{node}: process_log, dmesg, environment_check",
+                "nothing was gathered there; `ascendrun explain --gather JOB` asks the node",
+            )
+        )
+    checks: list[str] = []
+    for file in gathered.files:
+        try:
+            if file.name in ("plog", "device-log"):
+                place = _PLOG.search(file.file) or _PLOG.search(file.source)
+                if place:
+                    yield file_piece(f"{node}/process_log/{place.group(1)}", [file.path])
+            elif file.name == "dmesg":
+                yield file_piece(f"{node}/dmesg", [file.path])
+            elif file.name in ("npu-smi", "hccn"):
+                checks.append(as_commands(file.path.read_text("utf-8", "replace"), is_port=file.name == "hccn"))
+        except OSError as error:
+            left_out.append((f"{node}: {file.name}/{file.file}", f"cannot be read: {error.strerror or error}"))
+    for name, why in gathered.problems:
+        left_out.append((f"{node}: {name}", why))
+    if any(checks):
+        yield text_piece(f"{node}/environment_check/npu_info_after.txt", "\n".join(checks))
+
+
+def as_commands(text: str, *, is_port: bool) -> str:
+    """Gathered answers as the tool wants them: the whole command, then what it said, then an empty line."""
+    sections = _SECTION.findall(text)
+    if not sections:
+        return f"{_NPU_SMI} info\n{text.strip()}\n" if not is_port and text.strip() else ""
+    lines = []
+    for view, number, answer in sections:
+        chip = " -c 0" if view == "health" else ""
+        command = f"{_HCCN} -i {number} -{view} -g" if is_port else f"{_NPU_SMI} info -i {number}{chip} -t {view}"
+        lines.append(f"{command}\n{answer.strip()}\n")
+    return "\n".join(lines)
+
+
+def _device_tables(subject: Subject, left_out: LeftOut) -> Iterator[Piece]:
+    by_device: dict[tuple[str, int], list[Any]] = {}
+    for sample in read_samples(subject, left_out).get("devices", ()):
+        if sample.family == "npu":
+            by_device.setdefault((sample.host, sample.device), []).append(sample)
+    for (host, device), samples in sorted(by_device.items()):
+        rows = ["time,dev_id,hbm_rate,aicore_rate,rated_freq,freq,temp,power"]
+        rows += [
+            ",".join(
+                [
+                    str(int(one.at_s)),
+                    str(device),
+                    _share(one),
+                    _number(one.utilisation),
+                    "",
+                    _number(one.frequency_mhz),
+                    _number(one.temperature_c),
+                    _number(one.power_w),
+                ]
+            )
+            for one in samples
+        ]
+        yield text_piece(f"{host}/environment_check/npu_smi_{device}_details.csv", "\n".join(rows) + "\n")
+
+
+def _share(sample: Any) -> str:
+    if sample.memory_used_bytes is None or not sample.memory_total_bytes:
+        return ""
+    return f"{100 * sample.memory_used_bytes / sample.memory_total_bytes:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+# ---------------------------------------------------------------- the tool
+
+
+def find_tool() -> str | None:
+    return shutil.which(TOOL)
+
+
+def run_parse(tool: str, archive: Path, out: Path, *, nodes: Sequence[str], timeout_s: float = TOOL_S) -> list[Parsed]:
+    """Unpacks the archive under `out` and has the tool parse every node's folder into `out`/parsed/<node>.
+
+    Raises OSError.
+    """
+    results = []
+    out.mkdir(mode=0o700, exist_ok=True)
+    root = out / _unpack(archive, out)
+    for node in nodes:
+        folder, parsed = root / node, out / "parsed" / node
+        if folder.is_dir():
+            parsed.mkdir(parents=True, exist_ok=True)
+            results.append(_run(tool, node, folder, parsed, timeout_s))
+    return results
+
+
+def _unpack(archive: Path, out: Path) -> str:
+    """Writes the files of an archive of ours; the name of its one folder."""
+    root = ""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            parts = Path(member.name).parts
+            if file is None or ".." in parts or member.name.startswith("/"):
+                raise OSError(f"{archive} is no archive of ours: {member.name!r}")
+            root = parts[0]
+            target = out.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            target.write_bytes(file.read())
+    return root
+
+
+def _run(tool: str, node: str, folder: Path, parsed: Path, timeout_s: float) -> Parsed:
+    try:
+        end = run_hook(
+            [tool, "parse", "-i", str(folder), "-o", str(parsed)], stdin=b"", env=os.environ, timeout_s=timeout_s
+        )
+    except OSError as error:
+        return Parsed(node, None, f"cannot be run: {error}")
+    return Parsed(node, end.code, end.output.decode("utf-8", "replace").strip()[-OUTPUT_SHOWN:])

@@ -1,0 +1,279 @@
+"""The head's copy of the ranks' output as LogLines: whole, from its tail, or as it grows; times in the head's clock."""
+
+from __future__ import annotations
+
+import struct
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from ascendrun.core.logs.log_lines import SHOWN_LINE_BYTES, LineSplitter, LogLine, decode_line, make_lines
+from ascendrun.head.spool.clocks import HostClock
+from ascendrun.head.spool.spool_files import (
+    CHUNK_BYTES,
+    TIME_RECORD,
+    StreamFiles,
+    first_time_record,
+    read_at,
+    since_position,
+    size_of,
+    tail_position,
+)
+
+TIMES_PATIENCE_S = 1.0
+"""How long bytes wait for their arrival times, which come in a file of their own."""
+SINCE_SLACK_S = 2.0
+"""What is known of a clock is not exact, and the reader leaves nothing out that may be wanted."""
+BATCH_LINES = 2048
+USUAL_LINE_BYTES = 64
+LEAST_CHUNK_BYTES = 4096
+HELD_LINES = 1 << 15
+"""So many lines of all streams together are held at once when they are merged: memory stays bounded."""
+
+
+class StreamReader:
+    """Reads one stream forward, as far as it is there; call `read` again for what came since."""
+
+    def __init__(
+        self,
+        files: StreamFiles,
+        *,
+        tail: int | None = None,
+        clock: HostClock | None = None,
+        since_s: float | None = None,
+        batch_lines: int = BATCH_LINES,
+        end: tuple[int, int] | None = None,
+    ) -> None:
+        """`tail`: begin with the last so many lines instead of the first. `since_s`: lines that came before, by the
+        head's clock, may be left out; the reader need not look at them. `clock`: the host's, None: not measured.
+        `batch_lines`: what one `read` gives at most, about. `end`: (generation, offset) not to be passed."""
+        self.files = files
+        self.clock = clock
+        self._batch_lines = batch_lines
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_lines * USUAL_LINE_BYTES))
+        self._end = end or (1 << 62, 0)
+        self._splitter = LineSplitter()
+        self._generation: int | None = None
+        self._offset = 0
+        self._times_offset = 0
+        self._times = _Times()
+        self._untimed_since_s: float | None = None
+        if tail is not None:
+            self._generation, self._offset = tail_position(files, tail)
+        elif since_s is not None and not (clock is not None and clock.was_set):
+            node_s = clock.to_node_s(since_s) if clock is not None else since_s
+            self._generation, self._offset = since_position(files, node_s - SINCE_SLACK_S)
+
+    def read(self, *, final: bool = False) -> list[LogLine]:
+        """The lines that became whole, at most one chunk of the file: [] means nothing new now.
+
+        Bytes whose arrival time has not come yet are held back for a second. `final`: take them without.
+        """
+        while True:
+            if not self._settle():
+                return []
+            assert self._generation is not None
+            data = read_at(self.files.path(self._generation), self._offset, self._room())
+            if data:
+                data = self._with_times(self._cut(data), final=final)
+                if not data:
+                    return []
+                lines = self._split(data)
+                if lines:
+                    return lines
+            elif not self._next_generation():
+                return []
+
+    def finish(self) -> list[LogLine]:
+        """The last line, when it has no newline."""
+        text = self._splitter.finish()
+        return [] if text is None else [self._line(text, self._times.first_s)]
+
+    def _room(self) -> int:
+        generation, offset = self._end
+        if self._generation == generation:
+            return max(0, min(self._chunk_bytes, offset - self._offset))
+        return self._chunk_bytes if self._generation is not None and self._generation < generation else 0
+
+    def _cut(self, data: bytes) -> bytes:
+        """A batch of whole lines, if there are any: what is left over will be read again, so next time as much is read
+        as a batch seems to take."""
+        newlines = data.count(b"\n")
+        if newlines == 0:
+            self._chunk_bytes = CHUNK_BYTES
+            return data
+        batch_bytes = len(data) * self._batch_lines // newlines
+        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, batch_bytes - batch_bytes // 16))
+        return cut_lines(data, self._batch_lines) if newlines > self._batch_lines else data[: data.rfind(b"\n") + 1]
+
+    def _settle(self) -> bool:
+        if self._generation is None:
+            there = self.files.generations()
+            self._generation = there[0] if there else None
+        return self._generation is not None
+
+    def _next_generation(self) -> bool:
+        """The next file is begun only when the node has ended this one, so nothing more comes here."""
+        assert self._generation is not None
+        if not self.files.path(self._generation + 1).exists():
+            return False
+        if size_of(self.files.path(self._generation)) > self._offset:
+            return True  # the last bytes came between our read and our look
+        self._generation += 1
+        self._offset = self._times_offset = 0
+        self._times = _Times()
+        return True
+
+    def _with_times(self, data: bytes, *, final: bool) -> bytes:
+        """So much of `data` as has arrival times; all of it when they do not come."""
+        assert self._generation is not None
+        covered = self._covered()
+        if covered < len(data):
+            self._read_times()
+            covered = self._covered()
+        if covered >= len(data):
+            self._untimed_since_s = None
+            return data
+        if covered > 0:
+            return data[:covered]
+        now_s = time.monotonic()
+        if self._untimed_since_s is None:
+            self._untimed_since_s = now_s
+        if final or now_s - self._untimed_since_s > TIMES_PATIENCE_S:
+            return data
+        return b""
+
+    def _covered(self) -> int:
+        """How many bytes from our offset on have arrival times."""
+        return self._times.ends[-1] - self._offset if self._times.ends else 0
+
+    def _read_times(self) -> None:
+        assert self._generation is not None
+        path = self.files.times_path(self._generation)
+        if self._times_offset == 0:
+            self._times_offset = first_time_record(path, self._offset)
+        raw = read_at(path, self._times_offset, TIME_RECORD.size * self._batch_lines)
+        raw = raw[: len(raw) - len(raw) % TIME_RECORD.size]
+        self._times_offset += len(raw)
+        self._times.add(raw, self._offset, self.clock)
+
+    def _split(self, data: bytes) -> list[LogLine]:
+        """A line came when its last byte came: its time is that of the record which covers its newline."""
+        if self._splitter.is_empty and data.endswith(b"\n") and b"\r" not in data:
+            lines = self._split_plain(data)
+        else:
+            lines = []
+            for at_s, part in self._times.pieces(data, self._offset):
+                lines.extend(self._line(text, at_s) for text in self._splitter.feed(part))
+        self._offset += len(data)
+        self._times.forget_before(self._offset)
+        return lines
+
+    def _split_plain(self, data: bytes) -> list[LogLine]:
+        """The same for whole lines that need no splitter, at a fraction of the cost."""
+        files = self.files
+        raws = data.splitlines(keepends=True)
+        ends = list(accumulate(map(len, raws), initial=self._offset))[1:]
+        texts = self._texts(data, raws)
+        return make_lines(self._times.at(ends), files.host, files.rank, files.stream, texts, files.attempt)
+
+    def _texts(self, data: bytes, raws: Sequence[bytes]) -> list[str]:
+        if max(map(len, raws)) > SHOWN_LINE_BYTES:
+            return [
+                decode_line(raw[:-1]) if len(raw) <= SHOWN_LINE_BYTES + 1 else self._splitter.feed(raw)[0]
+                for raw in raws
+            ]
+        try:
+            return data[:-1].decode("utf-8").split("\n")
+        except UnicodeDecodeError:
+            return [decode_line(raw[:-1]) for raw in raws]
+
+    def _line(self, text: str, at_s: float | None) -> LogLine:
+        files = self.files
+        return LogLine(at_s, files.host, files.rank, files.stream, text, files.attempt)
+
+
+def cut_lines(data: bytes, most: int) -> bytes:
+    """The first so many lines of `data`, all of it when it has no more."""
+    if data.count(b"\n") <= most:
+        return data
+    return data[: len(data) - len(data.split(b"\n", most)[-1])]
+
+
+class _Times:
+    """Arrival times of what is not read yet: the bytes before `ends[i]`, from the end before it on, came at `came_s[i]`
+    by the head's clock."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+        self.came_s: list[float] = []
+
+    @property
+    def first_s(self) -> float | None:
+        """None: not known."""
+        return self.came_s[0] if self.came_s else None
+
+    def add(self, raw: bytes, offset: int, clock: HostClock | None) -> None:
+        """Whole records as they lie in the file; those of bytes before `offset` are left out."""
+        numbers = struct.unpack(f">{len(raw) // 8}Q", raw)
+        known = bisect_right(numbers[::2], offset)
+        self.ends += numbers[2 * known :: 2]
+        came_s = [arrival_ns / 1e9 for arrival_ns in numbers[2 * known + 1 :: 2]]
+        self.came_s += came_s if clock is None else clock.all_to_head_s(came_s)
+
+    def forget_before(self, offset: int) -> None:
+        """The record that ends there is kept: a line without newline may need it."""
+        count = bisect_left(self.ends, offset)
+        del self.ends[:count], self.came_s[:count]
+
+    def at(self, ends: Sequence[int]) -> Sequence[float | None]:
+        """When the byte before each of the ends came."""
+        if ends == self.ends[: len(ends)]:
+            return self.came_s[: len(ends)]
+        last = len(self.ends)
+        places = [bisect_left(self.ends, end) for end in ends]
+        return [self.came_s[place] if place < last else None for place in places]
+
+    def pieces(self, data: bytes, offset: int) -> Iterator[tuple[float | None, bytes]]:
+        """`data`, which begins at `offset` of its file, cut where the arrival time changes."""
+        start = 0
+        for end, at_s in zip(self.ends, self.came_s):
+            stop = min(end - offset, len(data))
+            if stop > start:
+                yield at_s, data[start:stop]
+                start = stop
+        if start < len(data):
+            yield None, data[start:]
+
+
+def read_all(files: StreamFiles, *, tail: int | None = None, clock: HostClock | None = None) -> Iterator[LogLine]:
+    """Every line of a stream that is there now, a chunk at a time; a last line without newline too."""
+    for batch in read_batches(files, tail=tail, clock=clock):
+        yield from batch
+
+
+def read_batches(
+    files: StreamFiles,
+    *,
+    tail: int | None = None,
+    clock: HostClock | None = None,
+    since_s: float | None = None,
+    among: int = 1,
+    end: tuple[int, int] | None = None,
+) -> Iterator[list[LogLine]]:
+    """As `read_all`, in batches; `among` so many streams that are read side by side, the rest as for StreamReader."""
+    reader = StreamReader(files, tail=tail, clock=clock, since_s=since_s, batch_lines=batch_lines_for(among), end=end)
+    while True:
+        lines = reader.read(final=True)
+        if not lines:
+            break
+        yield lines
+    last = reader.finish()
+    if last:
+        yield last
+
+
+def batch_lines_for(streams: int) -> int:
+    """How many lines of each stream to hold when so many are merged."""
+    return max(32, min(BATCH_LINES, HELD_LINES // max(1, streams)))

@@ -1,0 +1,133 @@
+"""What a person may see of targets and their notices: no URL beyond its host, no secret."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.notices import Target, make_test_notice
+from ascendrun.head.notify.delivery import deliver, press
+from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.store import Store
+
+TEST_S = 15.0
+
+
+@dataclass(frozen=True)
+class NoticeTargetView:
+    """One target. `where`: the host of its URL, or the command. `waiting`: notices not delivered yet. `last_…`: of the
+    newest notice that was tried. `problem`: what keeps it from working, None: nothing that can be seen from here."""
+
+    name: str
+    kind: str
+    where: str
+    on: tuple[str, ...]
+    jobs: tuple[str, ...]
+    lang: str
+    waiting: int
+    last_at_s: float | None
+    last_state: str | None
+    last_answer: str | None
+    problem: str | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class NoticeTestResult:
+    """`outcome`: delivered, retry (it would be tried again) or refused. `answer`: what the service said."""
+
+    name: str
+    kind: str
+    outcome: str
+    answer: str
+
+
+def view_targets(settings: NoticeSettings, state_dir: Path) -> tuple[NoticeTargetView, ...]:
+    store = Store.open_for_reading(state_dir)
+    try:
+        rows = store.notices(limit=1000) if store is not None else ()
+    finally:
+        if store is not None:
+            store.close()
+    views = []
+    for target in settings.everyone:
+        mine = [row for row in rows if row["target"] == target.name]
+        tried = next((row for row in mine if row["tried_at_s"] is not None), None)
+        block = target.kind if target.kind in ("hook", "deadman") else "notify"
+        on = tuple(sorted(target.suffixes)) if target.kind == "deadman" else target.on
+        views.append(
+            NoticeTargetView(
+                name=target.name,
+                kind=target.kind,
+                where=where_of(target),
+                on=on,
+                jobs=target.jobs,
+                lang=target.lang,
+                waiting=sum(row["state"] in ("waiting", "sending") for row in mine),
+                last_at_s=tried["tried_at_s"] if tried else None,
+                last_state=tried["state"] if tried else None,
+                last_answer=tried["answer"] if tried else None,
+                problem=_problem(target),
+                origin=settings.origins.get(block, ""),
+            )
+        )
+    return tuple(views)
+
+
+def where_of(target: Target) -> str:
+    """The host that is asked, or the command; never a path or parameter of a URL."""
+    if target.kind == "hook":
+        return target.command[0]
+    try:
+        url, _ = read_credentials(target)
+    except Unreadable:
+        return "?"
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
+
+
+def _problem(target: Target) -> str | None:
+    """An unreadable file, or one that others can read as well."""
+    if target.kind == "hook":
+        program = target.command[0]
+        is_there = os.access(program, os.X_OK) if "/" in program else True
+        return None if is_there else f"{program} cannot be run"
+    try:
+        read_credentials(target)
+    except Unreadable as error:
+        return str(error)
+    for path in (target.url_file, target.secret_file):
+        if path is not None and os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return f"others can read {path}: chmod 600"
+    return None
+
+
+def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTestResult, ...]:
+    """Sends a test notice to the target of that name, None: to all; at once, past the queue.
+
+    Raises NotFound for an unknown name, Conflict when there is no target at all.
+    """
+    targets = [target for target in settings.everyone if name in (None, target.name)]
+    if not settings.everyone:
+        raise Conflict("the settings name no target for notices", hint="docs/notices.md shows how")
+    if not targets:
+        known = ", ".join(target.name for target in settings.everyone)
+        raise NotFound(f"no target {name!r} in the settings", hint=f"known: {known}")
+    with ThreadPoolExecutor(len(targets)) as pool:
+        return tuple(pool.map(_send_test, targets))
+
+
+def _send_test(target: Target) -> NoticeTestResult:
+    if target.kind == "deadman":
+        problem = press(target, ask_s=TEST_S)
+        return NoticeTestResult(target.name, target.kind, "retry" if problem else "delivered", problem or "pressed")
+    notice = make_test_notice(head=socket.gethostname(), at_s=time.time())
+    verdict = deliver(notice, target, ask_s=TEST_S)
+    return NoticeTestResult(target.name, target.kind, verdict.outcome, verdict.says)

@@ -1,0 +1,316 @@
+"""What `top` knows, in Prometheus' words: npu-exporter's names for NPUs, ascendrun_* for jobs, ranks, hosts, devices.
+
+What is not known, or was not measured lately, is absent, never 0. One endpoint tells of all hosts, so every series of
+a device has `host` beside npu-exporter's own labels; those that only Kubernetes or the card's maker knows stay empty.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Callable, Optional
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ascendrun import __version__
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.jobs.job import State
+from ascendrun.core.samples import DeviceDetail
+from ascendrun.health.top.join import STALE_S
+from ascendrun.health.top.view import HostRow, JobRow, TopRow, TopView
+from ascendrun.query.npu_exporter import detail_families
+
+MIB = 1024.0**2
+MEGA = 1e6
+NPU_LABELS = ("container_name", "id", "model_name", "namespace", "pcie_bus_info", "pod_name", "vdie_id", "host")
+DEVICE_LABELS = ("host", "id", "family", "model_name")
+JOB_LABELS = ("job_id", "job_name")
+"""Not `job`: that is what Prometheus itself calls a group of targets."""
+RANK_LABELS = (*JOB_LABELS, "rank", "host")
+LIVENESS = ("ALIVE", "SUSPECT", "UNREACHABLE")
+
+Look = Callable[[], tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]]
+"""Gives the view, how many jobs are in each state, and the details of devices."""
+Row = tuple[str, str, Callable[[Any], Optional[float]]]
+
+
+def _scaled(path: str, by: float) -> Callable[[Any], float | None]:
+    """`path`: a field of the thing, or of what it holds, as in progress.step."""
+    find = attrgetter(path)
+
+    def read(one: Any) -> float | None:
+        value = find(one)
+        return None if value is None else value / by
+
+    return read
+
+
+def _plain(path: str) -> Callable[[Any], float | None]:
+    return _scaled(path, 1.0)
+
+
+def _health(row: TopRow) -> float | None:
+    health = row.figures.health
+    return None if health in (None, "UNKNOWN") else float(health == "OK")
+
+
+def _link(row: TopRow) -> float | None:
+    return None if row.figures.link_up is None else float(row.figures.link_up)
+
+
+def _processes(row: TopRow) -> float | None:
+    if row.foreign_pids is None:
+        return None
+    return float(len(row.foreign_pids) + (row.rank is not None))
+
+
+NPU_ROWS: tuple[Row, ...] = (
+    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("figures.utilisation")),
+    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("figures.memory_used_bytes", MIB)),
+    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("figures.memory_total_bytes", MIB)),
+    ("npu_chip_info_power", "Power in W", _plain("figures.power_w")),
+    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("figures.temperature_c")),
+    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("figures.frequency_mhz")),
+    ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
+    ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
+    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("figures.link_tx_bytes_s", MEGA)),
+    (
+        "npu_chip_info_bandwidth_rx",
+        "Received over the NPU's network port, MB/s",
+        _scaled("figures.link_rx_bytes_s", MEGA),
+    ),
+    ("npu_chip_info_process_info_num", "Processes on the NPU", _processes),
+    (
+        "npu_chip_info_name",
+        "The NPU's name is the label model_name; always 1",
+        lambda row: 1.0 if row.figures.name else None,
+    ),
+)
+"""Of family npu, under the names and in the units of npu-exporter."""
+
+DEVICE_ROWS: tuple[Row, ...] = (
+    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("figures.utilisation")),
+    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("figures.memory_used_bytes")),
+    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("figures.memory_total_bytes")),
+    ("ascendrun_device_power_watts", "A device's power", _plain("figures.power_w")),
+    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("figures.temperature_c")),
+    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("figures.frequency_mhz")),
+    ("ascendrun_device_healthy", "1: the device says OK, 0: it says something else", _health),
+    ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
+    (
+        "ascendrun_device_link_downs",
+        "How often that port went down since the driver started",
+        _plain("figures.link_downs"),
+    ),
+    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("figures.ecc_errors")),
+    (
+        "ascendrun_device_foreign_processes",
+        "Processes on the device that are no rank of ours",
+        lambda row: None if row.foreign_pids is None else float(len(row.foreign_pids)),
+    ),
+)
+DEVICE_AGE: tuple[Row, ...] = (
+    ("ascendrun_device_sample_age_seconds", "How old the device's newest figures are", _plain("age_s")),
+)
+RANK_ROWS: tuple[Row, ...] = (
+    ("ascendrun_rank_step", "The newest step that the rank told", _plain("progress.step")),
+    ("ascendrun_rank_step_seconds", "Median of the rank's newest steps", _plain("progress.step_s")),
+    ("ascendrun_rank_slowdown_ratio", "Its own time a step by the median of the other ranks'", _plain("slower_by")),
+    ("ascendrun_rank_cpu_percent", "CPU of the rank's processes; 100: one core", _plain("cpu")),
+    ("ascendrun_rank_resident_bytes", "Host memory of the rank's processes", _plain("rss_bytes")),
+    ("ascendrun_rank_straggles", "1: the rank keeps the others waiting", lambda row: float("slow" in row.problems)),
+)
+JOB_ROWS: tuple[Row, ...] = (
+    ("ascendrun_job_ranks", "Ranks of the job", lambda row: float(row.job.world_size) if row.job.world_size else None),
+    ("ascendrun_job_step", "The newest step that was told", _plain("progress.step")),
+    ("ascendrun_job_total_steps", "Steps that the program means to make", _plain("progress.total_steps")),
+    ("ascendrun_job_epoch", "Epochs done", _plain("progress.epoch")),
+    ("ascendrun_job_loss", "The newest loss; NaN where the program says so", _plain("progress.loss")),
+    ("ascendrun_job_tokens_per_second", "Tokens a second, as the program tells them", _plain("progress.tokens_per_s")),
+    ("ascendrun_job_mfu_ratio", "Model FLOPS utilisation from 0 to 1", _plain("progress.mfu")),
+    ("ascendrun_job_step_seconds", "Median time of a step over all ranks", _plain("progress.step_s")),
+    ("ascendrun_job_slowest_ratio", "The slowest rank's own time a step by the others' median", _plain("slower_by")),
+    ("ascendrun_job_stragglers", "Ranks that keep the others waiting", lambda row: float(len(row.stragglers))),
+    ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("job.started_at_s")),
+)
+HOST_ROWS: tuple[Row, ...] = (
+    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("figures.cpu")),
+    ("ascendrun_host_load1", "Load of a host over a minute", _plain("figures.load1")),
+    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("figures.memory_used_bytes")),
+    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("figures.memory_total_bytes")),
+    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("figures.disk_free_bytes")),
+    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("figures.net_rx_bytes_s")),
+    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("figures.net_tx_bytes_s")),
+)
+HOST_AGE: tuple[Row, ...] = (
+    ("ascendrun_host_sample_age_seconds", "How old the host's newest figures are", _plain("age_s")),
+)
+
+
+def make_families(view: TopView, *, states: Mapping[str, int], details: Sequence[DeviceDetail] = ()) -> list[Metric]:
+    """`states`: how many jobs, ended ones too, stand in each state. `details`: of devices, beyond their figures."""
+    devices = list({(row.host, row.device): row for row in view.rows if row.device is not None}.values())
+    measured = [row for row in devices if row.age_s is not None and "stale" not in row.problems]
+    npus = [row for row in measured if row.family == "npu"]
+    ranks = [row for row in view.rows if row.rank is not None]
+    detail_of = {(one.host, one.device): one for one in details if view.at_s - one.at_s <= STALE_S}
+    told = [(_npu_labels(row, detail_of), row) for row in npus]
+    families = [
+        *_families(NPU_ROWS, NPU_LABELS, told),
+        *detail_families(
+            NPU_LABELS,
+            [(given, detail_of[key]) for given, row in told if (key := (row.host, row.device or 0)) in detail_of],
+        ),
+        *_machines(npus),
+        *_families(DEVICE_ROWS, DEVICE_LABELS, [(_device_labels(row), row) for row in measured]),
+        *_families(DEVICE_AGE, DEVICE_LABELS, [(_device_labels(row), row) for row in devices]),
+        *_families(RANK_ROWS, RANK_LABELS, [(_rank_labels(row), row) for row in ranks]),
+        _rank_devices(ranks),
+        *_families(JOB_ROWS, JOB_LABELS, [((row.job.id, row.job.name), row) for row in view.jobs]),
+        *_job_states(view.jobs),
+        *_hosts(view.hosts),
+        _liveness(view.hosts),
+        _gauge(
+            "ascendrun_jobs",
+            "Jobs in each state, ended ones too",
+            ("state",),
+            [((state.value,), float(states.get(state.value, 0))) for state in State],
+        ),
+        _gauge("ascendrun_build_info", "The version is a label; always 1", ("version",), [((__version__,), 1.0)]),
+    ]
+    return [family for family in families if family.samples]
+
+
+def _hosts(hosts: Sequence[HostRow]) -> Iterator[Metric]:
+    yield from _families(HOST_ROWS, ("host",), [((host.host,), host) for host in hosts if _is_fresh(host)])
+    yield from _families(HOST_AGE, ("host",), [((host.host,), host) for host in hosts])
+    yield _gauge(
+        "ascendrun_host_has_figures",
+        "1: there are figures of the host now, 0: there are none",
+        ("host",),
+        [((host.host,), float(_is_fresh(host))) for host in hosts],
+    )
+
+
+def _is_fresh(host: HostRow) -> bool:
+    return host.age_s is not None and host.age_s <= STALE_S
+
+
+def _npu_labels(row: TopRow, detail_of: Mapping[tuple[str, int], DeviceDetail]) -> tuple[str, ...]:
+    detail = detail_of.get((row.host, row.device or 0))
+    bus_id = (detail.bus_id if detail is not None else None) or ""
+    return ("", str(row.device), row.figures.name or "", "", bus_id, "", "", row.host)
+
+
+def _device_labels(row: TopRow) -> tuple[str, ...]:
+    return (row.host, str(row.device), row.family or "", row.figures.name or "")
+
+
+def _rank_labels(row: TopRow) -> tuple[str, ...]:
+    return (row.job or "", row.job_name or "", str(row.rank), row.host)
+
+
+def _gauge(name: str, says: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, says, labels=labels)
+    for given, value in values:
+        family.add_metric(given, value)
+    return family
+
+
+def _families(
+    rows: Sequence[Row], labels: Sequence[str], things: Sequence[tuple[Sequence[str], Any]]
+) -> Iterator[Metric]:
+    for name, says, read in rows:
+        told = ((given, read(thing)) for given, thing in things)
+        yield _gauge(name, says, labels, ((given, value) for given, value in told if value is not None))
+
+
+def _machines(npus: Sequence[TopRow]) -> Iterator[Metric]:
+    """npu-exporter's counts of a machine, for each host."""
+    here: dict[str, list[TopRow]] = {}
+    for row in npus:
+        here.setdefault(row.host, []).append(row)
+    counts: tuple[tuple[str, str, Callable[[TopRow], bool]], ...] = (
+        ("machine_npu_nums", "NPUs of the host", lambda row: True),
+        ("machine_healthy_npu_nums", "NPUs of the host that are OK", lambda row: _health(row) == 1.0),
+        ("machine_unhealthy_npu_nums", "NPUs of the host that are not OK", lambda row: _health(row) == 0.0),
+        ("machine_unknown_npu_nums", "NPUs of the host whose health is not known", lambda row: _health(row) is None),
+    )
+    for name, says, is_one in counts:
+        yield _gauge(name, says, ("host",), [((host,), float(sum(map(is_one, rows)))) for host, rows in here.items()])
+
+
+def _rank_devices(ranks: Sequence[TopRow]) -> Metric:
+    """For joining a rank's series with those of its device."""
+    return _gauge(
+        "ascendrun_rank_device_info",
+        "Which device a rank has; always 1",
+        (*RANK_LABELS, "id"),
+        [((*_rank_labels(row), str(row.device)), 1.0) for row in ranks if row.device is not None],
+    )
+
+
+def _job_states(rows: Sequence[JobRow]) -> Iterator[Metric]:
+    jobs = [row.job for row in rows]
+    yield _gauge(
+        "ascendrun_job_state",
+        "1 for the state in which a live job is",
+        (*JOB_LABELS, "state"),
+        [((job.id, job.name, state.value), float(job.state == state.value)) for job in jobs for state in State],
+    )
+    restarts = CounterMetricFamily("ascendrun_job_restarts", "How often the job was started again", labels=JOB_LABELS)
+    for job in jobs:
+        restarts.add_metric((job.id, job.name), float(max(0, job.attempt - 1)))
+    yield restarts
+
+
+def _liveness(hosts: Sequence[HostRow]) -> Metric:
+    return _gauge(
+        "ascendrun_node_liveness",
+        "1 for what the controller knows of a node of a live job",
+        ("host", "liveness"),
+        [
+            ((host.host, word), float(host.liveness == word))
+            for host in hosts
+            if host.liveness in LIVENESS
+            for word in LIVENESS
+        ],
+    )
+
+
+class TopCollector:
+    """Looks anew for each scrape. `look` may raise AscendrunError."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._one_at_a_time:
+            families = list(self._collect())
+        return iter(families)
+
+    def _collect(self) -> Iterator[Metric]:
+        began_s = time.monotonic()
+        why: str | None = None
+        try:
+            view, states, details = self._look()
+            why = view.trouble
+            yield from make_families(view, states=states, details=details)
+        except AscendrunError as error:
+            why = str(error)
+        if why is not None:
+            yield _gauge(
+                "ascendrun_scrape_failed_info", "Why the last look failed; always 1", ("why",), [((why[:200],), 1.0)]
+            )
+        yield _gauge("ascendrun_scrape_ok", "1: what was asked for could be read", (), [((), float(why is None))])
+        yield _gauge("ascendrun_scrape_seconds", "How long the look took", (), [((), time.monotonic() - began_s)])
+
+
+def make_registry(look: Look) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(TopCollector(look))
+    return registry

@@ -1,0 +1,211 @@
+"""From a job file on disk to a submission: read, checked completely, its hosts chosen, its folders packed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ascendrun.core.errors import Conflict, InvalidInput, NotFound, Problem
+from ascendrun.core.hosts import Host, parse_hostfile
+from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.core.jobfile.spec import JobSpec, parse_stages, require_hostfile, resolve_paths
+from ascendrun.core.jobs.job import Job, State
+from ascendrun.core.jobs.pipelines import newest_stages
+from ascendrun.core.jobs.plan import Tree, choose_hosts
+from ascendrun.core.message_format import suggestion
+from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.head.survey.programs import load_programs
+from ascendrun.head.survey.staging import tree_file
+from ascendrun.head.survey.submission import Submission
+from ascendrun.node import tree_hash
+
+_CACHE = "__pycache__"
+
+
+def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file (of a pipeline its first stage), with its paths made absolute.
+
+    Raises InvalidInput with every problem.
+    """
+    return read_stages(job_file, overrides=overrides)[0].spec
+
+
+def read_stages(job_file: Path, *, overrides: Sequence[str] = ()) -> tuple[StageJob, ...]:
+    """As `read_job`, every stage of a pipeline; of any other file its one job."""
+    programs = load_programs()
+    stages = parse_stages(
+        _read(job_file), str(job_file), overrides=overrides, programs=programs, check_names=_check_names
+    )
+    folder = str(job_file.absolute().parent)
+    return tuple(replace(one, spec=resolve_paths(one.spec, folder, programs)) for one in stages)
+
+
+def _check_names() -> Sequence[str]:
+    from ascendrun.health.checks import NAMES
+
+    return NAMES
+
+
+def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
+    """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInput."""
+    path = hostfile or Path(require_hostfile(spec, str(job_file)))
+    return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
+
+
+def make_submission(
+    job_file: Path,
+    *,
+    overrides: Sequence[str],
+    hostfile: Path | None,
+    state_dir: Path,
+    key: str,
+    hosts: Sequence[Host] = (),
+) -> Submission:
+    """Everything the controller needs; the folders that the job brings are frozen at this moment.
+
+    `hosts`: take these instead of a hostfile's. Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
+    """
+    spec = read_job(job_file, overrides=overrides)
+    hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
+    _check_local([spec], job_file)
+    make_state_dir(state_dir)
+    return Submission(key=key, spec=spec, hosts=hosts, trees=pack_trees(spec, state_dir), file=str(job_file.absolute()))
+
+
+def make_submissions(
+    job_file: Path, *, overrides: Sequence[str], hostfile: Path | None, state_dir: Path, key: str
+) -> tuple[Submission, ...]:
+    """As `make_submission`, one for each stage of a pipeline; each has the key with its stage's name behind it.
+
+    A file that is no pipeline gives the one submission of its job, without a stage.
+    """
+    stages = read_stages(job_file, overrides=overrides)
+    hosts = [read_hosts(one.spec, job_file, hostfile=hostfile) for one in stages]
+    _check_local([one.spec for one in stages], job_file)
+    make_state_dir(state_dir)
+    return tuple(
+        Submission(
+            key=key if one.stage is None else f"{key}.{one.stage}",
+            spec=one.spec,
+            hosts=taken,
+            trees=pack_trees(one.spec, state_dir),
+            file=str(job_file.absolute()),
+            stage=one.stage,
+            needs=one.needs,
+        )
+        for one, taken in zip(stages, hosts)
+    )
+
+
+def stages_to_repeat(
+    submissions: Sequence[Submission], before: Sequence[Job], from_stage: str | None, pipeline: str | None
+) -> tuple[Submission, ...]:
+    """The stages of the file that are still to be done. `before`: the jobs of the pipeline so far.
+
+    Raises InvalidInput when the file has other stages than the pipeline, NotFound when there is no such pipeline or
+    stage, Conflict when it still runs or has nothing left to do.
+    """
+    names = [one.stage or "" for one in submissions]
+    if pipeline is not None and not before:
+        raise NotFound(f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id")
+    if from_stage is not None and from_stage not in names:
+        raise NotFound(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
+    live = [job.id for job in before if not job.is_over]
+    if live:
+        raise Conflict(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
+    done = {str(before[index].stage) for index in newest_stages(before) if before[index].state is State.SUCCEEDED}
+    left = [name for name in names if name not in done]
+    first = from_stage or (left[0] if left else None)
+    if first is None:
+        raise Conflict(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
+    missing = [
+        one.needs
+        for one in submissions[names.index(first) :]
+        if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)
+    ]
+    if missing:
+        raise Conflict(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
+    return tuple(submissions[names.index(first) :])
+
+
+def pack_trees(spec: JobSpec, state_dir: Path) -> tuple[Tree, ...]:
+    """Packs the user's folder and, for a bundled program, the programs, each into one file named by its content."""
+    trees: list[Tree] = []
+    if spec.stage is not None:
+        exclude = (*spec.stage.exclude, *_inside(state_dir, spec.stage.dir))
+        trees.append(_pack("code", spec.stage.dir, exclude, state_dir))
+    if spec.program is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _copy_programs(Path(folder))
+            trees.append(_pack("programs", folder, (), state_dir))
+    return tuple(trees)
+
+
+def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
+    """The pattern that leaves ascendrun's own state out of a staged folder; () when it lies elsewhere."""
+    below = os.path.relpath(os.path.realpath(state_dir), os.path.realpath(folder))
+    return () if below.startswith("..") else (f"/{below}",)
+
+
+def _copy_programs(folder: Path) -> None:
+    """The package as ranks need it: its programs and their messages, and nothing of head or node."""
+    import ascendrun
+
+    package = Path(ascendrun.__file__).resolve().parent
+    for name in ("programs", "text"):
+        shutil.copytree(package / name, folder / "ascendrun" / name, ignore=shutil.ignore_patterns(_CACHE))
+    shutil.copy(package / "__init__.py", folder / "ascendrun")
+
+
+def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tree:
+    exclude = (*exclude, f"{_CACHE}/")
+    try:
+        entries = tree_hash.list_tree(folder, exclude)
+    except (OSError, tree_hash.BadTree) as error:
+        raise InvalidInput([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
+    sha256 = tree_hash.hash_listing(entries)
+    path = tree_file(state_dir, sha256)
+    if not path.exists():
+        _write_tar(folder, entries, path)
+    return Tree(name=name, sha256=sha256, size_bytes=path.stat().st_size, files=len(entries))
+
+
+def _write_tar(folder: str, entries: Sequence[tree_hash.Entry], path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    fd, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            tree_hash.write_tar(folder, entries, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _check_local(specs: Sequence[JobSpec], job_file: Path) -> None:
+    """What only the head's own disk can tell: folders and files that the jobs name there."""
+    problems = []
+    for spec in specs:
+        if spec.stage is not None and not os.path.isdir(spec.stage.dir):
+            problems.append(Problem(str(job_file), None, None, f"stage.dir: {spec.stage.dir} is no folder"))
+        for source in spec.env_from:
+            if not os.access(source.file, os.R_OK):
+                problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
+    if problems:
+        raise InvalidInput(list(dict.fromkeys(problems)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            [Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
+            hint="`ascendrun init NAME` writes a job to start from",
+        ) from error

@@ -1,0 +1,55 @@
+"""From the controller's answers to a survey to the world that health judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.reports import NodeReport
+from ascendrun.head.protocol.agent_events import load_report
+from ascendrun.head.survey.submission import Submission, make_job
+from ascendrun.health.survey.check_context import World
+from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.health.survey.probes import read_facts
+
+
+def read_world(
+    answers: Sequence[Mapping[str, Any]], submission: Submission | None, *, family: str | None, now_s: float
+) -> World:
+    """One host an answer. The plan is made again from the same reports: what is judged is what would be started."""
+    facts: dict[str, NodeFacts] = {}
+    reports: dict[str, NodeReport] = {}
+    unreached: dict[str, Unreached] = {}
+    everyone = {str(answer["host"]): None for answer in answers}
+    with nothing_collected():
+        for answer in answers:
+            host = str(answer["host"])
+            if answer.get("refused"):
+                why = answer["refused"]
+                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+            else:
+                reports[host] = load_report(answer["report"], everyone)
+                facts[host] = read_facts(reports[host], answer["hello"], answer["results"])
+    spec = submission.spec if submission is not None else None
+    return World(
+        facts=facts,
+        unreached=unreached,
+        job=spec,
+        plan=_plan(submission, reports, now_s),
+        now_s=now_s,
+        family=spec.devices.family if spec is not None else family,
+    )
+
+
+def _plan(submission: Submission | None, reports: Mapping[str, NodeReport], now_s: float) -> Any:
+    from ascendrun.head.survey.planning import build_plan
+
+    if submission is None or len(reports) < len(submission.hosts):
+        return None
+    job = make_job(submission, "j-new", "dry-run", now_s)
+    try:
+        return build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
+    except AscendrunError:
+        return None

@@ -1,0 +1,241 @@
+"""The door to what `top` is made from: live jobs in the store, their ranks' metrics, the newest samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascendrun.core.jobs.job import State
+from ascendrun.core.samples import Newest
+from ascendrun.head.state.settings import spool_dir
+from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.health.top.view import JobSeen, Progress, RankPlace, Slow
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobs.job import Job, NodeProgress
+    from ascendrun.head.state.store import StoredJob
+
+WINDOW_S = 900.0
+"""Samples older than this are of another day's work; younger ones are shown with their age."""
+TAIL_BYTES, LEAST_TAIL_BYTES = 4096, 2048
+"""Of each rank's metrics: some twenty lines, for the newest figures and a median; of many ranks ten have to do."""
+HEAD_BYTES = 4096
+FEW_RANKS = 64
+LOOK_AGAIN_S = 60.0
+WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`trouble`: why the samples could not be read; None: they could, or there are none."""
+
+    jobs: tuple[JobSeen, ...]
+    newest: Newest
+    trouble: str | None = None
+
+
+class TopReader:
+    """Reads anew each time, but a metrics file only when it has grown.
+
+    `is_patient`: stragglers of jobs of any size are looked for, once a minute, which takes seconds where ranks are
+    many; else those of large jobs are known only from the job's story, without the sign.
+    """
+
+    def __init__(self, state_dir: Path, *, is_patient: bool = False) -> None:
+        self._state_dir = state_dir
+        self._is_patient = is_patient
+        self._slow_of: dict[str, tuple[float, Mapping[int, Slow]]] = {}
+        self._known: dict[tuple[str, int, int], tuple[tuple[int, ...], Progress]] = {}
+
+    def read(
+        self,
+        *,
+        now_s: float,
+        liveness: Mapping[str, Mapping[str, str]] | None = None,
+        window_s: float = WINDOW_S,
+        hosts: Collection[str] | None = None,
+    ) -> Seen:
+        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable when the store of jobs
+        cannot be read; without samples there is still much to see."""
+        newest, trouble = Newest(), None
+        try:
+            newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
+        except StoreUnusable as error:
+            trouble = str(error)
+        jobs = tuple(
+            self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in _live_jobs(self._state_dir)
+        )
+        alive = {job.id for job in jobs}
+        self._known = {key: value for key, value in self._known.items() if key[0] in alive}
+        return Seen(jobs, newest, trouble)
+
+    def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> JobSeen:
+        job = stored.job
+        nodes = job.nodes if job.state in WITH_RANKS else ()
+        progress = self._progress(job) if nodes else {}
+        return JobSeen(
+            id=job.id,
+            name=job.name,
+            state=job.state.value,
+            reason=job.reason,
+            attempt=job.attempt,
+            hosts=job.hosts,
+            world_size=job.world_size,
+            started_at_s=job.started_at_s,
+            places=tuple(place for node in nodes for place in _places(stored, node)),
+            progress=progress,
+            slow=self._slow(job, now_s) if nodes else {},
+            liveness=dict(liveness),
+        )
+
+    def _progress(self, job: Job) -> Mapping[int, Progress]:
+        from ascendrun.head.spool.clocks import read_clocks
+        from ascendrun.head.spool.metrics_reader import find_metrics
+
+        attempt_dir = spool_dir(self._state_dir, job.id, job.attempt)
+        clocks = None
+        hosts = {rank: node.host for node in job.nodes for rank in node.ranks}
+        found: dict[int, Progress] = {}
+        for rank, paths in find_metrics(attempt_dir).items():
+            key, sizes = (job.id, job.attempt, rank), tuple(_size(path) for path in paths)
+            known = self._known.get(key)
+            if known is None or known[0] != sizes:
+                clocks = read_clocks(attempt_dir) if clocks is None else clocks
+                clock = clocks.get(hosts.get(rank, ""))
+                known = (
+                    sizes,
+                    _read_progress(
+                        paths,
+                        clock,
+                        with_total=not found,
+                        last_bytes=TAIL_BYTES if len(hosts) <= FEW_RANKS else LEAST_TAIL_BYTES,
+                    ),
+                )
+                self._known[key] = known
+            found[rank] = known[1]
+        return found
+
+    def _slow(self, job: Job, now_s: float) -> Mapping[int, Slow]:
+        told = {rank: Slow() for rank in _told_slow(self._state_dir, job)}
+        if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
+            return told
+        known = self._slow_of.get(job.tag)
+        if known is None or now_s - known[0] > LOOK_AGAIN_S:
+            known = self._slow_of[job.tag] = now_s, _find_slow(self._state_dir, job, now_s)
+        return {**told, **known[1]}
+
+
+def _told_slow(state_dir: Path, job: Job) -> list[int]:
+    """The ranks that the job's story calls slow at present."""
+    from ascendrun.head.loop.stragglers import known_from_story
+    from ascendrun.head.state.store import Store
+
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        return []
+    try:
+        story = [(event.kind, event.text) for event in store.events(job.id)]
+    finally:
+        store.close()
+    found: list[int] = []
+    for host, rank in known_from_story(job.attempt, story).missing:
+        found.extend(
+            [rank] if rank is not None else [one for node in job.nodes if node.host == host for one in node.ranks]
+        )
+    return found
+
+
+def _find_slow(state_dir: Path, job: Job, now_s: float) -> Mapping[int, Slow]:
+    from ascendrun.head.loop.stragglers import look_for_stragglers
+
+    return {
+        rank: Slow(one.slower_by, one.sign.value if one.sign is not None else None, one.since_s)
+        for one in look_for_stragglers(state_dir, job, now_s=now_s)
+        for rank in one.ranks
+    }
+
+
+def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_bytes: int) -> Progress:
+    from dataclasses import replace
+
+    from ascendrun.core.metrics import parse_line
+    from ascendrun.head.spool.metrics_reader import iter_lines
+    from ascendrun.health.top.join import progress_of
+
+    progress = progress_of(tuple(iter_lines(paths, last_bytes=last_bytes)))
+    if clock is not None and progress.at_s is not None:
+        progress = replace(progress, at_s=clock.to_head_s(progress.at_s))
+    if with_total and progress.total_steps is None and paths:
+        first = [parse_line(line) for line in _head(paths[0]).split(b"\n")[:-1]]
+        totals = [line.total_steps for line in first if line is not None and line.total_steps is not None]
+        progress = replace(progress, total_steps=totals[-1] if totals else None)
+    return progress
+
+
+def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
+    """Nothing where nothing was ever measured. Raises StoreUnusable."""
+    from ascendrun.head.state.sample_store import SampleStore
+
+    store = SampleStore.open_for_reading(state_dir)
+    if store is None:
+        return Newest()
+    try:
+        return store.newest(since_s=since_s, hosts=hosts)
+    finally:
+        store.close()
+
+
+def _live_jobs(state_dir: Path) -> list[StoredJob]:
+    from ascendrun.head.state.store import Store
+
+    store = Store.open_for_reading(state_dir)
+    if store is None:
+        return []
+    try:
+        return [stored for stored in store.live_jobs() if not stored.job.is_over]
+    finally:
+        store.close()
+
+
+def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:
+    devices = devices_given(stored.spec, stored.hosts, node.host)
+    return [
+        RankPlace(
+            rank=rank,
+            host=node.host,
+            pid=node.pids.get(rank),
+            is_over=rank in node.exits,
+            device=devices[local] if devices is not None and local < len(devices) else None,
+        )
+        for local, rank in enumerate(sorted(node.ranks))
+    ]
+
+
+def devices_given(spec: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...] | None:
+    """The devices that the plan gave the job on a host, in order of its ranks there; None: it has none (family cpu)."""
+    wanted = spec.get("devices") or {}
+    if wanted.get("family", "cpu") == "cpu":
+        return None
+    if wanted.get("ids"):
+        return tuple(wanted["ids"])
+    host = next((one for one in hosts if one.get("name") == name), {})
+    offered = host.get("devices")
+    count = wanted.get("per_node") or host.get("slots") or len(offered or ()) or 1
+    return tuple(offered[:count]) if offered else tuple(range(count))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""

@@ -1,0 +1,132 @@
+"""Messages for people: a key, an English template next to the code that uses it, typed values; Chinese by key.
+
+    raise UnreachableError(Text("ssh.timeout", "{host}: no reply within {limit_s} s", host=host, limit_s=10))
+
+A `Text` travels and is stored as data; `str()` renders it where a person reads it, in the language of the process
+(`use_language`). The English template is the source. zh.json has the Chinese ones, by key; a key that is missing
+there shows in English. `bin/messages` lists what is missing and what is no longer used; tests/docs checks both.
+
+Tables (event codes, findings, signatures) keep their English next to their codes and render through `fill` with the
+key of the row. Standard library only: programs on nodes use this package too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ascendrun.text.format import Formatter
+
+LANGUAGES = ("en", "zh")
+PSEUDO = "pseudo"
+"""Every English template with its words in another order: what a test uses to show that no code reads a message."""
+_TEXT = "$text"
+_language = "en"
+
+
+class Text:
+    """A message and its values; `str()` renders it in the language of the process.
+
+    `key` is unique in the product, `AREA.NAME` in kebab-case. Values are strings, numbers, None (shown as unknown),
+    sequences of them, or other texts. Two texts are equal when key and values are.
+    """
+
+    __slots__ = ("english", "key", "values")
+
+    def __init__(self, key: str, english: str, /, **values: Any) -> None:
+        self.key, self.english, self.values = key, english, values
+
+    def __str__(self) -> str:
+        return self.render(_language)
+
+    def __repr__(self) -> str:
+        return f"Text({self.key!r}, {self.values!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Text) and (self.key, self.values) == (other.key, other.values)
+
+    def __hash__(self) -> int:
+        return hash((self.key, json.dumps(to_json(self.values), sort_keys=True, default=repr)))
+
+    def render(self, lang: str) -> str:
+        return fill(self.key, self.english, self.values, lang=lang)
+
+
+def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None = None) -> str:
+    """The template of `key` in a language (None: that of the process) with its values.
+
+    A value that is missing shows as "?", a format that does not fit its value as the value: a message never fails.
+    """
+    lang = lang or _language
+    return Formatter(lang, lambda text: text.render(lang) if isinstance(text, Text) else None).format(
+        template_of(key, english, lang), values
+    )
+
+
+def template_of(key: str, english: str, lang: str) -> str:
+    """The template of `key` in a language; English where there is no other."""
+    if lang == "en":
+        return english
+    return _reworded(english) if lang == PSEUDO else translations(lang).get(key, english)
+
+
+@cache
+def translations(lang: str) -> Mapping[str, str]:
+    """Every template of a language by key; empty for English, whose templates are in the code."""
+    rows: dict[str, str] = {}
+    folder = resources.files(__name__).joinpath(lang)
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if file.name.endswith(".json"):
+            rows.update(json.loads(file.read_text(encoding="utf-8")))
+    return rows
+
+
+def language() -> str:
+    """The language of this process."""
+    return _language
+
+
+def use_language(lang: str) -> None:
+    """Set the language of this process; what is not in LANGUAGES is English."""
+    global _language
+    _language = lang if lang in (*LANGUAGES, PSEUDO) else "en"
+
+
+def language_of(environ: Mapping[str, str] = os.environ) -> str:
+    """What the environment asks for: ASCENDRUN_LANG, else zh for any Chinese locale, else en."""
+    for name in ("ASCENDRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
+        value = environ.get(name, "").lower()
+        if value:
+            return PSEUDO if value == PSEUDO else "zh" if value.startswith("zh") else "en"
+    return "en"
+
+
+def to_json(value: Any) -> Any:
+    """A value, or a structure of values, as JSON can hold it; `from_json` reads it back (tuples become lists)."""
+    if isinstance(value, Text):
+        return {_TEXT: value.key, "en": value.english, "values": to_json(value.values)}
+    if isinstance(value, Mapping):
+        return {name: to_json(item) for name, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` was given."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get(_TEXT), str) and isinstance(value.get("values"), Mapping):
+            return Text(value[_TEXT], str(value.get("en", "")), **from_json(value["values"]))
+        return {name: from_json(item) for name, item in value.items()}
+    return [from_json(item) for item in value] if isinstance(value, list) else value
+
+
+def _reworded(english: str) -> str:
+    pieces = re.findall(r"\{[^{}]*\}|[^{}]+", english)
+    words = [word for piece in pieces for word in ([piece] if piece.startswith("{") else piece.split())]
+    random.Random(english).shuffle(words)
+    return " ".join(words)

@@ -1,0 +1,110 @@
+"""How values show in a message: the format specifications of its template, such as `{size:bytes}`."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable
+
+UNKNOWN = {"zh": "未知"}
+SEPARATOR = {"zh": "、"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Formatter(string.Formatter):
+    """Fills a template in one language. `render`: a nested text in that language, None: the value is no text.
+
+    Beside Python's own specifications:
+    `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
+    `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
+    """
+
+    def __init__(self, lang: str, render: Callable[[Any], str | None]) -> None:
+        self._lang, self._render = lang, render
+
+    def format(self, template: str, values: Mapping[str, Any]) -> str:  # type: ignore[override]
+        return self.vformat(template, (), _Known(values))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return UNKNOWN.get(self._lang, "unknown")
+        name, _, rest = format_spec.partition(" ")
+        special = _SPECIAL.get(name)
+        try:
+            if special is not None:
+                return special(value, rest)
+            nested = self._render(value)
+            if nested is not None:
+                return nested
+            if isinstance(value, (list, tuple)):
+                return SEPARATOR.get(self._lang, ", ").join(self.format_field(item, format_spec) for item in value)
+            return format(value, format_spec)
+        except (TypeError, ValueError):
+            return str(value)
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def fold_hosts(hosts: Iterable[str]) -> str:
+    """Host names as people write them, sorted: `npu[01-06,09]`; with commas where they cannot be folded."""
+    given = [hosts] if isinstance(hosts, str) else list(dict.fromkeys(hosts))
+    if len(given) <= 1:
+        return ",".join(given)
+    try:
+        from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+        return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
+    except Exception:  # not installed on a node, or names that are no names: the list itself is good enough
+        return ",".join(given)
+
+
+def fold_numbers(numbers: int | Sequence[int]) -> str:
+    """Ascending numbers as ranges: `0-3,7`."""
+    given = [numbers] if isinstance(numbers, int) else sorted(set(numbers))
+    ranges: list[list[int]] = []
+    for number in given:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def format_bytes(size: float) -> str:
+    """1610612736 as `1.5 GiB`."""
+    value, unit = float(size), 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 100 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def format_duration(seconds: float) -> str:
+    """125 as `2 min 5 s`, 0.25 as `0.25 s`, 90000 as `1 d 1 h`."""
+    if abs(seconds) < 10:
+        return f"{seconds:.2g} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _plural(count: float, words: str) -> str:
+    one, _, many = words.partition(" ")
+    return f"{count} {one if count == 1 else many}"
+
+
+_SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
+    "plural": _plural,
+    "hosts": lambda value, _: fold_hosts(value),
+    "ranks": lambda value, _: fold_numbers(value),
+    "bytes": lambda value, _: format_bytes(value),
+    "duration": lambda value, _: format_duration(value),
+    "percent": lambda value, _: f"{100 * value:.0f}%",
+    "quote": lambda value, _: repr(str(value)),
+}
