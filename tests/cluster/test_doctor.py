@@ -91,7 +91,7 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
     found = examine(on, "-H", hosts, "--path", "/data/train", "--quick", code=3)
     assert hosts_of(found, "disk-full") == ["node2"]
     assert hosts_of(found, "login-noise") == ["node3"]
-    assert hosts_of(found, "path-missing") == ["node3"]
+    assert hosts_of(found, "path-not-found") == ["node3"]
     slow = {host: float(one["values"]["seconds"]) for one in found["login-slow"] for host in one["hosts"]}
     assert max(slow, key=slow.__getitem__) == "node4", slow  # a busy machine lets the others wait as well
     assert hosts_of(found, "sshd-startups") == hosts_of(found, "sshd-sessions") == ["node5"]
@@ -100,7 +100,7 @@ def test_each_planted_fault_is_found_on_its_host_and_nowhere_else(
     assert set(found) <= {
         "disk-full",
         "login-noise",
-        "path-missing",
+        "path-not-found",
         "login-slow",
         "sshd-startups",
         "sshd-sessions",
@@ -121,8 +121,8 @@ def test_a_clock_that_is_off_is_told_in_seconds(
     cluster.clock("node2", CLOCK_S)
     on = ascendrun.on(cluster)
     found = examine(on, "-H", hostfile(on, cluster), "--quick", code=0)
-    assert hosts_of(found, "clock-off") == ["node2"]
-    assert abs(float(found["clock-off"][0]["values"]["seconds"]) - CLOCK_S) < 5
+    assert hosts_of(found, "clock-skew") == ["node2"]
+    assert abs(float(found["clock-skew"][0]["values"]["seconds"]) - CLOCK_S) < 5
 
 
 def test_two_hosts_that_do_not_reach_each_other_are_named_though_the_head_sees_both(
@@ -132,7 +132,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_named_though_the_head_sees_b
     cluster.isolate("node2", "node4")
     on = ascendrun.on(cluster)
     found = examine(on, "-H", hostfile(on, cluster), "--quick", code=3)
-    told = {(finding["nodes"], finding["values"]["peers"]) for finding in found["peer-silent"]}
+    told = {(finding["nodes"], finding["values"]["peers"]) for finding in found["peer-timeout"]}
     assert told == {("node2", "node4"), ("node4", "node2")}
 
 
@@ -218,7 +218,7 @@ def test_what_is_not_fit_is_not_started_and_the_reason_has_code_nodes_and_way_ou
 def test_hosts_that_do_not_reach_each_other_start_nothing_instead_of_waiting_for_a_time_out(scene: Scene) -> None:
     scene.cluster.isolate("node1", "node2")
     done = scene.ascendrun("submit", scene.job("parted", "touch", "/tmp/started"))
-    assert done.returncode == 1 and "[peer-silent]" in done.stderr, run_text(done)
+    assert done.returncode == 1 and "[peer-timeout]" in done.stderr, run_text(done)
     assert not any(scene.cluster.path(host, "/tmp/started").exists() for host in scene.cluster.hosts)
 
 

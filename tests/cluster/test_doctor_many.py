@@ -48,8 +48,8 @@ def test_of_many_hosts_one_frozen_two_trickling_and_one_with_a_hanging_tool_each
             told.setdefault(host, set()).add(finding["code"])
     assert "unreachable" in told.pop(FROZEN) & told.pop(THIN)
     assert "npu-smi-hangs" in told.pop(HANGING), report["findings"]
-    assert {"npu-smi-hangs", "hccn-hangs", "answer-late"} & told.pop(TRICKLING), report["findings"]
-    assert not [host for host, codes in told.items() if "answer-late" in codes], told
+    assert {"npu-smi-hangs", "hccn-hangs", "probe-timeout"} & told.pop(TRICKLING), report["findings"]
+    assert not [host for host, codes in told.items() if "probe-timeout" in codes], told
     kernel = next(row for row in report["facts"] if row["name"] == "kernel")
     assert [len(group["hosts"]) for group in kernel["groups"]] == [count - 2]
     if count == MANY:

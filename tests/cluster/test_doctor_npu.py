@@ -111,7 +111,7 @@ def examine_faults(nodes, doctor):
         "device-tls-differs": ("FAIL", "devices", "1", "1 of 7 ports: on"),
         "hccn-conf-stale": ("WARN", "devices", "2", "29.1.3.12"),
         "npu-ghost": ("WARN", "pid", "39999", "NPU 2"),
-        "hbm-held": ("WARN", "npus", "1", "MB in use"),
+        "hbm-owner-unknown": ("WARN", "npus", "1", "MB in use"),
         "npu-missing": ("FAIL", "found", "3", "npu-smi info lists NPU 0-2"),
     }
     for code, (severity, name, value, evidence) in expected.items():
@@ -126,7 +126,7 @@ def test_a_driver_that_is_away_and_one_that_differs_are_told(nodes, doctor):
     install_on(nodes, "node2", Scenario(cards=CARDS, number=2, driver="23.0.7", firmware="7.1.0.11.220"))
     plant(nodes, "node1", None, "driver_missing")
     examined = doctor("--quick")
-    away = examined.the("npu-driver-away")
+    away = examined.the("npu-driver-unreachable")
     assert away["hosts"] == ["node1"] and "-8005" in away["evidence"][0] and "HwHiAiUser" in away["advice"]
     differs = examined.the("driver-differs")
     assert {"23.0.7", "24.1.rc2"} == {differs["values"]["value"], differs["values"]["majority"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
 from ascendrun.core.gc_pause import nothing_collected
@@ -33,6 +33,21 @@ CHECKS: tuple[Check, ...] = (
 """In the order in which people look for causes: first what makes the rest unknowable."""
 
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
+RENAMED: Mapping[str, str] = {
+    "touch": "peer-ports",
+    "reached": "ssh",
+    "answers": "probes",
+    "space": "disk-space",
+    "folders": "directories",
+    "hbm-held": "hbm-owner",
+    "versions-fit": "version-compatibility",
+    "versions-alike": "versions-consistency",
+    "chips-alike": "chips-consistency",
+    "python-alike": "python-consistency",
+    "limits-alike": "limits-consistency",
+    "variables-alike": "variables-consistency",
+}
+"""Old names of checks: an error of the job file names the new one."""
 
 
 def plain_name(name: str) -> str:
@@ -65,5 +80,5 @@ def _run(checks: Iterable[Check], world: World) -> list[Finding]:
             found += check.function(world)
         except Exception as error:  # ours, or an answer that no node should give: the other checks' findings count
             why = f"{type(error).__name__}: {error}"[:300]
-            found.append(Finding("check-broken", Severity.WARN, (), {"check": check.name, "why": why}))
+            found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))
     return found

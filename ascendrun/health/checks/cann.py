@@ -165,13 +165,13 @@ def check_torch_npu(world: World) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     Check(
-        "versions-alike",
+        "versions-consistency",
         check_versions_alike,
         "driver, firmware and CANN are the same on all nodes",
         ("driver-differs", "firmware-differs", "cann-differs"),
     ),
     Check(
-        "versions-fit",
+        "version-compatibility",
         check_versions_fit,
         "driver, firmware, CANN, torch_npu, torch and Python fit each other",
         (*(code for code, _ in _MISFITS.values()), "versions-unproven"),

@@ -198,7 +198,7 @@ CHECKS = (
         ("allocator-setting-new",),
     ),
     Check(
-        "variables-alike",
+        "variables-consistency",
         check_variables_alike,
         "the variables that matter are the same on all nodes",
         ("variable-differs",),

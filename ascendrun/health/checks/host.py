@@ -33,7 +33,7 @@ def check_clock(world: World) -> Iterator[Finding]:
         off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
         if abs(off_s) >= CLOCK_NOTE_S:
             severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
-            yield Finding("clock-off", severity, (host,), {"seconds": f"{off_s:+.1f}"})
+            yield Finding("clock-skew", severity, (host,), {"seconds": f"{off_s:+.1f}"})
 
 
 def check_identity(world: World) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def check_logind(world: World) -> Iterator[Finding]:
 
 CHECKS = (
     Check("identity", check_identity, "no machine is listed under two names", ("same-machine", "machine-id-shared")),
-    Check("clock", check_clock, "the nodes' clocks agree", ("clock-off",)),
+    Check("clock", check_clock, "the nodes' clocks agree", ("clock-skew",)),
     Check(
         "system",
         check_system,
@@ -171,7 +171,7 @@ CHECKS = (
         "open files, processes and memory are not limited too tightly",
         ("limit-files", "limit-processes", "limit-locked", "limit-address-space"),
     ),
-    Check("limits-alike", check_limits_alike, "the limits are the same on all nodes", ("limits-differ",)),
+    Check("limits-consistency", check_limits_alike, "the limits are the same on all nodes", ("limits-differ",)),
     Check(
         "sshd", check_sshd, "sshd takes the connections of several users at once", ("sshd-startups", "sshd-sessions")
     ),

@@ -139,7 +139,7 @@ def check_touch(world: World) -> Iterator[Finding]:
             evidence = tuple(
                 f"{host} -> {touch.peer} ({touch.address}:{touch.port}): {touch.error}" for touch in touches[:4]
             )
-            known = {"silent": "peer-silent", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
+            known = {"silent": "peer-timeout", "refused": "peer-refuses", "wrong-host": "peer-wrong"}
             yield Finding(known.get(code, "peer-fails"), Severity.FAIL, (host,), values, evidence)
 
 
@@ -156,9 +156,9 @@ CHECKS = (
         ("hccl-port-taken", "ports-not-reserved"),
     ),
     Check(
-        "touch",
+        "peer-ports",
         check_touch,
         "nodes reach each other by TCP on the very ports of a job",
-        ("peer-silent", "peer-refuses", "peer-wrong", "peer-fails"),
+        ("peer-timeout", "peer-refuses", "peer-wrong", "peer-fails"),
     ),
 )

@@ -27,7 +27,7 @@ PAGES_WARN, PAGES_FAIL = 16, 64
 GRAVE_RANK = 4
 """From the class FreeRestartNPU on, a device has to be reset or replaced before it is worth a start."""
 _ERROR_CODES = {
-    "driver": "npu-driver-away",
+    "driver": "npu-driver-unreachable",
     "device-held": "npu-held-elsewhere",
     "no-card": "npu-none",
     "missing-library": "npu-smi-error",
@@ -272,11 +272,11 @@ def check_ecc(world: World) -> Iterator[Finding]:
 def _ecc_fault(counts: EccCounts) -> tuple[str, Severity] | None:
     pages = (counts.double_bit_pages or 0) + (counts.single_bit_pages or 0)
     if pages >= PAGES_FAIL:
-        return "ecc-worn", Severity.FAIL
+        return "ecc-pages-retired", Severity.FAIL
     if counts.double_bit:
         return "ecc-double", Severity.FAIL
     if pages >= PAGES_WARN:
-        return "ecc-worn", Severity.WARN
+        return "ecc-pages-retired", Severity.WARN
     if counts.double_bit_total or pages:
         return "ecc-past", Severity.WARN if counts.double_bit_total else Severity.NOTE
     return ("ecc-single", Severity.NOTE) if counts.single_bit else None
@@ -333,7 +333,7 @@ def check_memory_held(world: World) -> Iterator[Finding]:
                 )
         if held:
             yield Finding(
-                "hbm-held",
+                "hbm-owner-unknown",
                 Severity.WARN,
                 (host,),
                 {"npus": ids_text(held), "first": str(min(held))},
@@ -397,7 +397,7 @@ CHECKS: tuple[Check, ...] = (
             "npu-none",
             "npu-smi-hangs",
             "npu-smi-missing",
-            "npu-driver-away",
+            "npu-driver-unreachable",
             "npu-held-elsewhere",
             "npu-smi-error",
             "npu-smi-unreadable",
@@ -416,7 +416,7 @@ CHECKS: tuple[Check, ...] = (
         "no NPU dropped off the bus, and the job's devices exist",
         ("npu-missing", "npu-too-few", "npu-more"),
     ),
-    Check("chips-alike", check_chips_alike, "all nodes have the same chip", ("chip-differs",)),
+    Check("chips-consistency", check_chips_alike, "all nodes have the same chip", ("chip-differs",)),
     Check(
         "npu-health",
         check_health,
@@ -427,11 +427,11 @@ CHECKS: tuple[Check, ...] = (
         "ecc",
         check_ecc,
         "the NPUs' memory counts no errors",
-        ("ecc-double", "ecc-worn", "ecc-past", "ecc-single"),
+        ("ecc-double", "ecc-pages-retired", "ecc-past", "ecc-single"),
         is_full=True,
     ),
     Check("hbm-size", check_memory_size, "the NPUs' memory has its rated size", ("hbm-short",)),
-    Check("hbm-held", check_memory_held, "no NPU memory is held by what cannot be seen", ("hbm-held",)),
+    Check("hbm-owner", check_memory_held, "no NPU memory is held by what cannot be seen", ("hbm-owner-unknown",)),
     Check(
         "npu-processes", check_processes, "nobody else computes on the NPUs", ("npu-busy", "npu-busy-run", "npu-ghost")
     ),

@@ -49,12 +49,12 @@ def check_answers(world: World) -> Iterator[Finding]:
     """What hangs on a node is a finding by itself, whatever it would have said."""
     for host, facts in world.facts.items():
         if facts.late:
-            yield Finding("answer-late", Severity.WARN, (host,), {"probes": ", ".join(facts.late)})
+            yield Finding("probe-timeout", Severity.WARN, (host,), {"probes": ", ".join(facts.late)})
 
 
 CHECKS = (
     Check(
-        "reached",
+        "ssh",
         check_reached,
         "every host is reached, lets us in and runs our agent",
         ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python"),
@@ -63,5 +63,5 @@ CHECKS = (
     Check(
         "login-noise", check_login_noise, "a login's startup files write nothing into the connection", ("login-noise",)
     ),
-    Check("answers", check_answers, "every question is answered in time", ("answer-late",)),
+    Check("probes", check_answers, "every question is answered in time", ("probe-timeout",)),
 )

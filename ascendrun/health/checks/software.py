@@ -159,7 +159,7 @@ CHECKS = (
         ("setup-failed", "python-missing", "python-broken"),
     ),
     Check(
-        "python-alike",
+        "python-consistency",
         check_python_alike,
         "the interpreter is the same on all nodes",
         ("python-differs", "python-patch-differs"),

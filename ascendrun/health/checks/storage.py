@@ -60,11 +60,11 @@ def check_folders(world: World) -> Iterator[Finding]:
         for path, result in (facts.writes or {}).items():
             values = {"path": path}
             if result.is_late:
-                yield Finding("folder-hangs", Severity.FAIL, (host,), values)
+                yield Finding("directory-hangs", Severity.FAIL, (host,), values)
             elif result.error is not None and not _is_told_already(result.code):
-                yield Finding("folder-not-writable", Severity.FAIL, (host,), {**values, "why": result.error})
+                yield Finding("directory-not-writable", Severity.FAIL, (host,), {**values, "why": result.error})
             elif result.wall_s is not None and result.wall_s > SLOW_WRITE_S:
-                yield Finding("folder-slow", Severity.WARN, (host,), {**values, "seconds": f"{result.wall_s:.1f}"})
+                yield Finding("directory-slow", Severity.WARN, (host,), {**values, "seconds": f"{result.wall_s:.1f}"})
 
 
 def _is_told_already(code: str | None) -> bool:
@@ -79,7 +79,7 @@ def check_paths(world: World) -> Iterator[Finding]:
         found = {host: (facts.paths or {}).get(path) for host, facts in world.facts.items()}
         for host, size in found.items():
             if size is not None and size.missing:
-                yield Finding("path-missing", Severity.FAIL, (host,), {"path": path})
+                yield Finding("path-not-found", Severity.FAIL, (host,), {"path": path})
             elif size is not None and size.error is not None:
                 yield Finding("path-unreadable", Severity.FAIL, (host,), {"path": path, "why": size.error})
         same = compare({host: _size_text(size) for host, size in found.items()})
@@ -102,7 +102,7 @@ def _size_text(size: PathSize | None) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     Check(
-        "space",
+        "disk-space",
         check_space,
         "there is room and there are inodes where a job writes",
         ("disk-full", "disk-low", "inodes-low"),
@@ -114,15 +114,15 @@ CHECKS: tuple[Check, ...] = (
         ("shm-missing", "shm-small", "shm-full"),
     ),
     Check(
-        "folders",
+        "directories",
         check_folders,
         "stage, checkpoint and log folders take a write, a rename and an fsync",
-        ("folder-hangs", "folder-not-writable", "folder-slow"),
+        ("directory-hangs", "directory-not-writable", "directory-slow"),
     ),
     Check(
         "paths",
         check_paths,
         "model and data are there, the same size on all nodes",
-        ("path-missing", "path-unreadable", "path-differs"),
+        ("path-not-found", "path-unreadable", "path-differs"),
     ),
 )

@@ -20,17 +20,17 @@ CODES: tuple[str, ...] = (
     "deep-device-wrong",
     "deep-device-slow",
     "deep-node-slow",
-    "deep-host-cut",
+    "deep-host-disconnected",
     "deep-host-slow",
-    "deep-split-cut",
+    "deep-split-disconnected",
     "deep-split-slow",
-    "deep-link-cut",
+    "deep-link-disconnected",
     "deep-link-slow",
-    "deep-pair-cut",
+    "deep-pair-disconnected",
     "deep-pair-slow",
     "deep-host-failed",
     "deep-host-busy",
-    "deep-host-unfit",
+    "deep-host-not-ready",
     "deep-network-slower-than-before",
     "deep-node-slower-than-before",
     "deep-device-slower-than-before",
@@ -118,7 +118,7 @@ def _skipped(report: DeepReport) -> Iterator[Finding]:
     for host, job in report.busy.items():
         yield Finding("deep-host-busy", Severity.NOTE, (host,), {"job": job})
     if report.unfit:
-        yield Finding("deep-host-unfit", Severity.NOTE, report.unfit)
+        yield Finding("deep-host-not-ready", Severity.NOTE, report.unfit)
 
 
 def _failed(report: DeepReport) -> Iterator[Finding]:
@@ -154,13 +154,15 @@ def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
     for host in judged.bad_hosts:
         told = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
         worst = _worst(best.get(host), judged.typical, shares)
-        code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-cut", Severity.FAIL)
+        code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-disconnected", Severity.FAIL)
         yield Finding(code, severity, (host,), worst, told)
     yield from _split_findings(judged, of_pairs, shares, evidence)
     for kind, pairs in (("link", judged.lone_links), ("pair", judged.unclear)):
         for pair in pairs:
             worst = _worst(of_pairs[pair], judged.typical, shares)
-            code, severity = (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-cut", Severity.FAIL)
+            code, severity = (
+                (f"deep-{kind}-slow", Severity.WARN) if worst else (f"deep-{kind}-disconnected", Severity.FAIL)
+            )
             yield Finding(code, severity, pair, worst, (evidence[pair],))
 
 
@@ -174,7 +176,7 @@ def _split_findings(
         groups = {"one": fold_names(split.one), "other": fold_names(split.other), "count": str(len(split.links))}
         known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
         worst = _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), judged.typical, shares) if known else {}
-        code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-cut", Severity.FAIL)
+        code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-disconnected", Severity.FAIL)
         yield Finding(
             code,
             severity,

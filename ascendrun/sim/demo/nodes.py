@@ -35,7 +35,7 @@ checkpoint: {{dir: {checkpoints}, grace_s: 10}}
 # No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN lies in its own folder.
 checks: {{skip: [{skipped}]}}
 """
-SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-alike")
+SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-consistency")
 
 
 def tree_of(folder: Path, name: str) -> Path:

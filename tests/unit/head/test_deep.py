@@ -159,7 +159,7 @@ def test_a_host_that_runs_a_job_is_left_in_peace(tmp_path: Path) -> None:
 def test_a_host_that_is_not_fit_is_not_measured_and_told(tmp_path: Path) -> None:
     world = World(tmp_path)
     found = judge_and_keep(look(world, unfit=["n2"]), tmp_path).findings
-    assert [(one.code, one.hosts) for one in found] == [("deep-host-unfit", ("n2",))]
+    assert [(one.code, one.hosts) for one in found] == [("deep-host-not-ready", ("n2",))]
     assert "n2" not in world.most_live_of
 
 

@@ -134,9 +134,9 @@ JOB = "command: [python3, train.py]\ndevices: {family: %s}\n"
 PLANTED = {
     "login-slow": ({"login_s": 4.0}, Severity.NOTE),
     "login-noise": ({"login_noise": "Welcome to n2!\nread the news"}, Severity.NOTE),
-    "answer-late": ({"late": ("torch",)}, Severity.WARN),
+    "probe-timeout": ({"late": ("torch",)}, Severity.WARN),
     "machine-id-shared": ({"machine_id": "machine-1"}, Severity.NOTE),
-    "clock-off": ({"clock_offset_s": -31.0}, Severity.WARN),
+    "clock-skew": ({"clock_offset_s": -31.0}, Severity.WARN),
     "arch-differs": ({"arch": "x86_64"}, Severity.WARN),
     "kernel-differs": ({"kernel": "4.19.90"}, Severity.NOTE),
     "os-differs": ({"os_name": "Ubuntu 22.04"}, Severity.NOTE),
@@ -157,10 +157,10 @@ PLANTED = {
     "shm-missing": ({"disks": {"/dev/shm": Disk("/dev", GIB, GIB)}}, Severity.WARN),
     "shm-small": ({"disks": {"/dev/shm": Disk("/dev/shm", 64 << 20, 64 << 20)}}, Severity.WARN),
     "shm-full": ({"disks": {"/dev/shm": Disk("/dev/shm", 1 << 20, 700 * GIB)}}, Severity.WARN),
-    "folder-hangs": ({"writes": {"/ckpt": WriteResult("/ckpt", is_late=True)}}, Severity.FAIL),
-    "folder-not-writable": ({"writes": {"/ckpt": WriteResult("/ckpt", error="read-only")}}, Severity.FAIL),
-    "folder-slow": ({"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}}, Severity.WARN),
-    "path-missing": ({"paths": {"/data/train": PathSize(missing=True)}}, Severity.FAIL),
+    "directory-hangs": ({"writes": {"/ckpt": WriteResult("/ckpt", is_late=True)}}, Severity.FAIL),
+    "directory-not-writable": ({"writes": {"/ckpt": WriteResult("/ckpt", error="read-only")}}, Severity.FAIL),
+    "directory-slow": ({"writes": {"/ckpt": WriteResult("/ckpt", wall_s=4.2)}}, Severity.WARN),
+    "path-not-found": ({"paths": {"/data/train": PathSize(missing=True)}}, Severity.FAIL),
     "path-unreadable": ({"paths": {"/data/train": PathSize(error="permission denied")}}, Severity.FAIL),
     "path-differs": ({"paths": {"/data/train": PathSize("folder", 9 * GIB, 12)}}, Severity.WARN),
     "peer-is-loopback": ({"routes": {"n1": Route("lo", "127.0.0.1"), "n3": Route("eth0", "10.0.0.2")}}, Severity.FAIL),
@@ -169,7 +169,7 @@ PLANTED = {
         {"routes": {"n1": Route("eth0", "10.0.0.2"), "n3": Route("eth1", "10.1.0.2")}},
         Severity.WARN,
     ),
-    "peer-silent": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no answer", "silent"),)}, Severity.FAIL),
+    "peer-timeout": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no answer", "silent"),)}, Severity.FAIL),
     "peer-refuses": ({"touched": (Touch("n3", "10.0.0.3", 20001, "refused", "refused"),)}, Severity.FAIL),
     "peer-wrong": ({"touched": (Touch("n3", "10.0.0.3", 20001, "n9 answered", "wrong-host"),)}, Severity.FAIL),
     "peer-fails": ({"touched": (Touch("n3", "10.0.0.3", 20001, "no route", "failed"),)}, Severity.FAIL),
@@ -329,11 +329,11 @@ def test_fewer_devices_than_the_job_takes_are_told():
 
 def test_of_two_clocks_the_one_that_differs_from_the_heads_is_wrong():
     two = World(facts={"n1": sound("n1", clock_offset_s=0.0), "n2": sound("n2", clock_offset_s=100.0)})
-    assert found(two, "clock-off")[0].hosts == ("n2",)
+    assert found(two, "clock-skew")[0].hosts == ("n2",)
 
 
 def test_a_head_with_a_wrong_clock_is_no_fault_of_the_nodes():
-    assert not found(world(*[sound(name, clock_offset_s=500.0) for name in NAMES]), "clock-off")
+    assert not found(world(*[sound(name, clock_offset_s=500.0) for name in NAMES]), "clock-skew")
 
 
 def test_a_timeout_below_hccls_own_that_ascendrun_sets_itself_is_no_conflict():
@@ -390,7 +390,7 @@ def test_no_check_raises_and_every_finding_can_be_said_in_both_languages(nodes, 
 def test_a_check_that_falls_over_is_told_and_hides_nothing():
     odd = sound("n2", limits={"NOFILE": ("many", "more")}, kernel="4.19")
     codes = {finding.code: finding for finding in run_checks(world(odd))}
-    assert codes["check-broken"].values["check"] == "limits" and "TypeError" in codes["check-broken"].values["why"]
+    assert codes["check-error"].values["check"] == "limits" and "TypeError" in codes["check-error"].values["why"]
     assert "kernel-differs" in codes
 
 

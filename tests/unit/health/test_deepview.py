@@ -94,7 +94,7 @@ def test_a_slow_host_is_named_with_its_rate_the_usual_one_and_every_pair_as_evid
 
 def test_a_host_that_reaches_nobody_is_a_failure_with_the_reason_as_evidence() -> None:
     [found] = deep_findings(report(FOUR, *pairs(n3n4=None, n1n3=None)))
-    assert (found.code, found.hosts, found.severity) == ("deep-host-cut", ("n3",), Severity.FAIL)
+    assert (found.code, found.hosts, found.severity) == ("deep-host-disconnected", ("n3",), Severity.FAIL)
     assert "j-0007" in found.evidence[0]
 
 
@@ -161,7 +161,7 @@ def test_failed_and_skipped_hosts_are_said_and_the_worst_comes_first() -> None:
     assert codes(found) == [
         ("deep-host-failed", ("n4",)),
         ("deep-host-busy", ("n5",)),
-        ("deep-host-unfit", ("n6", "n7")),
+        ("deep-host-not-ready", ("n6", "n7")),
     ]
 
 

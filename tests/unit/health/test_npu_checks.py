@@ -43,7 +43,7 @@ FAULTS = [
     (("ecc_single", 1), "ecc-single", "NOTE", {"npus": "1"}, "single bit"),
     (("ecc_double", 1), "ecc-double", "FAIL", {"npus": "1"}, "double bit"),
     (("hbm_short", 5), "hbm-short", "FAIL", {"npus": "5"}, "of 65536 MB"),
-    (("hbm_held", 5), "hbm-held", "WARN", {"npus": "5"}, "of 65536 MB in use"),
+    (("hbm_held", 5), "hbm-owner-unknown", "WARN", {"npus": "5"}, "of 65536 MB in use"),
     (("ghost_process", 6, "4242"), "npu-ghost", "WARN", {"npus": "6", "pid": "4242"}, "no such process"),
     (("link_down", 4), "device-link-down", "FAIL", {"devices": "4"}, "DOWN"),
     (("ip_missing", 4), "device-ip-missing", "FAIL", {"devices": "4"}, "address_4=29.1.3.14"),
@@ -54,7 +54,7 @@ FAULTS = [
     (("fec_none", 0), "device-fec-off", "WARN", {"list": "0"}, ""),
     (("optical_absent", 0), "device-optical", "WARN", {"devices": "0"}, "no module"),
     (("optical_dark", 0), "device-optical", "WARN", {"devices": "0"}, "0.0054 mW"),
-    (("driver_missing", None), "npu-driver-away", "FAIL", {}, "-8005"),
+    (("driver_missing", None), "npu-driver-unreachable", "FAIL", {}, "-8005"),
     (("device_used", None), "npu-held-elsewhere", "FAIL", {}, "-8020"),
     (("firmware_mismatch", None), "driver-firmware", "WARN", {}, "NOK"),
     (("hccn_refused", None), "hccn-refused", "NOTE", {"user": "me"}, "permission"),
@@ -113,8 +113,8 @@ def test_a_job_that_wants_more_devices_than_there_are_is_told_so():
 @pytest.mark.parametrize(
     "counts, code, severity",
     [
-        ({"double_bit_pages": 64}, "ecc-worn", Severity.FAIL),
-        ({"single_bit_pages": 16}, "ecc-worn", Severity.WARN),
+        ({"double_bit_pages": 64}, "ecc-pages-retired", Severity.FAIL),
+        ({"single_bit_pages": 16}, "ecc-pages-retired", Severity.WARN),
         ({"double_bit_total": 3}, "ecc-past", Severity.WARN),
         ({"single_bit_pages": 1}, "ecc-past", Severity.NOTE),
     ],
