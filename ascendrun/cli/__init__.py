@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import Cluster
     from ascendrun.head.state.settings import Settings
 
@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot write is no reason to fail
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
-    face = Face(environ=os.environ, make_cluster=make_cluster)
+    ctx = CliContext(environ=os.environ, make_cluster=make_cluster)
     try:
-        code = _run(arguments, face)
+        code = _run(arguments, ctx)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -44,22 +44,22 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # whatever it is, a person gets a sentence; the traceback goes to a file
-        from ascendrun.cli.errors import tell_error
+        from ascendrun.cli.errors import print_error
 
         try:
-            return tell_error(error, face)
+            return print_error(error, ctx)
         except BrokenPipeError:
             _forget_output()
             return PIPE_CLOSED
 
 
-def _run(arguments: list[str], face: Face) -> int:
+def _run(arguments: list[str], ctx: CliContext) -> int:
     if arguments == ["controller", "run"]:
         from ascendrun.cli.controller_run import (
             run_controller,  # for whom somebody waits: without click, in half the time
         )
 
-        return run_controller(face.settings)
+        return run_controller(ctx.settings)
     import click
 
     from ascendrun.cli.app import cli
@@ -70,7 +70,7 @@ def _run(arguments: list[str], face: Face) -> int:
 
         return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     try:
-        with cli.make_context(PROGRAM, arguments or ["--help"], obj=face) as context:
+        with cli.make_context(PROGRAM, arguments or ["--help"], obj=ctx) as context:
             result = cli.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

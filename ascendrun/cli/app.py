@@ -1,4 +1,4 @@
-"""The verbs by name. A verb's module is imported when that verb runs, so help costs nothing."""
+"""The commands by name. A module is imported when its command runs, so that help stays fast."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from ascendrun import __version__
 
 
 @dataclass(frozen=True)
-class Verb:
+class CommandEntry:
     """`ascendrun.cli.commands.<module>` has the click command `command`."""
 
     name: str
     module: str
-    says: str
+    summary: str
     hidden: bool = False
 
 
-VERBS = (
-    Verb("submit", "submit", "Check a job file, start it on all its nodes, follow its output."),
-    Verb("ps", "ps", "List jobs."),
-    Verb("show", "show", "Show one job: nodes, ranks, story."),
-    Verb("top", "top", "Show every NPU live: load, health, whose rank, what is slow."),
-    Verb("logs", "logs", "Print or follow the output of a job's ranks."),
-    Verb("events", "events", "Print what happened to jobs, in time; or follow it."),
-    Verb("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
-    Verb("explain", "explain", "Name the rank that failed first, why, and what helps."),
-    Verb("bundle", "bundle", "Pack a job's records and logs to hand on, without credentials."),
-    Verb("stop", "stop", "Stop jobs, giving them time to save."),
-    Verb("wait", "wait", "Wait until a job has ended; exit as it did."),
-    Verb("validate", "validate", "Report every problem of job files."),
-    Verb("schema", "schema", "Print the JSON Schema of job files, for editors."),
-    Verb("init", "init", "Copy a job skeleton to begin with."),
-    Verb("demo", "demo", "Show it all on two simulated nodes; needs no NPU."),
-    Verb("sim", "sim", "Run a command on simulated NPUs: the real torch_npu, no NPU, no CANN."),
-    Verb("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
-    Verb("env", "env", "Show what a rank would see on each host; secrets masked."),
-    Verb("nodes", "nodes", "Ask hosts how they are."),
-    Verb("exec", "exec", "Run a command on hosts; identical output is shown once."),
-    Verb("trust", "trust", "Show and record the SSH host keys of hosts."),
-    Verb("notify", "notify", "Show where notices go, and test it."),
-    Verb("metrics", "metrics", "Serve what top shows to Prometheus, on this machine."),
-    Verb("config", "config", "Show settings and where they come from."),
-    Verb("completion", "completion", "Print shell completion for bash, zsh or fish."),
-    Verb("controller", "controller", "The background loop that watches jobs.", hidden=True),
+COMMANDS = (
+    CommandEntry("submit", "submit", "Check a job file, start it on all its nodes, follow its output."),
+    CommandEntry("ps", "ps", "List jobs."),
+    CommandEntry("show", "show", "Show one job: nodes, ranks, story."),
+    CommandEntry("top", "top", "Show every NPU live: load, health, whose rank, what is slow."),
+    CommandEntry("logs", "logs", "Print or follow the output of a job's ranks."),
+    CommandEntry("events", "events", "Print what happened to jobs, in time; or follow it."),
+    CommandEntry("report", "report", "Write what a job did, where its time went, what it cost, as a page."),
+    CommandEntry("explain", "explain", "Name the rank that failed first, why, and what helps."),
+    CommandEntry("bundle", "bundle", "Pack a job's records and logs to hand on, without credentials."),
+    CommandEntry("stop", "stop", "Stop jobs, giving them time to save."),
+    CommandEntry("wait", "wait", "Wait until a job has ended; exit as it did."),
+    CommandEntry("validate", "validate", "Report every problem of job files."),
+    CommandEntry("schema", "schema", "Print the JSON Schema of job files, for editors."),
+    CommandEntry("init", "init", "Copy a job skeleton to begin with."),
+    CommandEntry("demo", "demo", "Show it all on two simulated nodes; needs no NPU."),
+    CommandEntry("sim", "sim", "Run a command on simulated NPUs: the real torch_npu, no NPU, no CANN."),
+    CommandEntry("doctor", "doctor", "Examine hosts: what differs, what is wrong, what helps."),
+    CommandEntry("env", "env", "Show what a rank would see on each host; secrets masked."),
+    CommandEntry("nodes", "nodes", "Ask hosts how they are."),
+    CommandEntry("exec", "exec", "Run a command on hosts; identical output is shown once."),
+    CommandEntry("trust", "trust", "Show and record the SSH host keys of hosts."),
+    CommandEntry("notify", "notify", "Show where notices go, and test it."),
+    CommandEntry("metrics", "metrics", "Serve what top shows to Prometheus, on this machine."),
+    CommandEntry("config", "config", "Show settings and where they come from."),
+    CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
+    CommandEntry("controller", "controller", "The background loop that watches jobs.", hidden=True),
 )
 ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop"}
-BY_NAME = {verb.name: verb for verb in VERBS}
+BY_NAME = {entry.name: entry for entry in COMMANDS}
 
 
 class LazyGroup(click.Group):
-    """A group that knows its verbs' names and sentences without importing them."""
+    """Group that knows the names and summaries of its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb.name for verb in VERBS]
+        return [entry.name for entry in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        verb = BY_NAME.get(ALIASES.get(cmd_name, cmd_name))
-        if verb is None:
+        entry = BY_NAME.get(ALIASES.get(cmd_name, cmd_name))
+        if entry is None:
             return None
-        command = importlib.import_module(f"ascendrun.cli.commands.{verb.module}").command
+        command = importlib.import_module(f"ascendrun.cli.commands.{entry.module}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -73,20 +73,20 @@ class LazyGroup(click.Group):
         name = args[0]
         command = self.get_command(ctx, name)
         if command is None:
-            raise click.UsageError(f"there is no verb {name!r}{did_you_mean(name, [*BY_NAME, *ALIASES])}", ctx=ctx)
+            raise click.UsageError(f"unknown command {name!r}{did_you_mean(name, [*BY_NAME, *ALIASES])}", ctx=ctx)
         return command.name, command, args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb.name, verb.says) for verb in VERBS if not verb.hidden])
+        with formatter.section("Commands"):
+            formatter.write_dl([(entry.name, entry.summary) for entry in COMMANDS if not entry.hidden])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        verbs = [verb for verb in VERBS if not verb.hidden and verb.name.startswith(incomplete)]
+        entries = [entry for entry in COMMANDS if not entry.hidden and entry.name.startswith(incomplete)]
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(verb.name, help=verb.says) for verb in verbs]
+        return [CompletionItem(entry.name, help=entry.summary) for entry in entries]
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -100,14 +100,14 @@ def did_you_mean(word: str, known: list[str]) -> str:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    subcommand_metavar="VERB ...",
-    epilog="`ascendrun VERB --help` shows each verb's options and examples.",
+    subcommand_metavar="COMMAND ...",
+    epilog="`ascendrun COMMAND --help` shows each command's options and examples.",
 )
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), help="Colour the output.  [default: auto]")
 @click.option("--state-dir", metavar="DIR", help="Folder of the head's state.  [default: ~/.local/state/ascendrun]")
 @click.version_option(__version__, prog_name="ascendrun", message="%(prog)s %(version)s")
 @click.pass_obj
-def cli(face: Any, color: str | None, state_dir: str | None) -> None:
+def cli(ctx: Any, color: str | None, state_dir: str | None) -> None:
     """Start, watch and repair distributed training on a cluster, from this machine, over plain SSH.
 
     \b
@@ -116,4 +116,4 @@ def cli(face: Any, color: str | None, state_dir: str | None) -> None:
     ascendrun logs -f JOB                     follow again
     ascendrun stop JOB                        save, then stop
     """
-    face.flags.update({name: value for name, value in (("color", color), ("state_dir", state_dir)) if value})
+    ctx.flags.update({name: value for name, value in (("color", color), ("state_dir", state_dir)) if value})

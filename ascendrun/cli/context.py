@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ascendrun.head.state.settings import Settings
 
 
-class Face:
+class CliContext:
     """Made once per command line; settings and cluster are made when a verb first needs them."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Face:
         return self._cluster
 
     def has_color(self, stream: TextIO) -> bool:
-        return wants_color(self.settings.color, self.environ, is_tty=stream.isatty())
+        return use_color(self.settings.color, self.environ, is_tty=stream.isatty())
 
     def screen(self) -> Screen:
         from ascendrun.cli.screen import Screen
@@ -52,14 +52,14 @@ class Face:
         is_live = sys.stderr.isatty() and self.environ.get("TERM") != "dumb"
         return Screen(sys.stdout, sys.stderr, color=self.has_color(sys.stdout), is_live=is_live)
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Talk: to stderr, made harmless."""
         from ascendrun.cli.sanitise import sanitise
 
         print(sanitise(text), file=sys.stderr)
 
 
-def wants_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:
+def use_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:
     """The flag or setting decides; with `auto`, NO_COLOR, then FORCE_COLOR, then whether a person looks."""
     if mode != "auto":
         return mode == "always"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 
 
-def tell_error(error: Exception, face: Face) -> int:
+def print_error(error: Exception, ctx: CliContext) -> int:
     """Prints the error to stderr and returns its exit code."""
     import click
 
@@ -35,7 +35,7 @@ def tell_error(error: Exception, face: Face) -> int:
     if isinstance(error, AscendrunError):
         print(describe_error(error), file=sys.stderr)
         return error.exit_code
-    path = _write_crash(error, face)
+    path = _write_crash(error, ctx)
     what = sanitise_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     print(f"error: this is a fault of ascendrun: {what[:300]}", file=sys.stderr)
     print(f"hint: the traceback is in {path}" if path else "hint: the traceback could not be written", file=sys.stderr)
@@ -111,11 +111,11 @@ def _describe_usage(error: object) -> str:
     return "\n".join(lines)
 
 
-def _write_crash(error: Exception, face: Face) -> Path | None:
+def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
     """The traceback in a file that only the user can read; None when no folder took it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
-    for folder in _crash_folders(face):
+    for folder in _crash_folders(ctx):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -127,11 +127,11 @@ def _write_crash(error: Exception, face: Face) -> Path | None:
     return None
 
 
-def _crash_folders(face: Face) -> list[Path]:
+def _crash_folders(ctx: CliContext) -> list[Path]:
     from ascendrun.core.errors import InvalidInput
 
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
     try:
-        return [face.settings.state_dir / "crashes", temporary]
+        return [ctx.settings.state_dir / "crashes", temporary]
     except InvalidInput:
         return [temporary]

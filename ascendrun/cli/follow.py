@@ -100,7 +100,7 @@ class _Following:
         if job.state != self._state:
             self._state = job.state
             if not has_ended(job):
-                self._screen.say(describe_state(job))
+                self._screen.echo(describe_state(job))
         self._screen.progress("" if has_ended(job) else describe_bottom(job, time.time()))
         return detail
 
@@ -112,7 +112,7 @@ class _Following:
             now_s = time.monotonic()
             if self._blind_since_s is None:
                 self._blind_since_s = now_s
-                self._screen.say(f"{error.message}; the job goes on, still trying")
+                self._screen.echo(f"{error.message}; the job goes on, still trying")
             if now_s - self._blind_since_s > BLIND_DEADLINE_S:
                 raise
             return before
@@ -123,7 +123,7 @@ class _Following:
         """A later attempt takes over only when the one before is shown to its end."""
         if self._attempt:
             self._drain()
-            self._screen.say(f"attempt {job.attempt} started")
+            self._screen.echo(f"attempt {job.attempt} started")
         tail = self._view.tail if self._attempt == 0 else None
         self._attempt = job.attempt
         if self._shows_lines:
@@ -155,7 +155,7 @@ class _Following:
         deadline_s = time.monotonic() + max(0.0, COMPLETE_DEADLINE_S - age_s)
         while self._logs.folder.is_dir() and not is_complete(self._logs.folder):
             if time.monotonic() > deadline_s:
-                self._screen.say("the last lines may be missing: not every node's log has arrived")
+                self._screen.echo("the last lines may be missing: not every node's log has arrived")
                 break
             if self._show_new_lines() == 0:
                 time.sleep(POLL_S[0])

@@ -16,7 +16,7 @@ from ascendrun.head.spool.artifact_store import hosts_awaited, read_gathered, re
 from ascendrun.head.state.settings import spool_dir
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cli.log_view import LogView
     from ascendrun.cluster import JobView
 
@@ -40,8 +40,8 @@ class FileRow:
     note: str | None = None
 
 
-def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: str | None) -> None:
-    folder = spool_dir(face.settings.state_dir, job.id, attempt)
+def print_files(ctx: CliContext, job: JobView, attempt: int, view: LogView, output: str | None) -> None:
+    folder = spool_dir(ctx.settings.state_dir, job.id, attempt)
     hosts = [host for host in job.hosts if view.hosts is None or host in view.hosts]
     rows = [
         row
@@ -70,8 +70,8 @@ def print_files(face: Face, job: JobView, attempt: int, view: LogView, output: s
         )
     if rows and output in (None, "table", "wide"):
         sys.stdout.write(_describe_settings(folder, hosts))
-    for host in hosts_awaited(face.settings.state_dir, job.id, attempt):
-        face.say(f"{host} has been asked for more and has not answered yet")
+    for host in hosts_awaited(ctx.settings.state_dir, job.id, attempt):
+        ctx.echo(f"{host} has been asked for more and has not answered yet")
 
 
 @dataclass(frozen=True)

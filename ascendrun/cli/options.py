@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -19,7 +19,9 @@ DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
-def verb(name: str, *, examples: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+def cli_command(
+    name: str, *, examples: str, takes_command: bool = False
+) -> Callable[[Callable[..., Any]], click.Command]:
     """A click command whose help ends with examples, one a line. `takes_command`: options end at the first argument."""
     lines = [line.strip() for line in examples.strip().splitlines()]
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
@@ -85,14 +87,14 @@ def parse_since(text: str, *, now_s: float) -> float:
         raise ValueError(f"{text!r} is neither a duration (10m) nor a time (10:30, 2026-11-20T10:30)") from None
 
 
-def hosts_of(face: Face, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
+def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
     """The hosts of the hostfile, or of the setting `hostfile`; with `names` those of them, `npu[01-04]` or `@group`.
 
     With names but no file anywhere, the names themselves are the hosts. Raises InvalidInput, NotFound, UsageError.
     """
     from ascendrun.core.hosts import select_hosts
 
-    path = Path(hostfile) if hostfile else face.settings.hostfile
+    path = Path(hostfile) if hostfile else ctx.settings.hostfile
     if path is None:
         if names is None:
             raise click.UsageError("no hosts: give --hostfile FILE, or name some (--on HOSTS)")

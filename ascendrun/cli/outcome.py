@@ -21,7 +21,7 @@ def exit_code_of(job: JobView) -> int:
     return 0 if job.state == "SUCCEEDED" else 1
 
 
-def tell_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> int:
+def print_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> int:
     """Says on stderr how the job ended and what to do next; returns the exit code."""
     job = detail.job
     if job.state == "FAILED":
@@ -31,28 +31,28 @@ def tell_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> in
         took = f" after {describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))}"
     progress = describe_progress(job.progress)
     parts = [f"{job.id} {job.state}{took}", progress if job.state == "SUCCEEDED" else job.reason]
-    screen.say(": ".join(part for part in parts if part))
+    screen.echo(": ".join(part for part in parts if part))
     if job.state == "FAILED":
         _tell_verdict(job, screen, settings)
     if detail.unconfirmed:
-        screen.say(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
+        screen.echo(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
     if job.state == "FAILED":
         rank = first_failing_rank(detail)
         choice = "" if rank is None else f" --rank {rank.rank}"
-        screen.say(f"hint: ascendrun explain {job.id}    ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
+        screen.echo(f"hint: ascendrun explain {job.id}    ascendrun logs {job.id}{choice}    ascendrun show {job.id}")
     return exit_code_of(job)
 
 
 def _tell_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None:
     if detail.first_failure:
-        screen.say(f"first failure: {detail.first_failure}")
+        screen.echo(f"first failure: {detail.first_failure}")
     rank = first_failing_rank(detail)
     if rank is None:
         return
     lines = error_tail(settings, detail.job, rank)
     if lines:
-        screen.say(f"the last lines of rank {rank.rank} on {rank.host} (stderr):")
-        screen.say("\n".join(f"    {sanitise(line)}" for line in lines))
+        screen.echo(f"the last lines of rank {rank.rank} on {rank.host} (stderr):")
+        screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 
 def _tell_verdict(job: JobView, screen: Screen, settings: Settings) -> None:
@@ -61,7 +61,7 @@ def _tell_verdict(job: JobView, screen: Screen, settings: Settings) -> None:
 
     verdict = insight.verdict(settings.state_dir, job.id)
     if verdict is not None:
-        screen.say(f"why: {verdict}")
+        screen.echo(f"why: {verdict}")
 
 
 def first_failing_rank(detail: JobDetail) -> RankView | None:

@@ -33,7 +33,7 @@ class Screen:
         self._out.flush()
         self._draw(bottom)
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Talk: what happened, what to do next. Made harmless here."""
         bottom = self._erase()
         self._err.write(sanitise(text) + "\n")

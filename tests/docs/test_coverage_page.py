@@ -65,7 +65,7 @@ def test_every_bug_has_a_test_that_says_its_name() -> None:
 
 
 def test_every_verb_that_is_named_exists() -> None:
-    from ascendrun.cli.app import VERBS
+    from ascendrun.cli.app import COMMANDS
 
     named = set(re.findall(r"`ascendrun ([a-z]+)", PAGE))
-    assert named and named <= {verb.name for verb in VERBS}
+    assert named and named <= {verb.name for verb in COMMANDS}

@@ -105,9 +105,9 @@ def test_the_readmes_job_file_is_the_skeletons() -> None:
 
 
 def test_every_verb_of_the_readme_exists_and_every_verb_is_told() -> None:
-    from ascendrun.cli.app import VERBS
+    from ascendrun.cli.app import COMMANDS
 
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     table = "\n".join(line.split("|")[1] for line in readme.splitlines() if line.startswith("| `"))
     told = {word.split()[0] for word in re.findall(r"`([^`]+)`", table)}
-    assert told == {verb.name for verb in VERBS if not verb.hidden}
+    assert told == {verb.name for verb in COMMANDS if not verb.hidden}

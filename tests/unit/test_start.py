@@ -11,7 +11,7 @@ import pytest
 
 import ascendrun
 from ascendrun import __version__
-from ascendrun.cli.app import VERBS
+from ascendrun.cli.app import COMMANDS
 
 PACKAGE = Path(ascendrun.__file__).parent
 HEAVY = {
@@ -55,7 +55,7 @@ def test_version_is_answered_without_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *(pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in VERBS)],
+    [["--help"], *(pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in COMMANDS)],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

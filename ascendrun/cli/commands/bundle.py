@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.query.bundle_job import Bundle
 
 LISTED_LEFT_OUT = 30
@@ -32,7 +32,7 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
         return int(float(found.group(1)) * 1024 ** " KMG".index(found.group(2).upper() or " "))
 
 
-@verb(
+@cli_command(
     "bundle",
     examples="""
     ascendrun bundle j-0007                        # ascendrun-j-0007.tar.gz
@@ -61,7 +61,9 @@ class Size(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be in it.")
 @click.pass_obj
-def command(face: Face, job: str, path: str | None, layout: str, no_logs: bool, max_size: int, dry_run: bool) -> int:
+def command(
+    ctx: CliContext, job: str, path: str | None, layout: str, no_logs: bool, max_size: int, dry_run: bool
+) -> int:
     """Pack what is known of a job into one archive to hand on: records, story, logs, measurements, diagnosis.
 
     Credentials are taken out, by value and by form; MANIFEST.json in the archive and the list on the screen say of each
@@ -72,20 +74,20 @@ def command(face: Face, job: str, path: str | None, layout: str, no_logs: bool, 
     if no_logs and layout == "ascend-fd":
         raise click.UsageError("--layout ascend-fd is made of logs; leave --no-logs out")
     bundle = insight.bundle(
-        face.cluster,
+        ctx.cluster,
         job,
         path=Path(path) if path else None,
         layout=layout,
         with_logs=not no_logs,
         max_bytes=max_size,
         is_dry=dry_run,
-        environ=face.environ,
+        environ=ctx.environ,
     )
-    _print(face, bundle)
+    _print(ctx, bundle)
     return 0 if all(result.code == 0 for result in bundle.parsed) else 6
 
 
-def _print(face: Face, bundle: Bundle) -> None:
+def _print(ctx: CliContext, bundle: Bundle) -> None:
     from ascendrun.cli.output import Column, describe_memory, format_table
 
     contents = bundle.contents
@@ -102,18 +104,18 @@ def _print(face: Face, bundle: Bundle) -> None:
     )
     sys.stdout.flush()
     for what, why in contents.left_out[:LISTED_LEFT_OUT]:
-        face.say(f"not in it: {what}: {why}")
+        ctx.echo(f"not in it: {what}: {why}")
     if len(contents.left_out) > LISTED_LEFT_OUT:
-        face.say(f"not in it: {len(contents.left_out) - LISTED_LEFT_OUT} more things; MANIFEST.json lists them")
+        ctx.echo(f"not in it: {len(contents.left_out) - LISTED_LEFT_OUT} more things; MANIFEST.json lists them")
     total = describe_memory(sum(one.bytes for one in contents.packed))
     marks = sum(one.redactions for one in contents.packed)
-    face.say(f"{len(contents.packed)} files, {total}; {contents.secrets} secrets, hidden in {marks} places")
+    ctx.echo(f"{len(contents.packed)} files, {total}; {contents.secrets} secrets, hidden in {marks} places")
     if bundle.path is None:
-        face.say("nothing was written: --dry-run")
+        ctx.echo("nothing was written: --dry-run")
         return
-    face.say(f"wrote {bundle.path} ({describe_memory(bundle.archive_bytes)}, sha256 {bundle.sha256})")
-    face.say("hint: look through it before you hand it on; no search finds every secret")
+    ctx.echo(f"wrote {bundle.path} ({describe_memory(bundle.archive_bytes)}, sha256 {bundle.sha256})")
+    ctx.echo("hint: look through it before you hand it on; no search finds every secret")
     for result in bundle.parsed:
-        face.say(f"ascend-fd parse, {result.node}: " + ("done" if result.code == 0 else f"failed: {result.says}"))
+        ctx.echo(f"ascend-fd parse, {result.node}: " + ("done" if result.code == 0 else f"failed: {result.says}"))
     if bundle.parsed_dir is not None:
-        face.say(f"hint: ascend-fd diag -i {bundle.parsed_dir} -o REPORT_DIR")
+        ctx.echo(f"hint: ascend-fd diag -i {bundle.parsed_dir} -o REPORT_DIR")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 
-@verb(
+@cli_command(
     "completion",
     examples="""
     source <(ascendrun completion bash)                                   # in ~/.bashrc

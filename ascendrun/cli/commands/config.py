@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SettingView:
     meaning: str
 
 
-@verb(
+@cli_command(
     "config",
     examples="""
     ascendrun config                         # every setting and where it comes from
@@ -35,13 +35,13 @@ class SettingView:
 @click.argument("name", required=False)
 @output_option
 @click.pass_obj
-def command(face: Face, action: str, name: str | None, output: str | None) -> int:
+def command(ctx: CliContext, action: str, name: str | None, output: str | None) -> int:
     """Show settings: flag > $ASCENDRUN_… > ~/.config/ascendrun/config.yaml > /etc/ascendrun/config.yaml > default."""
     from ascendrun.cli.app import did_you_mean
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.cli.sanitise import sanitise_line
 
-    views = _views(face)
+    views = _views(ctx)
     if action == "list":
         if name is not None:
             raise click.UsageError(f"one setting is shown by `config get {name}`")
@@ -67,23 +67,23 @@ def command(face: Face, action: str, name: str | None, output: str | None) -> in
     return 0
 
 
-def _views(face: Face) -> list[SettingView]:
+def _views(ctx: CliContext) -> list[SettingView]:
     from ascendrun.head.state.settings import SETTINGS
 
-    settings = face.settings
+    settings = ctx.settings
     views = []
     for one in SETTINGS:
         value = getattr(settings, one.name)
         text = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
         views.append(SettingView(one.name, text, settings.origins[one.name], one.meaning))
-    return views + _notice_views(face)
+    return views + _notice_views(ctx)
 
 
-def _notice_views(face: Face) -> list[SettingView]:
+def _notice_views(ctx: CliContext) -> list[SettingView]:
     """Where notices go; of URLs the host only, since the rest of them is a credential."""
     from ascendrun.head.state.settings import NOTICE_BLOCKS
 
-    notices = face.settings.notices
+    notices = ctx.settings.notices
     meanings = {
         "notify": "services that are told of jobs",
         "hook": "command that is told of jobs",

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
-@verb(
+@cli_command(
     "controller",
     examples="""
     ascendrun controller status
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 )
 @click.argument("action", type=click.Choice(["run", "status", "stop"]))
 @click.pass_obj
-def command(face: Face, action: str) -> int:
+def command(ctx: CliContext, action: str) -> int:
     """The background loop that watches jobs. Other verbs start it when they need it; jobs do not depend on it."""
-    return {"run": _run, "status": _status, "stop": _stop}[action](face)
+    return {"run": _run, "status": _status, "stop": _stop}[action](ctx)
 
 
-def _run(face: Face) -> int:
+def _run(ctx: CliContext) -> int:
     from ascendrun.cli.controller_run import run_controller
 
-    return run_controller(face.settings)
+    return run_controller(ctx.settings)
 
 
-def _status(face: Face) -> int:
+def _status(ctx: CliContext) -> int:
     """0 when one runs, 4 when none does."""
-    status = face.cluster.controller_status()
+    status = ctx.cluster.controller_status()
     if status is None:
         print("not running")
         return 4
@@ -43,7 +43,7 @@ def _status(face: Face) -> int:
     return 0
 
 
-def _stop(face: Face) -> int:
-    face.cluster.stop_controller()
-    face.say("no controller runs; jobs go on, the next command that needs one starts it")
+def _stop(ctx: CliContext) -> int:
+    ctx.cluster.stop_controller()
+    ctx.echo("no controller runs; jobs go on, the next command that needs one starts it")
     return 0

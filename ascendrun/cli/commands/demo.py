@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli import PIPE_CLOSED
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import Cluster
     from ascendrun.sim.demo.actor import Actor
 
@@ -33,7 +33,7 @@ BAD_NODE, BAD_CARD, FAULT = "npu2", "3", "health_alarm"
 LEAVE_S = 10.0
 
 
-@verb(
+@cli_command(
     "demo",
     examples="""
     ascendrun demo                # step by step; Enter goes on
@@ -44,7 +44,7 @@ LEAVE_S = 10.0
 @click.option("--no-pause", is_flag=True, help="Do not wait for Enter after each step.")
 @click.option("--keep", is_flag=True, help="Leave the folder of the demo where it is.")
 @click.pass_obj
-def command(face: Face, no_pause: bool, keep: bool) -> int:
+def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
     """Show it all on two simulated Ascend nodes on this machine: a fault that doctor finds, a job, a rank that is
     killed, its cause, and the job that resumes. Needs no NPU, no SSH, no torch, no network and no root.
 
@@ -60,13 +60,13 @@ def command(face: Face, no_pause: bool, keep: bool) -> int:
         with environment(demo_environ(os.environ, folder)):
             try:
                 pauses = not no_pause and sys.stdin.isatty() and sys.stdout.isatty()
-                Story(folder, actor, pauses=pauses, color=face.has_color(sys.stdout)).tell()
+                Story(folder, actor, pauses=pauses, color=ctx.has_color(sys.stdout)).tell()
             except Interrupted as interrupted:
                 code = 128 + interrupted.number
-                face.say("interrupted: ending what runs")
+                ctx.echo("interrupted: ending what runs")
             finally:
                 leave(folder, keep=keep)
-                tell_end(face, folder)
+                tell_end(ctx, folder)
     return code
 
 
@@ -274,12 +274,12 @@ def end_jobs(cluster: Cluster) -> None:
             return
 
 
-def tell_end(face: Face, folder: Path) -> None:
+def tell_end(ctx: CliContext, folder: Path) -> None:
     if folder.exists():
         where = shlex.quote(str(folder))
-        face.say(
+        ctx.echo(
             f"nothing runs any more; the folder is kept: {folder}\n"
             f"hint: cd {where} && export ASCENDRUN_STATE_DIR={where}/state && ascendrun ps --all"
         )
     else:
-        face.say(f"cleaned up: nothing runs any more, {folder} is gone")
+        ctx.echo(f"cleaned up: nothing runs any more, {folder} is gone")

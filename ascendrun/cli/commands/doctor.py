@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import hostfile_option, hosts_of, output_option, verb
+from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
     from ascendrun.health.survey.comparison import DoctorReport
 
 
-@verb(
+@cli_command(
     "doctor",
     examples="""
     ascendrun doctor -H hostfiles/cluster.hosts             # every host of the file
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     file: Path | None,
     hostfile: str | None,
     names: str | None,
@@ -66,12 +66,12 @@ def command(
     from ascendrun.cli.doctor_view import print_report, print_script
     from ascendrun.health.texts import language_of
 
-    hosts = choose_hosts(face, file, hostfile, names, overrides)
-    lang = lang or language_of(face.environ)
-    screen = face.screen()
+    hosts = choose_hosts(ctx, file, hostfile, names, overrides)
+    lang = lang or language_of(ctx.environ)
+    screen = ctx.screen()
     screen.progress(f"examining {len(hosts)} host{'s' if len(hosts) != 1 else ''}")
     try:
-        report = face.cluster.doctor(
+        report = ctx.cluster.doctor(
             hosts,
             job_file=file,
             overrides=overrides,
@@ -82,13 +82,13 @@ def command(
             every_pair=full,
         )
         if deep:
-            report = measure(face, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
+            report = measure(ctx, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
     finally:
         screen.close()
     if fix:
-        print_script(report, hostfile or _hostfile_of(face, file, overrides))
+        print_script(report, hostfile or _hostfile_of(ctx, file, overrides))
     elif output in (None, "table", "wide"):
-        print_report(report, lang=lang, color=face.has_color(sys.stdout), wide=output == "wide")
+        print_report(report, lang=lang, color=ctx.has_color(sys.stdout), wide=output == "wide")
     else:
         from ascendrun.cli.output import format_one
 
@@ -98,7 +98,7 @@ def command(
 
 
 def measure(
-    face: Face,
+    ctx: CliContext,
     report: DoctorReport,
     hosts: tuple[Host, ...],
     file: Path | None,
@@ -123,29 +123,29 @@ def measure(
     if base.python is None and any(host.is_local for host in reached):
         from ascendrun.cli.train_env import ensure_training_stack
 
-        ensure_training_stack(None, face.say)
+        ensure_training_stack(None, ctx.echo)
     if job is None and base.devices.family != "cpu" and any(not (host.slots or host.devices) for host in reached):
-        face.say("hosts without slots= or devices= in the hostfile: one device of each is measured")
-    look = face.cluster.deep(reached, base, unfit=unfit, say=say)
-    face.say(f"measured; kept in {look.file}")
+        ctx.echo("hosts without slots= or devices= in the hostfile: one device of each is measured")
+    look = ctx.cluster.deep(reached, base, unfit=unfit, say=say)
+    ctx.echo(f"measured; kept in {look.file}")
     return add_deep(report, look.report, look.findings, lang=lang)
 
 
-def _hostfile_of(face: Face, file: Path | None, overrides: tuple[str, ...]) -> str | None:
+def _hostfile_of(ctx: CliContext, file: Path | None, overrides: tuple[str, ...]) -> str | None:
     """Where the script's commands find the hosts' addresses."""
     from ascendrun.query.submit import read_job
 
     if file is not None:
         return read_job(file, overrides=overrides).hostfile
-    return str(face.settings.hostfile) if face.settings.hostfile else None
+    return str(ctx.settings.hostfile) if ctx.settings.hostfile else None
 
 
 def choose_hosts(
-    face: Face, file: Path | None, hostfile: str | None, names: str | None, overrides: tuple[str, ...]
+    ctx: CliContext, file: Path | None, hostfile: str | None, names: str | None, overrides: tuple[str, ...]
 ) -> tuple[Host, ...]:
     """The job's own hosts, unless others are named."""
     if file is None or hostfile is not None or names is not None:
-        return hosts_of(face, hostfile=hostfile, names=names)
+        return hosts_of(ctx, hostfile=hostfile, names=names)
     from ascendrun.query.submit import read_hosts, read_job
 
     return read_hosts(read_job(file, overrides=overrides), file)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.commands.doctor import choose_hosts
-from ascendrun.cli.options import hostfile_option, output_option, verb
+from ascendrun.cli.options import cli_command, hostfile_option, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.health.env_view import EnvReport, EnvRow
     from ascendrun.health.survey.check_context import World
 
@@ -23,7 +23,7 @@ PROBES = ("environ", "limits", "python")
 TITLES = {"python": "interpreter", "package": "packages", "limit": "limits (soft / hard)", "variable": "variables"}
 
 
-@verb(
+@cli_command(
     "env",
     examples="""
     ascendrun env jobs/finetune.yaml                      # what its ranks would see
@@ -40,7 +40,7 @@ TITLES = {"python": "interpreter", "package": "packages", "limit": "limits (soft
 @output_option
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     file: Path | None,
     hostfile: str | None,
     names: str | None,
@@ -58,10 +58,10 @@ def command(
 
     if target is not None and file is None:
         raise click.UsageError("--write needs a job FILE: the variables are those of its ranks")
-    hosts = choose_hosts(face, file, hostfile, names, overrides)
-    world = face.cluster.survey(hosts, job_file=file, overrides=overrides, names=PROBES, is_full=False)
+    hosts = choose_hosts(ctx, file, hostfile, names, overrides)
+    world = ctx.cluster.survey(hosts, job_file=file, overrides=overrides, names=PROBES, is_full=False)
     if target is not None:
-        return _write(face, world, target)
+        return _write(ctx, world, target)
     report = make_env_report(world, salt=secrets.token_hex(8), only_differing=diff)
     if output in (None, "table", "wide"):
         _print(report, diff=diff)
@@ -70,10 +70,10 @@ def command(
 
         assert output is not None
         sys.stdout.write(format_one(report, output))
-    return _tell_unreached(face, report)
+    return _tell_unreached(ctx, report)
 
 
-def _write(face: Face, world: World, target: str) -> int:
+def _write(ctx: CliContext, world: World, target: str) -> int:
     from ascendrun.core.errors import CannotConnect, NotFit
     from ascendrun.core.names import fold_names
     from ascendrun.health.env_view import write_env_file
@@ -92,7 +92,7 @@ def _write(face: Face, world: World, target: str) -> int:
         sys.stdout.write(text)
     else:
         Path(target).write_text(text, encoding="utf-8")
-        face.say(f"{target}: for {host}; the others differ in NODE_RANK and RANK only")
+        ctx.echo(f"{target}: for {host}; the others differ in NODE_RANK and RANK only")
     return 0
 
 
@@ -120,9 +120,9 @@ def _lines(row: EnvRow, count: int) -> Sequence[str]:
     return lines
 
 
-def _tell_unreached(face: Face, report: EnvReport) -> int:
+def _tell_unreached(ctx: CliContext, report: EnvReport) -> int:
     for host, why in report.unreached.items():
-        face.say(f"error: {host}: {why.message}" + (f" ({why.hint})" if why.hint else ""))
+        ctx.echo(f"error: {host}: {why.message}" + (f" ({why.hint})" if why.hint else ""))
     if not report.unreached:
         return 0
     return 5 if len(report.unreached) == len(report.hosts) else 6

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import parse_since, verb
+from ascendrun.cli.options import cli_command, parse_since
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.event_lines import StoryLine
 
 POLL_S = 0.25
@@ -35,7 +35,7 @@ class EventLine:
     text: str
 
 
-@verb(
+@cli_command(
     "events",
     examples="""
     ascendrun events                          # of the last day, all jobs
@@ -52,13 +52,13 @@ class EventLine:
 @click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), help="Format.  [default: table]")
 @click.pass_obj
 def command(
-    face: Face, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
+    ctx: CliContext, job: str | None, follow: bool, since: str | None, kinds: tuple[str, ...], output: str | None
 ) -> int:
     """Print what happened to jobs, one line each, in the order of time; hosts folded."""
     if follow and output == "json":
         raise click.UsageError("one JSON document has an end; with --follow use -o jsonl")
     since_s = _since(since, has_job=job is not None)
-    stream = _Stream(face, job, since_s, _parse_kinds(face, kinds), output)
+    stream = _Stream(ctx, job, since_s, _parse_kinds(ctx, kinds), output)
     stream.show(until_now=True)
     return stream.follow() if follow else 0
 
@@ -72,7 +72,7 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
         raise click.BadParameter(str(error), param_hint="--since") from error
 
 
-def _parse_kinds(face: Face, texts: Sequence[str]) -> frozenset[str] | None:
+def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
     from ascendrun import insight
     from ascendrun.cli.app import did_you_mean
     from ascendrun.core.event_lines import KINDS
@@ -80,7 +80,7 @@ def _parse_kinds(face: Face, texts: Sequence[str]) -> frozenset[str] | None:
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     if not words:
         return None
-    known = {*KINDS, *insight.event_kinds(face.settings.state_dir)}
+    known = {*KINDS, *insight.event_kinds(ctx.settings.state_dir)}
     for word in words:
         if word not in known:
             hint = did_you_mean(word, sorted(known)) or f"; known: {', '.join(sorted(known))}"
@@ -92,21 +92,21 @@ class _Stream:
     """What was shown so far, and what is new."""
 
     def __init__(
-        self, face: Face, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
+        self, ctx: CliContext, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
     ) -> None:
         from ascendrun import insight
         from ascendrun.cli.follow import pipeline_of
 
-        self._face, self._output = face, output
+        self._ctx, self._output = ctx, output
         self._since_s, self._kinds = since_s, kinds
-        job = None if ref is None else face.cluster.job(ref).job
-        whole = None if ref is None or job is None else pipeline_of(face.cluster, ref, job)
+        job = None if ref is None else ctx.cluster.job(ref).job
+        whole = None if ref is None or job is None else pipeline_of(ctx.cluster, ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
         self._events = insight.EventStream(
-            face.settings.state_dir, job=self._job, pipeline=self._pipeline, since_s=since_s, kinds=kinds
+            ctx.settings.state_dir, job=self._job, pipeline=self._pipeline, since_s=since_s, kinds=kinds
         )
-        self._screen = face.screen()
+        self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
         self._has_complained = False
 
@@ -121,7 +121,7 @@ class _Stream:
         self._print(lines)
         if until_now and not lines:
             what = "nothing happened" if self._kinds is None else "nothing of that kind happened"
-            self._face.say(what if self._since_s is None else f"{what} in that time; earlier: --since 30d")
+            self._ctx.echo(what if self._since_s is None else f"{what} in that time; earlier: --since 30d")
 
     def follow(self) -> int:
         """Until the job has ended; without one until somebody presses ^C."""
@@ -146,13 +146,13 @@ class _Stream:
             self._watched_mono = time.monotonic()
         try:
             if chosen is None:
-                self._face.cluster.jobs()
+                self._ctx.cluster.jobs()
                 return None
-            job = self._face.cluster.job(chosen).job
-            whole = self._face.cluster.pipeline(chosen) if self._pipeline else None
+            job = self._ctx.cluster.job(chosen).job
+            whole = self._ctx.cluster.pipeline(chosen) if self._pipeline else None
         except (CannotConnect, DeadlineExceeded) as error:
             if not self._has_complained:
-                self._face.say(f"{error.message}; jobs go on, still trying")
+                self._ctx.echo(f"{error.message}; jobs go on, still trying")
             self._has_complained = True
             return None
         return exit_code_of(whole or job) if has_ended(whole or job) else None

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, hostfile_option, hosts_of, output_option, verb
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import ExecResult
 
 RULE = "-" * 15
@@ -21,7 +21,7 @@ PROGRESS_S = 0.1
 """Between two folds of the names that are still awaited: one for each of hundreds of answers took longer than they."""
 
 
-@verb(
+@cli_command(
     "exec",
     examples="""
     ascendrun exec -H hostfiles/cluster.hosts -- uname -r
@@ -36,7 +36,7 @@ PROGRESS_S = 0.1
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     hostfile: str | None,
     names: str | None,
     timeout: float | None,
@@ -47,9 +47,9 @@ def command(
 
     Exits 0 when it was 0 everywhere, else 6, naming the hosts that failed.
     """
-    hosts = hosts_of(face, hostfile=hostfile, names=names)
-    timeout_s = face.settings.timeout_s if timeout is None else timeout
-    results = _collect(face, face.cluster.execute(hosts, argv, timeout_s=timeout_s), [host.name for host in hosts])
+    hosts = hosts_of(ctx, hostfile=hostfile, names=names)
+    timeout_s = ctx.settings.timeout_s if timeout is None else timeout
+    results = _collect(ctx, ctx.cluster.execute(hosts, argv, timeout_s=timeout_s), [host.name for host in hosts])
     if output in (None, "table", "wide"):
         _print_folded(results)
     else:
@@ -58,17 +58,17 @@ def command(
 
         assert output is not None
         sys.stdout.write(format_many(results, output, name="results", kind=ExecResult))
-    return _tell_failures(face, results)
+    return _tell_failures(ctx, results)
 
 
-def _collect(face: Face, answers: object, names: Sequence[str]) -> list[ExecResult]:
+def _collect(ctx: CliContext, answers: object, names: Sequence[str]) -> list[ExecResult]:
     """Every answer in the order of the hosts; who is missing shows at the bottom of the terminal meanwhile."""
     from collections.abc import Iterable
 
     from ascendrun.core.names import fold_names
 
     assert isinstance(answers, Iterable)
-    screen = face.screen()
+    screen = ctx.screen()
     shown_s = 0.0
     found: dict[str, ExecResult] = {}
     try:
@@ -110,7 +110,7 @@ def group_by_text(outputs: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, lis
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _tell_failures(face: Face, results: Sequence[ExecResult]) -> int:
+def _tell_failures(ctx: CliContext, results: Sequence[ExecResult]) -> int:
     from ascendrun.core.names import fold_names
 
     reasons: dict[str, list[str]] = {}
@@ -120,8 +120,8 @@ def _tell_failures(face: Face, results: Sequence[ExecResult]) -> int:
         elif one.exit_code != 0:
             reasons.setdefault(f"exit code {one.exit_code}", []).append(one.host)
     for reason, names in reasons.items():
-        face.say(f"error: {fold_names(names)}: {reason}")
+        ctx.echo(f"error: {fold_names(names)}: {reason}")
     failed = sum(len(names) for names in reasons.values())
     if failed and len(results) > 1:
-        face.say(f"{failed} of {len(results)} hosts failed")
+        ctx.echo(f"{failed} of {len(results)} hosts failed")
     return 6 if failed else 0

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
-@verb(
+@cli_command(
     "explain",
     examples="""
     ascendrun explain j-0001
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face, job: str, attempt: int | None, everything: bool, gather: bool, lang: str | None, output: str | None
+    ctx: CliContext, job: str, attempt: int | None, everything: bool, gather: bool, lang: str | None, output: str | None
 ) -> int:
     """Name the rank that failed first, over all nodes, and why; tell the others' ends as its consequences.
 
@@ -40,16 +40,16 @@ def command(
     from ascendrun import insight
     from ascendrun.health.texts import language_of
 
-    lang = lang or language_of(face.environ)
+    lang = lang or language_of(ctx.environ)
     if gather:
-        for host, problem in insight.gather(face.cluster, job, attempt=attempt):
-            face.say(f"{host}: {problem}" if problem else f"{host}: gathered")
-    explanation = insight.explain(face.cluster, job, attempt=attempt, lang=lang)
+        for host, problem in insight.gather(ctx.cluster, job, attempt=attempt):
+            ctx.echo(f"{host}: {problem}" if problem else f"{host}: gathered")
+    explanation = insight.explain(ctx.cluster, job, attempt=attempt, lang=lang)
     if output in (None, "table", "wide"):
         from ascendrun.cli.explain_view import print_explanation
 
         print_explanation(
-            explanation, lang=lang, color=face.has_color(sys.stdout), everything=everything or output == "wide"
+            explanation, lang=lang, color=ctx.has_color(sys.stdout), everything=everything or output == "wide"
         )
     else:
         from ascendrun.cli.output import format_one

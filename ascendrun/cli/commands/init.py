@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
-@verb(
+@cli_command(
     "init",
     examples="""
     ascendrun init                       # what there is
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.pass_obj
-def command(face: Face, name: str | None, target: Path | None) -> int:
+def command(ctx: CliContext, name: str | None, target: Path | None) -> int:
     """Copy the skeleton NAME (a job file and what it needs) to TARGET, by default here; without NAME list them."""
     from ascendrun.cli import templates
 
@@ -35,5 +35,5 @@ def command(face: Face, name: str | None, target: Path | None) -> int:
     paths = templates.copy_skeleton(name, target or Path())
     for path in paths:
         print(path)
-    face.say(f"hint: ascendrun submit {paths[0]}")
+    ctx.echo(f"hint: ascendrun submit {paths[0]}")
     return 0

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.options import output_option, parse_since, verb
+from ascendrun.cli.options import cli_command, output_option, parse_since
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cli.log_view import LogView
     from ascendrun.cluster import JobDetail, JobView
 
 
-@verb(
+@cli_command(
     "logs",
     examples="""
     ascendrun logs j-0001 --tail 50
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     /,
     job: str,
     follow: bool,
@@ -75,31 +75,31 @@ def command(
     """
     _refuse_nonsense(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice)
-    detail = face.cluster.job(job)
+    detail = ctx.cluster.job(job)
     if follow:
-        return _follow(face, job, detail.job, view)
+        return _follow(ctx, job, detail.job, view)
     chosen = _choose_attempt(detail.job, attempt)
     if files:
         from ascendrun.cli.log_files import print_files
 
-        print_files(face, detail.job, chosen, view, output)
+        print_files(ctx, detail.job, chosen, view, output)
     elif raw:
-        _write_raw(face, detail.job, chosen, view)
+        _write_raw(ctx, detail.job, chosen, view)
     else:
-        _print_lines(face, detail, chosen, view)
+        _print_lines(ctx, detail, chosen, view)
     return 0
 
 
-def _follow(face: Face, ref: str, job: JobView, view: LogView) -> int:
+def _follow(ctx: CliContext, ref: str, job: JobView, view: LogView) -> int:
     """A pipeline that goes on is followed stage after stage; of one that is over the stage that tells most is shown."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
     from ascendrun.cli.follow import has_ended, pipeline_of
 
-    whole = pipeline_of(face.cluster, ref, job)
+    whole = pipeline_of(ctx.cluster, ref, job)
     if has_ended(whole or job):
-        return follow_to_the_end(face, job.id, view=view)
-    face.cluster.ensure_controller()
-    return follow_to_the_end(face, job.id, view=view) if whole is None else follow_stages(face, whole, view=view)
+        return follow_to_the_end(ctx, job.id, view=view)
+    ctx.cluster.ensure_controller()
+    return follow_to_the_end(ctx, job.id, view=view) if whole is None else follow_stages(ctx, whole, view=view)
 
 
 def _refuse_nonsense(
@@ -179,7 +179,7 @@ def _choose_attempt(job: JobView, attempt: int | None) -> int:
     return attempt or max(job.attempt, 1)
 
 
-def _print_lines(face: Face, detail: JobDetail, attempt: int, view: LogView) -> None:
+def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView) -> None:
     """Streams lazily: memory does not grow with the logs, unless a filter and --tail are combined, and then by N."""
     from collections import deque
     from itertools import chain
@@ -190,30 +190,30 @@ def _print_lines(face: Face, detail: JobDetail, attempt: int, view: LogView) -> 
     from ascendrun.core.logs.folding import fold
     from ascendrun.core.logs.log_lines import merge_batches
 
-    sources = open_streams(face.settings.state_dir, detail, attempt, view, say=face.say)
+    sources = open_streams(ctx.settings.state_dir, detail, attempt, view, say=ctx.echo)
     if not sources:
-        face.say(why_nothing(detail, attempt, view))
+        ctx.echo(why_nothing(detail, attempt, view))
         return
     lines = chain.from_iterable(merge_batches(sources))
     shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
-    screen = face.screen()
+    screen = ctx.screen()
     for line in shown if view.tail is None else deque(shown, maxlen=view.tail):
         sys.stdout.write(view.format(line, screen) + "\n")
     sys.stdout.flush()
-    tell_gaps(face, detail.job.id, attempt, view)
+    tell_gaps(ctx, detail.job.id, attempt, view)
     if attempt > 1:
-        face.say(f"this was attempt {attempt}; earlier ones: --attempt 1")
+        ctx.echo(f"this was attempt {attempt}; earlier ones: --attempt 1")
 
 
-def _write_raw(face: Face, job: JobView, attempt: int, view: LogView) -> None:
+def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> None:
     from ascendrun.cli.log_gaps import tell_gaps
     from ascendrun.head.spool.spool_files import find_streams, read_bytes
     from ascendrun.head.state.settings import spool_dir
 
     sys.stdout.flush()
-    folder = spool_dir(face.settings.state_dir, job.id, attempt)
+    folder = spool_dir(ctx.settings.state_dir, job.id, attempt)
     for files in find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams):
         for data in read_bytes(files):
             sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-    tell_gaps(face, job.id, attempt, view)
+    tell_gaps(ctx, job.id, attempt, view)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, hostfile_option, verb
+from ascendrun.cli.options import Duration, cli_command, hostfile_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
 
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.samples import DeviceDetail
     from ascendrun.health.top.view import TopView
 
@@ -25,7 +25,7 @@ LISTEN = "127.0.0.1:9478"
 EVERY_S = 15.0
 
 
-@verb(
+@cli_command(
     "metrics",
     examples="""
     ascendrun metrics                                           # http://127.0.0.1:9478/metrics until ^C
@@ -47,7 +47,7 @@ EVERY_S = 15.0
 @click.option("--grafana", is_flag=True, help="Print a Grafana dashboard of these metrics and end.")
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     hostfile: str | None,
     listen: str | None,
     textfile: Path | None,
@@ -65,7 +65,7 @@ def command(
     if listen is not None and (textfile is not None or once):
         raise click.UsageError("--listen serves; leave it out with --textfile and --once")
     address, port = parse_listen(listen or LISTEN)
-    registry = make_registry(face, hostfile)
+    registry = make_registry(ctx, hostfile)
     if textfile is not None:
         return write_file(registry, textfile, every_s=None if once else every or EVERY_S)
     if once:
@@ -73,7 +73,7 @@ def command(
 
         sys.stdout.write(generate_latest(registry).decode())
         return 0
-    return serve(face, registry, address, port)
+    return serve(ctx, registry, address, port)
 
 
 def dashboard_file() -> Path:
@@ -90,18 +90,18 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def make_registry(face: Face, hostfile: str | None) -> CollectorRegistry:
+def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
     from ascendrun.cli.options import hosts_of
     from ascendrun.head.state.sample_details import read_details
     from ascendrun.health.top.join import STALE_S
     from ascendrun.insight import TopSource, count_states
     from ascendrun.query.prometheus import make_registry
 
-    hosts = hosts_of(face, hostfile=hostfile) if hostfile is not None else ()
-    source = TopSource(face.cluster, hosts)
+    hosts = hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ()
+    source = TopSource(ctx.cluster, hosts)
 
     def look() -> tuple[TopView, Mapping[str, int], Sequence[DeviceDetail]]:
-        view, state_dir = source.look(now_s=time.time()), face.settings.state_dir
+        view, state_dir = source.look(now_s=time.time()), ctx.settings.state_dir
         return (
             view,
             count_states(state_dir),
@@ -111,7 +111,7 @@ def make_registry(face: Face, hostfile: str | None) -> CollectorRegistry:
     return make_registry(look)
 
 
-def serve(face: Face, registry: CollectorRegistry, address: str, port: int) -> int:
+def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int) -> int:
     """Until ^C. Raises CannotListen."""
     from prometheus_client import start_http_server
 
@@ -125,13 +125,13 @@ def serve(face: Face, registry: CollectorRegistry, address: str, port: int) -> i
             hint="another exporter may run there; --listen 127.0.0.1:PORT takes another port",
         ) from error
     where = f"[{address}]" if ":" in address else address
-    face.say(f"http://{where}:{server.server_port}/metrics  (^C ends)")
+    ctx.echo(f"http://{where}:{server.server_port}/metrics  (^C ends)")
     if not is_loopback(address):
-        face.say("this can be read from other machines, without a password: job and host names, figures")
+        ctx.echo("this can be read from other machines, without a password: job and host names, figures")
     try:
         thread.join()
     except KeyboardInterrupt:
-        face.say("ended")
+        ctx.echo("ended")
     finally:
         server.shutdown()
         server.server_close()

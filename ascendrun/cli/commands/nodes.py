@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, hostfile_option, hosts_of, output_option, verb
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cli.output import Column
     from ascendrun.cluster import HostStatus
 
 TIMEOUT_S = 90.0
 
 
-@verb(
+@cli_command(
     "nodes",
     examples="""
     ascendrun nodes --hostfile hostfiles/cluster.hosts
@@ -30,7 +30,7 @@ TIMEOUT_S = 90.0
 @click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long until the next answer.")
 @output_option
 @click.pass_obj
-def command(face: Face, hostfile: str | None, names: str | None, timeout: float | None, output: str | None) -> int:
+def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: float | None, output: str | None) -> int:
     """Ask every host how it is: reached or why not, Python, memory, disk, clock, job.
 
     Exits 6 when some do not answer.
@@ -38,21 +38,21 @@ def command(face: Face, hostfile: str | None, names: str | None, timeout: float 
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import HostStatus
 
-    hosts = hosts_of(face, hostfile=hostfile, names=names)
-    screen = face.screen()
+    hosts = hosts_of(ctx, hostfile=hostfile, names=names)
+    screen = ctx.screen()
     answers: dict[str, HostStatus] = {}
     try:
-        for status in face.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S):
+        for status in ctx.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S):
             answers[status.host] = status
             screen.progress(f"{len(answers)} of {len(hosts)} hosts answered")
     finally:
         screen.close()
     rows = [answers[host.name] for host in hosts if host.name in answers]
     print_rows(rows, node_columns(), output, name="nodes", kind=HostStatus)
-    return _tell_unreached(face, rows)
+    return _tell_unreached(ctx, rows)
 
 
-def _tell_unreached(face: Face, rows: Sequence[HostStatus]) -> int:
+def _tell_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
     """Each way out is said once, for all hosts that share it."""
     from ascendrun.core.names import fold_names
 
@@ -63,9 +63,9 @@ def _tell_unreached(face: Face, rows: Sequence[HostStatus]) -> int:
     for row in missed:
         if row.hint:
             hints.setdefault(row.hint, []).append(row.host)
-    face.say(f"error: {len(missed)} of {len(rows)} not reached: {fold_names(row.host for row in missed)}")
+    ctx.echo(f"error: {len(missed)} of {len(rows)} not reached: {fold_names(row.host for row in missed)}")
     for hint, names in hints.items():
-        face.say(f"hint: {fold_names(names)}: {hint}")
+        ctx.echo(f"hint: {fold_names(names)}: {hint}")
     return 6
 
 

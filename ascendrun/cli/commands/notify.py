@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
-@verb(
+@cli_command(
     "notify",
     examples="""
     ascendrun notify                          # targets of the settings file, and how their last notice fared
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 )
 @output_option
 @click.pass_obj
-def command(face: Face, test: str | None, output: str | None) -> int:
+def command(ctx: CliContext, test: str | None, output: str | None) -> int:
     """Show where notices go (`notify:`, `hook:`, `deadman:` in the settings file), or try it. See docs/notices.md."""
     from ascendrun import insight
     from ascendrun.cli.output import Column, describe_time, print_rows
     from ascendrun.query.notice_view import NoticeTargetView
 
     if test is not None:
-        return _test(face, test, output)
-    views = insight.notice_targets(face.settings)
+        return _test(ctx, test, output)
+    views = insight.notice_targets(ctx.settings)
     print_rows(
         views,
         [
@@ -53,20 +53,20 @@ def command(face: Face, test: str | None, output: str | None) -> int:
         kind=NoticeTargetView,
     )
     if not views and output in (None, "table", "wide"):
-        face.say(
+        ctx.echo(
             "nobody is told of anything: no `notify`, `hook` or `deadman` in the settings file\n"
             "hint: docs/notices.md shows how"
         )
     return 0
 
 
-def _test(face: Face, name: str, output: str | None) -> int:
+def _test(ctx: CliContext, name: str, output: str | None) -> int:
     """Exits 0 when every target took the notice, 6 when some did not."""
     from ascendrun import insight
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.query.notice_view import NoticeTestResult
 
-    results = insight.try_notices(face.settings, name=name or None)
+    results = insight.try_notices(ctx.settings, name=name or None)
     print_rows(
         results,
         [

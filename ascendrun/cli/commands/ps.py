@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cli.output import Column
 
 
-@verb(
+@cli_command(
     "ps",
     examples="""
     ascendrun ps
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 @click.option("--all", "-a", "everything", is_flag=True, help="Ended jobs too.")
 @output_option
 @click.pass_obj
-def command(face: Face, everything: bool, output: str | None) -> int:
+def command(ctx: CliContext, everything: bool, output: str | None) -> int:
     """List live jobs, the newest first."""
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import JobView
 
-    jobs = face.cluster.jobs(everything=everything, folded=True)
+    jobs = ctx.cluster.jobs(everything=everything, folded=True)
     print_rows(jobs, job_columns(time.time()), output, name="jobs", kind=JobView)
     if not jobs and output in (None, "table", "wide"):
-        face.say("no jobs" if everything else "no live jobs; ended ones: ascendrun ps -a")
+        ctx.echo("no jobs" if everything else "no live jobs; ended ones: ascendrun ps -a")
     return 0
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.health.report.data import Report
 
 
-@verb(
+@cli_command(
     "report",
     examples="""
     ascendrun report j-0001                            # j-0001-report.html here, and the sum of it on the screen
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of page and picture.  [default: the locale's]")
 @output_option
 @click.pass_obj
-def command(face: Face, job: str, out: Path | None, png: Path | None, lang: str | None, output: str | None) -> int:
+def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang: str | None, output: str | None) -> int:
     """Report on one job: training, time, cost, story, in one HTML file that needs nothing else.
 
     Of a job that is under way: its story so far. Where the time went sums to the time since its submission.
@@ -49,15 +49,15 @@ def command(face: Face, job: str, out: Path | None, png: Path | None, lang: str 
     from ascendrun import insight
     from ascendrun.health.texts import language_of
 
-    lang = lang or language_of(face.environ)
-    report = insight.report(face.settings.state_dir, job, now_s=time.time())
+    lang = lang or language_of(ctx.environ)
+    report = insight.report(ctx.settings.state_dir, job, now_s=time.time())
     if output is None and out is None and png is None:
         out = Path(f"{report.id}-report.html")
     if png is not None:
         from ascendrun.cli.report.picture import make_picture
 
         write_file(png, make_picture(report, lang=lang))
-        face.say(f"{png} written")
+        ctx.echo(f"{png} written")
     if out is not None:
         from ascendrun.cli.report.page import make_page
 
@@ -66,7 +66,7 @@ def command(face: Face, job: str, out: Path | None, png: Path | None, lang: str 
             sys.stdout.buffer.write(page)
             return 0
         write_file(out, page)
-        face.say(f"{out} written; it needs no network and no other file")
+        ctx.echo(f"{out} written; it needs no network and no other file")
     if output in (None, "table", "wide"):
         sys.stdout.write(describe_report(report, lang=lang))
     else:

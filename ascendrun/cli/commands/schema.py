@@ -6,10 +6,10 @@ import json
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 
-@verb(
+@cli_command(
     "schema",
     examples="""
     ascendrun schema > job.schema.json      # then, in a job file: # yaml-language-server: $schema=job.schema.json

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import output_option, verb
+from ascendrun.cli.options import cli_command, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cluster import JobDetail, JobView, RankView
 
 
-@verb(
+@cli_command(
     "show",
     examples="""
     ascendrun show j-0001
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 @click.argument("job")
 @output_option
 @click.pass_obj
-def command(face: Face, job: str, output: str | None) -> int:
+def command(ctx: CliContext, job: str, output: str | None) -> int:
     """Show one job: how it stands, its nodes, its ranks, what happened."""
     from ascendrun.cli.output import format_one
 
-    detail = face.cluster.job(job)
+    detail = ctx.cluster.job(job)
     if output in (None, "table", "wide"):
-        whole = face.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
+        whole = ctx.cluster.pipeline(detail.job.pipeline) if detail.job.pipeline else None
         sys.stdout.write(
             (describe_stages(whole) if whole is not None else "")
-            + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(face, detail))
+            + describe_job(detail, wide=output == "wide", now_s=time.time(), why=_why(ctx, detail))
         )
     else:
         assert output is not None
@@ -58,11 +58,11 @@ def describe_stages(whole: JobView) -> str:
     return f"{format_pairs([('pipeline', f'{whole.id} ({whole.name})'), ('state', whole.state)])}\n{table}\n"
 
 
-def _why(face: Face, detail: JobDetail) -> str | None:
+def _why(ctx: CliContext, detail: JobDetail) -> str | None:
     """The verdict on a job that failed, in one line."""
     from ascendrun import insight
 
-    return insight.verdict(face.settings.state_dir, detail.job.id) if detail.job.state == "FAILED" else None
+    return insight.verdict(ctx.settings.state_dir, detail.job.id) if detail.job.state == "FAILED" else None
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.sim.npu.target import Target
 
 ENVIRONMENT = ".venv-npu"
@@ -26,7 +26,7 @@ LAUNCHERS = {
 TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It shows control flow and API, never speed."
 
 
-@verb(
+@cli_command(
     "sim",
     examples="""
     ascendrun sim npu -- python train.py                             # eight simulated 910B3
@@ -54,7 +54,7 @@ TELLS = "simulated NPUs: the real torch_npu computes on this machine's CPU. It s
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     what: str,
     python: str | None,
     devices: int | None,

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascendrun.cli.options import hostfile_option, output_option, verb
+from ascendrun.cli.options import cli_command, hostfile_option, output_option
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.cli.log_view import LogView
     from ascendrun.cli.training_estimate import Arithmetic
     from ascendrun.cluster import JobView
     from ascendrun.core.hosts import Host
 
 
-@verb(
+@cli_command(
     "submit",
     examples="""
     ascendrun submit jobs/quickstart.yaml
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     file: Path,
     detach: bool,
     waits: bool,
@@ -64,25 +64,27 @@ def command(
         raise click.UsageError("--from wants --resume PIPELINE: which one goes on?")
     hosts_path = Path(hostfile) if hostfile else None
     if dry_run:
-        return _print_plan(face, file, overrides, hosts_path, output)
-    _prepare_this_machine(face, file, overrides, hosts_path)
-    job = face.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
+        return _print_plan(ctx, file, overrides, hosts_path, output)
+    _prepare_this_machine(ctx, file, overrides, hosts_path)
+    job = ctx.cluster.submit(file, overrides=overrides, hostfile=hosts_path, resume=resume, from_stage=from_stage)
     stages = f", {len(job.stages)} stages" if job.stages else ""
-    face.say(f"{job.id} submitted ({job.name}{stages})")
+    ctx.echo(f"{job.id} submitted ({job.name}{stages})")
     if detach or (output is not None and not waits):
-        return _leave(face, job, output)
+        return _leave(ctx, job, output)
     if job.stages:
-        return follow_stages(face, job, shows_lines=not waits, output=output)
-    return follow_to_the_end(face, job.id, shows_lines=not waits, output=output)
+        return follow_stages(ctx, job, shows_lines=not waits, output=output)
+    return follow_to_the_end(ctx, job.id, shows_lines=not waits, output=output)
 
 
-def _print_plan(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None) -> int:
+def _print_plan(
+    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, output: str | None
+) -> int:
     from ascendrun.cli.output import format_one
     from ascendrun.cli.sanitise import sanitise
     from ascendrun.core.jobs.plan_view import render_text
 
-    plans = face.cluster.plan(file, overrides=overrides, hostfile=hostfile)
-    sums = _arithmetic(face, file, overrides, hostfile, plans)
+    plans = ctx.cluster.plan(file, overrides=overrides, hostfile=hostfile)
+    sums = _arithmetic(ctx, file, overrides, hostfile, plans)
     if output in (None, "table", "wide"):
         sys.stdout.write(sanitise("\n".join(render_text(plan) for plan in plans)))
         for title, each in sums:
@@ -99,7 +101,7 @@ def _print_plan(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Pa
 
 
 def _arithmetic(
-    face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
+    ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None, plans: Sequence[Mapping[str, Any]]
 ) -> Sequence[tuple[str, Arithmetic | None]]:
     """What each stage's program reckons, with a title; None for a stage that has nothing to reckon."""
     from ascendrun.cli.training_estimate import can_reckon, reckon, title_of
@@ -119,23 +121,19 @@ def _arithmetic(
             (
                 title,
                 reckon(
-                    spec.program,
-                    spec.args,
-                    ranks=plan["world_size"],
-                    family=family,
-                    chip=partial(_chip_of, face, hosts),
+                    spec.program, spec.args, ranks=plan["world_size"], family=family, chip=partial(_chip_of, ctx, hosts)
                 ),
             )
         )
     return sums
 
 
-def _chip_of(face: Face, hosts: Sequence[Host]) -> str | None:
+def _chip_of(ctx: CliContext, hosts: Sequence[Host]) -> str | None:
     """As every NPU of these hosts calls itself; None: they differ, or do not say."""
     from ascendrun.core.errors import AscendrunError
 
     try:
-        world = face.cluster.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
+        world = ctx.cluster.survey(hosts, family="npu", names=("npu-smi",), is_full=False)
     except AscendrunError:
         return None  # the plan stands without it, and says what is missing
     infos = [facts.npu.info for facts in world.facts.values()]
@@ -143,7 +141,7 @@ def _chip_of(face: Face, hosts: Sequence[Host]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], hostfile: Path | None) -> None:
+def _prepare_this_machine(ctx: CliContext, file: Path, overrides: tuple[str, ...], hostfile: Path | None) -> None:
     """A bundled program on this very machine needs a training stack here: it is set up on first use."""
     from ascendrun.query.submit import read_hosts, read_stages
 
@@ -157,10 +155,10 @@ def _prepare_this_machine(face: Face, file: Path, overrides: tuple[str, ...], ho
     if any(host.is_local for host in hosts):
         from ascendrun.cli.train_env import ensure_training_stack
 
-        ensure_training_stack(None, face.say)
+        ensure_training_stack(None, ctx.echo)
 
 
-def _leave(face: Face, job: JobView, output: str | None) -> int:
+def _leave(ctx: CliContext, job: JobView, output: str | None) -> int:
     from ascendrun.cli.output import format_one
 
     if output in (None, "table", "wide"):
@@ -168,12 +166,17 @@ def _leave(face: Face, job: JobView, output: str | None) -> int:
     else:
         assert output is not None
         sys.stdout.write(format_one(job, output))
-    face.say(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
+    ctx.echo(f"hint: ascendrun logs -f {job.id}    ascendrun stop {job.id}")
     return 0
 
 
 def follow_stages(
-    face: Face, pipeline: JobView, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
+    ctx: CliContext,
+    pipeline: JobView,
+    *,
+    shows_lines: bool = True,
+    output: str | None = None,
+    view: LogView | None = None,
 ) -> int:
     """Follows one stage after the other until all have ended or one has not succeeded; the exit code of the last.
 
@@ -185,40 +188,40 @@ def follow_stages(
     for number, stage in enumerate(pipeline.stages, start=1):
         if stage.state.value == "SUCCEEDED":
             continue
-        face.say(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
-        code = follow_to_the_end(face, stage.job_id, shows_lines=shows_lines, view=view)
+        ctx.echo(f"stage {number}/{len(pipeline.stages)} {stage.stage}: {stage.job_id}")
+        code = follow_to_the_end(ctx, stage.job_id, shows_lines=shows_lines, view=view)
         if code:
             break
         view = None if view is None else replace(view, tail=None)
-    whole = face.cluster.pipeline(pipeline.id)
+    whole = ctx.cluster.pipeline(pipeline.id)
     assert whole is not None
     if output not in (None, "table", "wide"):
         assert output is not None
         sys.stdout.write(format_one(whole, output))
     elif code == 0:
         took = "" if whole.ended_at_s is None else f" after {describe_seconds(whole.ended_at_s - whole.created_at_s)}"
-        face.say(f"{whole.id} {whole.state}{took}: all {len(whole.stages)} stages of {whole.name}")
+        ctx.echo(f"{whole.id} {whole.state}{took}: all {len(whole.stages)} stages of {whole.name}")
     elif code == 1:
-        face.say(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
+        ctx.echo(f"hint: ascendrun submit {whole.file} --resume {whole.id}    # goes on with that stage")
     return code
 
 
 def follow_to_the_end(
-    face: Face, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
+    ctx: CliContext, job_id: str, *, shows_lines: bool = True, output: str | None = None, view: LogView | None = None
 ) -> int:
     """Follows until the job has ended and returns its exit code; ^C detaches, says so, and returns 130."""
-    screen = face.screen()
+    screen = ctx.screen()
     try:
         from ascendrun.cli.follow import follow_job
         from ascendrun.cli.log_view import LogView
-        from ascendrun.cli.outcome import tell_outcome
+        from ascendrun.cli.outcome import print_outcome
         from ascendrun.cli.output import format_one
 
-        detail = follow_job(face.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
+        detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
-        screen.say(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
+        screen.echo(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
         return 130
-    code = tell_outcome(detail, screen=screen, settings=face.settings)
+    code = print_outcome(detail, screen=screen, settings=ctx.settings)
     if output not in (None, "table", "wide"):
         assert output is not None
         sys.stdout.write(format_one(detail.job, output))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, hostfile_option, output_option, verb
+from ascendrun.cli.options import Duration, cli_command, hostfile_option, output_option
 from ascendrun.cli.top.order import SORT_NAMES, Order, arrange
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
     from ascendrun.health.top.rows import Choice
     from ascendrun.health.top.view import TopView
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 
 
-@verb(
+@cli_command(
     "top",
     examples="""
     ascendrun top                                  # live; q ends, ? shows the keys
@@ -43,7 +43,7 @@ EVERY_S = 2.0
 @output_option
 @click.pass_obj
 def command(
-    face: Face,
+    ctx: CliContext,
     names: tuple[str, ...],
     hostfile: str | None,
     once: bool,
@@ -64,50 +64,54 @@ def command(
     from ascendrun.health.top.rows import Choice
     from ascendrun.insight import TopSource
 
-    lang = lang or language_of(face.environ)
-    hosts, globs = choose_hosts(face, hostfile, names)
-    choice = Choice(job=_job_of(face, job) if job is not None else None, hosts=globs, only_bad=bad)
+    lang = lang or language_of(ctx.environ)
+    hosts, globs = choose_hosts(ctx, hostfile, names)
+    choice = Choice(job=_job_of(ctx, job) if job is not None else None, hosts=globs, only_bad=bad)
     order = Order(by, by_host=by_host)
-    source = TopSource(face.cluster, hosts)
-    if once or output is not None or not sys.stdout.isatty() or face.environ.get("TERM") == "dumb":
-        return print_once(face, source, choice, order, lang=lang, output=output)
-    return run_live(face, source, choice, order, lang=lang, every_s=every or EVERY_S)
+    source = TopSource(ctx.cluster, hosts)
+    if once or output is not None or not sys.stdout.isatty() or ctx.environ.get("TERM") == "dumb":
+        return print_once(ctx, source, choice, order, lang=lang, output=output)
+    return run_live(ctx, source, choice, order, lang=lang, every_s=every or EVERY_S)
 
 
-def _job_of(face: Face, ref: str) -> str:
+def _job_of(ctx: CliContext, ref: str) -> str:
     """The job's id; of an ended one there is nothing to see here. Raises NotFound."""
-    job = face.cluster.job(ref).job
+    job = ctx.cluster.job(ref).job
     if job.ended_at_s is not None:
-        face.say(f"{job.id} has ended ({job.state}); how it went: ascendrun report {job.id}")
+        ctx.echo(f"{job.id} has ended ({job.state}); how it went: ascendrun report {job.id}")
     return job.id
 
 
-def choose_hosts(face: Face, hostfile: str | None, names: tuple[str, ...]) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+def choose_hosts(
+    ctx: CliContext, hostfile: str | None, names: tuple[str, ...]
+) -> tuple[tuple[Host, ...], tuple[str, ...]]:
     """The hosts that may be asked, and the names or globs of those to show (none: all)."""
     from ascendrun.cli.options import hosts_of, parse_host_words
 
     globs = tuple(name for name in names if "*" in name or "?" in name)
     plain = [name for name in names if name not in globs]
-    has_file = hostfile is not None or face.settings.hostfile is not None
+    has_file = hostfile is not None or ctx.settings.hostfile is not None
     if not has_file:
         hosts = parse_host_words(plain) if plain else ()
         return hosts, (*globs, *(host.name for host in hosts))
     if not names:
-        return hosts_of(face, hostfile=hostfile), ()
+        return hosts_of(ctx, hostfile=hostfile), ()
     from ascendrun.health.top.rows import matches_host
 
-    hosts = hosts_of(face, hostfile=hostfile, names=",".join(plain)) if plain else ()
-    every = hosts_of(face, hostfile=hostfile) if globs else ()
+    hosts = hosts_of(ctx, hostfile=hostfile, names=",".join(plain)) if plain else ()
+    every = hosts_of(ctx, hostfile=hostfile) if globs else ()
     hosts = (*hosts, *(host for host in every if host not in hosts and matches_host(host.name, globs)))
     return hosts, (*globs, *(host.name for host in hosts))
 
 
-def print_once(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, output: str | None) -> int:
+def print_once(
+    ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, lang: str, output: str | None
+) -> int:
     from ascendrun.cli.output import terminal_width
     from ascendrun.cli.top.text import top_lines
     from ascendrun.insight import ANSWER_S, LATE_S
 
-    screen = face.screen()
+    screen = ctx.screen()
     if source.must_ask(now_s=time.time()):
         screen.progress("asking hosts without a job")
     try:
@@ -120,7 +124,7 @@ def print_once(face: Face, source: TopSource, choice: Choice, order: Order, *, l
             view,
             lang=lang,
             width=width,
-            color=face.has_color(sys.stdout),
+            color=ctx.has_color(sys.stdout),
             is_wide=output == "wide",
             by_host=order.by_host,
         )
@@ -129,7 +133,7 @@ def print_once(face: Face, source: TopSource, choice: Choice, order: Order, *, l
         assert output is not None
         _write_records(view, output)
     if view.trouble is not None:
-        face.say(f"error: no samples: {view.trouble}")
+        ctx.echo(f"error: no samples: {view.trouble}")
     return 6 if any(host.why == "no-answer" for host in view.hosts) else 0
 
 
@@ -145,12 +149,12 @@ def _write_records(view: TopView, output: str) -> None:
     )
 
 
-def run_live(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
-    """The face with keys where textual is installed, else a plain view that is drawn anew."""
+def run_live(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
+    """The interactive view where textual is installed, else a plain view that is drawn anew."""
     try:
         from ascendrun.cli.top.app import run_app
     except ImportError:
         from ascendrun.cli.top.plain import run_plain
 
-        return run_plain(face, source, choice, order, lang=lang, every_s=every_s)
-    return run_app(face, source, choice, order, lang=lang, every_s=every_s)
+        return run_plain(ctx, source, choice, order, lang=lang, every_s=every_s)
+    return run_app(ctx, source, choice, order, lang=lang, every_s=every_s)

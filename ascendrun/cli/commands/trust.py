@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import hostfile_option, parse_host_words, read_hostfile, verb
+from ascendrun.cli.options import cli_command, hostfile_option, parse_host_words, read_hostfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.backends.ssh import SshBackend
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.errors import AscendrunError
     from ascendrun.core.hosts import Host
     from ascendrun.head.ssh.host_keys import HostKey
@@ -33,7 +33,7 @@ class Scan:
     error: AscendrunError | None
 
 
-@verb(
+@cli_command(
     "trust",
     examples="""
     ascendrun trust --hostfile hostfiles/cluster.hosts
@@ -47,41 +47,43 @@ class Scan:
 @click.option("--replace", is_flag=True, help="Let a new key take the place of a recorded one that differs.")
 @click.option("--print", "prints", is_flag=True, help="Print the keys as known_hosts lines; record nothing.")
 @click.pass_obj
-def command(face: Face, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool) -> int:
+def command(
+    ctx: CliContext, hosts: tuple[str, ...], hostfile: str | None, yes: bool, replace: bool, prints: bool
+) -> int:
     """Show the SSH host keys (SHA256 fingerprints) of hosts and record them after a yes.
 
     Compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host's own console.
     """
     from ascendrun.backends import Backends
 
-    chosen = [host for host in _choose(face, hosts, hostfile) if not host.is_local]
-    backends = Backends(face.settings)
+    chosen = [host for host in _choose(ctx, hosts, hostfile) if not host.is_local]
+    backends = Backends(ctx.settings)
     backend = backends.ssh()
     try:
-        scans = _scan_all(face, backend, chosen)
+        scans = _scan_all(ctx, backend, chosen)
         _show(backend, scans, prints=prints)
         if not prints:
-            _record(face, backend, scans, yes=yes, replace=replace)
+            _record(ctx, backend, scans, yes=yes, replace=replace)
     finally:
         backends.close()
-    return _tell_unreached(face, scans, replaced=replace or prints)
+    return _tell_unreached(ctx, scans, replaced=replace or prints)
 
 
-def _choose(face: Face, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
+def _choose(ctx: CliContext, words: tuple[str, ...], hostfile: str | None) -> tuple[Host, ...]:
     from ascendrun.core.hosts import select_hosts
 
     if hostfile is None:
         from ascendrun.cli.options import hosts_of
 
-        return parse_host_words(list(words)) if words else hosts_of(face, hostfile=None)
+        return parse_host_words(list(words)) if words else hosts_of(ctx, hostfile=None)
     known = read_hostfile(Path(hostfile))
     return select_hosts(known, ",".join(words)) if words else known
 
 
-def _scan_all(face: Face, backend: SshBackend, hosts: Sequence[Host]) -> list[Scan]:
+def _scan_all(ctx: CliContext, backend: SshBackend, hosts: Sequence[Host]) -> list[Scan]:
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    screen = face.screen()
+    screen = ctx.screen()
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         futures = {pool.submit(_scan, backend, host): index for index, host in enumerate(hosts)}
         for done, _future in enumerate(as_completed(futures), start=1):
@@ -127,7 +129,7 @@ def _show(backend: SshBackend, scans: Sequence[Scan], *, prints: bool) -> None:
     sys.stdout.flush()
 
 
-def _record(face: Face, backend: SshBackend, scans: Sequence[Scan], *, yes: bool, replace: bool) -> None:
+def _record(ctx: CliContext, backend: SshBackend, scans: Sequence[Scan], *, yes: bool, replace: bool) -> None:
     """Records what is new, and with `replace` what has changed. Raises UsageError where nobody can be asked."""
     wanted = [scan for scan in scans if scan.state == "new" or (replace and scan.state == "CHANGED")]
     if not wanted:
@@ -137,24 +139,24 @@ def _record(face: Face, backend: SshBackend, scans: Sequence[Scan], *, yes: bool
         if not sys.stdin.isatty():
             raise click.UsageError(f"{count} not recorded: nobody to ask here; compare them, then add --yes")
         if not click.confirm(f"Are these the right fingerprints? Record {count}?", err=True):
-            face.say("nothing recorded")
+            ctx.echo("nothing recorded")
             return
     for scan in wanted:
         assert scan.key is not None
         backend.record_host_key(scan.host, scan.key, replace=replace)
-    face.say(f"{count} recorded")
+    ctx.echo(f"{count} recorded")
 
 
-def _tell_unreached(face: Face, scans: Sequence[Scan], *, replaced: bool) -> int:
+def _tell_unreached(ctx: CliContext, scans: Sequence[Scan], *, replaced: bool) -> int:
     """0; 5 when no host could be shown or a key has changed; 6 when some hosts did not answer."""
     missed = [scan for scan in scans if scan.error is not None]
     for scan in missed:
         assert scan.error is not None
-        face.say(f"error: {scan.error.message}")
+        ctx.echo(f"error: {scan.error.message}")
     changed = [scan.host.name for scan in scans if scan.state == "CHANGED"]
     if changed and not replaced:
-        face.say(f"error: {', '.join(changed)} shows another key than the recorded one; somebody may be in between")
-        face.say(f"hint: when it was installed anew: ascendrun trust --replace {' '.join(changed)}")
+        ctx.echo(f"error: {', '.join(changed)} shows another key than the recorded one; somebody may be in between")
+        ctx.echo(f"hint: when it was installed anew: ascendrun trust --replace {' '.join(changed)}")
         return 5
     if not missed:
         return 0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import verb
+from ascendrun.cli.options import cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.core.errors import Problem
 
 
-@verb(
+@cli_command(
     "validate",
     examples="""
     ascendrun validate jobs/*.yaml
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job files: args.lr=1e-4.")
 @click.pass_obj
-def command(face: Face, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
+def command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
     from ascendrun.core.errors import InvalidInput
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascendrun.cli.options import Duration, verb
+from ascendrun.cli.options import Duration, cli_command
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
 
 
-@verb(
+@cli_command(
     "wait",
     examples="""
     ascendrun wait j-0001 && ./publish.sh
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long: 90s, 10m, 2h.")
 @click.pass_obj
-def command(face: Face, job: str, timeout: float | None) -> int:
+def command(ctx: CliContext, job: str, timeout: float | None) -> int:
     """Wait until a job has ended. Exits 0 when it succeeded, 1 when it failed or was stopped."""
-    from ascendrun.cli.outcome import tell_outcome
+    from ascendrun.cli.outcome import print_outcome
 
-    detail = face.cluster.wait(job, timeout_s=timeout)
-    return tell_outcome(detail, screen=face.screen(), settings=face.settings)
+    detail = ctx.cluster.wait(job, timeout_s=timeout)
+    return print_outcome(detail, screen=ctx.screen(), settings=ctx.settings)

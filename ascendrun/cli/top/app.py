@@ -24,7 +24,7 @@ from ascendrun.health.top.rows import Choice, HostLine, IdleHosts, fold_idle, ro
 from ascendrun.health.top.view import TopRow, TopView
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.insight import TopSource
 
 MOST_JOBS = 5
@@ -33,8 +33,8 @@ LATE_S = 5.0
 """A look that takes longer is told of."""
 
 
-def run_app(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
-    if not face.has_color(sys.stdout):
+def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
+    if not ctx.has_color(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # the only way to tell textual
     TopApp(source, choice, order, lang=lang, every_s=every_s).run()
     return 0

@@ -13,7 +13,7 @@ from ascendrun.cli.top.order import Order, arrange
 from ascendrun.cli.top.words import word
 
 if TYPE_CHECKING:
-    from ascendrun.cli.context import Face
+    from ascendrun.cli.context import CliContext
     from ascendrun.health.top.rows import Choice
     from ascendrun.insight import TopSource
 
@@ -21,10 +21,10 @@ HOME_AND_CLEAR = "\x1b[H\x1b[J"
 ALTERNATE, BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
-def run_plain(face: Face, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
+def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
     from ascendrun.cli.top.text import top_lines
 
-    color = face.has_color(sys.stdout)
+    color = ctx.has_color(sys.stdout)
     pause = threading.Event()
     sys.stdout.write(ALTERNATE)
     try:

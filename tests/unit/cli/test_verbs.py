@@ -262,9 +262,9 @@ def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytes
 
 
 def test_the_verbs_have_two_examples_each(desk: Desk) -> None:
-    from ascendrun.cli.app import VERBS
+    from ascendrun.cli.app import COMMANDS
 
-    for verb in VERBS:
+    for verb in COMMANDS:
         text = desk.say(verb.name, "--help").out
         examples = text[text.index("Examples:") :].splitlines()
         assert sum("ascendrun" in line for line in examples) >= 2, verb.name
@@ -278,7 +278,7 @@ def test_aliases_are_the_verbs_that_others_know(desk: Desk, alias: str, verb: st
 def test_no_verb_at_all_shows_the_help(desk: Desk) -> None:
     result = desk.say()
     assert result.code == 0
-    assert result.out.startswith("Usage: ascendrun [OPTIONS] VERB")
+    assert result.out.startswith("Usage: ascendrun [OPTIONS] COMMAND")
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--color", "never", "--version"]])
