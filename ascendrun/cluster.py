@@ -115,7 +115,7 @@ class Cluster:
         """Live jobs, newest first; with `everything` the ended ones too. `folded`: of a pipeline one view."""
         with self._reading() as store:
             stored = store.all_jobs() if store else ()
-        wanted = [one for one in reversed(stored) if everything or not one.job.is_over]
+        wanted = [one for one in reversed(stored) if everything or not one.job.is_terminal]
         if folded:
             whole = {
                 one.job.pipeline: [each for each in stored if each.job.pipeline == one.job.pipeline]
@@ -162,7 +162,7 @@ class Cluster:
 
         Raises NotFound; Conflict when it has ended.
         """
-        live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_over]
+        live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.job(ref).job
         wanted = tuple(reversed(live or [job.id]))  # the last stage first: none begins when the one before it ends
         ended: list[Conflict] = []
@@ -180,7 +180,7 @@ class Cluster:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             detail = self.job(ref)
-            is_over = all(stored.job.is_over for stored in self.stages(ref))
+            is_over = all(stored.job.is_terminal for stored in self.stages(ref))
             if detail.job.ended_at_s is not None and is_over:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
@@ -407,10 +407,10 @@ class Cluster:
         return make_job_view(stored, self._progress(stored.job))
 
     def _pipeline_view(self, stored: Sequence[StoredJob]) -> JobView:
-        from ascendrun.core.jobs.pipelines import judge_pipeline
+        from ascendrun.core.jobs.pipelines import pipeline_status
 
-        standing = judge_pipeline([one.job for one in stored])
-        return make_pipeline_view(stored, standing, self._view(stored[standing.telling]))
+        status = pipeline_status([one.job for one in stored])
+        return make_pipeline_view(stored, status, self._view(stored[status.representative]))
 
     def _progress(self, job: Job) -> Mapping[str, Any] | None:
         host = next((node.host for node in job.nodes if 0 in node.ranks), None)
@@ -418,5 +418,5 @@ class Cluster:
         return None if host is None else newest_values(folder, 0, host=host)
 
     def _detail(self, stored: StoredJob, view: JobView, events: tuple[EventView, ...]) -> JobDetail:
-        status = self._status_now() if not stored.job.is_over else None
+        status = self._status_now() if not stored.job.is_terminal else None
         return make_job_detail(stored, view, events, (status or {}).get("liveness", {}).get(stored.job.id, {}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import NodeProgress
-    from ascendrun.core.jobs.pipelines import StageStanding, Standing
+    from ascendrun.core.jobs.pipelines import PipelineStatus, StageStatus
     from ascendrun.head.state.store import StoredJob
 
 
@@ -70,7 +70,7 @@ class JobView:
     progress: Mapping[str, Any] | None
     pipeline: str | None = None
     stage: str | None = None
-    stages: tuple[StageStanding, ...] = ()
+    stages: tuple[StageStatus, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,23 +141,23 @@ def make_job_view(stored: StoredJob, progress: Mapping[str, Any] | None) -> JobV
     )
 
 
-def make_pipeline_view(stored: Sequence[StoredJob], standing: Standing, telling: JobView) -> JobView:
-    """A whole pipeline as it is shown. `stored`: all its jobs; `telling`: the view of the one that tells most."""
+def make_pipeline_view(stored: Sequence[StoredJob], status: PipelineStatus, representative: JobView) -> JobView:
+    """A whole pipeline as it is shown. `stored`: all its jobs; `representative`: the view of the one shown."""
     first = stored[0].job
-    is_over = all(one.job.is_over for one in stored)
+    is_over = all(one.job.is_terminal for one in stored)
     starts = [one.job.started_at_s for one in stored if one.job.started_at_s is not None]
     ends = [one.job.ended_at_s or 0.0 for one in stored]
     return replace(
-        telling,
+        representative,
         id=str(first.pipeline),
         name=first.name[: -len(f".{first.stage}")],
-        state=standing.state.value,
-        reason=standing.reason,
+        state=status.state.value,
+        reason=status.reason,
         created_at_s=first.created_at_s,
         started_at_s=min(starts, default=None),
         ended_at_s=max(ends) if is_over else None,
-        exit_code=int(standing.state.value != "SUCCEEDED") if is_over else None,
-        stages=standing.stages,
+        exit_code=int(status.state.value != "SUCCEEDED") if is_over else None,
+        stages=status.stages,
     )
 
 

@@ -55,14 +55,14 @@ def choose_network(hosts: Sequence[Host], reports: Mapping[str, NodeReport], fau
     return Network(majority.source, interfaces)
 
 
-def candidate_ports(tag: str, wanted: str | None) -> tuple[int, ...]:
-    """The ports to try for MASTER_PORT, in order: the user's only, or a hundred that follow from the tag.
+def candidate_ports(run_id: str, wanted: str | None) -> tuple[int, ...]:
+    """The ports to try for MASTER_PORT, in order: the user's only, or a hundred that follow from the run_id.
 
     Below Linux's range for outgoing connections (from 32768) and away from HCCL's 60000-60031.
     """
     if wanted is not None:
         return (int(wanted),)
-    start = zlib.crc32(tag.encode("utf-8"))
+    start = zlib.crc32(run_id.encode("utf-8"))
     span = _LAST_PORT - _FIRST_PORT + 1
     ports = (_FIRST_PORT + (start + step) % span for step in range(_CANDIDATES + len(_TAKEN_BY_HABIT)))
     return tuple(port for port in ports if port not in _TAKEN_BY_HABIT)[:_CANDIDATES]

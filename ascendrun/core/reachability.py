@@ -10,7 +10,7 @@ GATHER_S = 10.0
 """A connection that is made anew within moments is not worth a word; hosts behind one dead switch get one line."""
 
 
-class SilenceWatch:
+class ReachabilityWatch:
     """One job's. `silent`: the hosts that its story calls unreachable already."""
 
     def __init__(self, silent: Iterable[str] = ()) -> None:
@@ -35,7 +35,7 @@ class SilenceWatch:
         return tuple(lines)
 
 
-def silent_hosts(story: Iterable[tuple[str, str]]) -> set[str]:
+def unreachable_hosts(story: Iterable[tuple[str, str]]) -> set[str]:
     """The hosts that a story, (kind, text) lines in order, leaves silent at its end."""
     silent: set[str] = set()
     for kind, text in story:

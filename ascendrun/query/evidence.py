@@ -116,7 +116,7 @@ def read_evidence(
 def attempt_to_explain(job: Job) -> int:
     """The newest attempt of which there is something to say: one that only waits to be started says nothing, the one
     before it has failed."""
-    waits = job.state in (State.QUEUED, State.CHECKING, State.STAGING) and not job.told_at_s
+    waits = job.state in (State.QUEUED, State.CHECKING, State.STAGING) and not job.go_sent_at_s
     return job.attempt - 1 if waits and job.attempt > 1 else max(1, job.attempt)
 
 

@@ -24,7 +24,7 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
                 JobStory(
                     nodes=len(job.hosts),
                     moves=tuple(move for move in moves if move is not None),
-                    lost_a_node=job.cause is Cause.NODE_LOST and job.is_over,
+                    lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
                 )
             )
         return sum_up(stories, now_s=now_s)

@@ -114,7 +114,7 @@ def stages_to_repeat(
         raise NotFound(f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id")
     if from_stage is not None and from_stage not in names:
         raise NotFound(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
-    live = [job.id for job in before if not job.is_over]
+    live = [job.id for job in before if not job.is_terminal]
     if live:
         raise Conflict(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
     done = {str(before[index].stage) for index in newest_stages(before) if before[index].state is State.SUCCEEDED}

@@ -121,9 +121,9 @@ class TopReader:
         told = {rank: Slow() for rank in _told_slow(self._state_dir, job)}
         if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
             return told
-        known = self._slow_of.get(job.tag)
+        known = self._slow_of.get(job.run_id)
         if known is None or now_s - known[0] > LOOK_AGAIN_S:
-            known = self._slow_of[job.tag] = now_s, _find_slow(self._state_dir, job, now_s)
+            known = self._slow_of[job.run_id] = now_s, _find_slow(self._state_dir, job, now_s)
         return {**told, **known[1]}
 
 
@@ -194,7 +194,7 @@ def _live_jobs(state_dir: Path) -> list[StoredJob]:
     if store is None:
         return []
     try:
-        return [stored for stored in store.live_jobs() if not stored.job.is_over]
+        return [stored for stored in store.live_jobs() if not stored.job.is_terminal]
     finally:
         store.close()
 

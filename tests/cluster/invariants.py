@@ -11,7 +11,7 @@ from pathlib import Path
 from scenes import Scene, await_that
 
 from ascendrun.core.jobs.job import TERMINAL, State
-from ascendrun.core.jobs.lifecycle import MOVES
+from ascendrun.core.jobs.lifecycle import TRANSITIONS
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 
 LISTENS = "0A"
@@ -35,9 +35,9 @@ def check_moves(scene: Scene, job: str) -> None:
     """Only arrows of the table, and none out of an end."""
     at = State.QUEUED
     for target in states_of(scene, job):
-        assert target in MOVES[at], f"{at.value} -> {target.value}: {scene.show(job)['events']}"
+        assert target in TRANSITIONS[at], f"{at.value} -> {target.value}: {scene.show(job)['events']}"
         at = target
-    assert at in TERMINAL or not MOVES[at].isdisjoint(State)
+    assert at in TERMINAL or not TRANSITIONS[at].isdisjoint(State)
 
 
 def states_of(scene: Scene, job: str) -> list[State]:

@@ -71,7 +71,7 @@ def _make_job(evidence: Evidence, job_id: str, head_id: str) -> Job:
         reason=evidence.reason,
         nodes=nodes,
         world_size=evidence.world_size,
-        told_at_s=BEGAN_S,
+        go_sent_at_s=BEGAN_S,
         started_at_s=BEGAN_S,
         ended_at_s=evidence.ended_at_s,
         cause=Cause(evidence.cause) if evidence.cause else None,

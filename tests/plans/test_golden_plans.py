@@ -154,7 +154,7 @@ def plan_of(hostfile, job):
         reports,
         job="j1",
         attempt=2,
-        tag="h1-j1.2",
+        run_id="h1-j1.2",
         folders={name: folders_of(each) for name, each in reports.items()},
         trees=trees,
     )

@@ -24,18 +24,18 @@ class State(str, Enum):
 
 
 TERMINAL = frozenset({State.SUCCEEDED, State.STOPPED, State.FAILED})
-HOLDING = frozenset({State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.STOPPING})
+ACTIVE_STATES = frozenset({State.CHECKING, State.STAGING, State.STARTING, State.RUNNING, State.STOPPING})
 """States in which a job holds its nodes."""
 
 
 class Phase(str, Enum):
-    """How far one node is within an attempt. From TOLD on, processes may exist there."""
+    """How far one node is within an attempt. From GO_SENT on, processes may exist there."""
 
     PENDING = "PENDING"
     REPORTED = "REPORTED"
     STAGED = "STAGED"
     READY = "READY"
-    TOLD = "TOLD"
+    GO_SENT = "GO_SENT"
     STARTED = "STARTED"
     ENDED = "ENDED"
     LOST = "LOST"
@@ -86,7 +86,7 @@ class NodeProgress:
 
     @property
     def may_run_processes(self) -> bool:
-        return self.phase in (Phase.TOLD, Phase.STARTED)
+        return self.phase in (Phase.GO_SENT, Phase.STARTED)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Job:
 
     `pipeline`: the id of the pipeline that it is a stage of, None: a job by itself. `stage`: the stage's name in it.
     `needs`: the id of the job that has to succeed before. `home`: the run whose working folder it uses, None: its own.
-    `told_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts whose processes could not
+    `go_sent_at_s`: when GO was decided for this attempt, None: not yet. `unconfirmed`: hosts whose processes could not
     be confirmed gone when the job ended; they are held until they answer. Times are UTC seconds.
     """
 
@@ -113,7 +113,7 @@ class Job:
     nodes: tuple[NodeProgress, ...] = ()
     world_size: int = 0
     master_port: int | None = None
-    told_at_s: float | None = None
+    go_sent_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None
     cause: Cause | None = None
@@ -126,11 +126,11 @@ class Job:
     home: str | None = None
 
     @property
-    def tag(self) -> str:
+    def run_id(self) -> str:
         return f"{self.run}.{self.attempt}"
 
     @property
-    def is_over(self) -> bool:
+    def is_terminal(self) -> bool:
         return self.state in TERMINAL
 
     def node(self, host: str) -> NodeProgress:
@@ -144,19 +144,19 @@ class Job:
 
 
 @dataclass(frozen=True)
-class NodesFree:
+class NodesAvailable:
     """No other job holds this job's hosts any more."""
 
 
 @dataclass(frozen=True)
-class HeldBy:
+class WaitingForNodes:
     """Another job holds some of this job's hosts."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class NeedFailed:
+class DependencyFailed:
     """The job that this one needs has ended without success."""
 
     text: str
@@ -220,7 +220,7 @@ class RankExited:
 
 
 @dataclass(frozen=True)
-class RankLingers:
+class RankHungAtExit:
     host: str
     rank: int
     why: str
@@ -276,10 +276,10 @@ class Tick:
     reachable: frozenset[str] = frozenset()
 
 
-Event = Union[
-    NodesFree,
-    HeldBy,
-    NeedFailed,
+JobInput = Union[
+    NodesAvailable,
+    WaitingForNodes,
+    DependencyFailed,
     NodeReported,
     Checked,
     Planned,
@@ -288,7 +288,7 @@ Event = Union[
     Refused,
     RankStarted,
     RankExited,
-    RankLingers,
+    RankHungAtExit,
     StartFailed,
     NodeEnded,
     NodeRebooted,
@@ -304,7 +304,7 @@ Event = Union[
 
 
 @dataclass(frozen=True)
-class AskNodes:
+class QueryNodes:
     """Connect to the hosts and probe them; when all have reported, make the plan."""
 
 
@@ -325,9 +325,9 @@ class StartNodes:
 
 @dataclass(frozen=True)
 class AbortNodes:
-    """Forget what was prepared for the attempt of this tag; nothing was started."""
+    """Forget what was prepared for the attempt of this run_id; nothing was started."""
 
-    tag: str
+    run_id: str
 
 
 @dataclass(frozen=True)
@@ -339,4 +339,4 @@ class StopNodes:
     grace_s: float
 
 
-Action = Union[AskNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes]
+Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes]

@@ -1,4 +1,4 @@
-"""How a job lives: a literal table of moves, one writer of the state, and one pure step from event to actions."""
+"""How a job lives: a literal table of transitions, one writer of the state, and one pure step from event to actions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, get_args
 
 from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs.job import Action, Cause, Event, Job, NodeProgress, Phase, State
+from ascendrun.core.jobs.job import Action, Cause, Job, JobInput, NodeProgress, Phase, State
 
-MOVES: Mapping[State, frozenset[State]] = {
+TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.CHECKING, State.STOPPING}),
     State.CHECKING: frozenset({State.STAGING, State.STOPPING}),
     State.STAGING: frozenset({State.STARTING, State.STOPPING}),
@@ -29,12 +29,12 @@ CONFIRM_S = 30.0
 """How long, beyond the grace, an unreachable node may keep a job in STOPPING; one that answers, twice as long."""
 
 
-class IllegalMove(AssertionError):
+class InvalidTransitionError(AssertionError):
     """A mistake of ours: the table has no such arrow. Carries the job's story."""
 
 
 @dataclass(frozen=True)
-class Move:
+class Transition:
     """One arrow taken: when, and why."""
 
     source: State
@@ -48,24 +48,26 @@ class Step:
     """What one event led to: the next record, the arrows taken, the words for the job's story, the deeds."""
 
     job: Job
-    moves: tuple[Move, ...] = ()
+    transitions: tuple[Transition, ...] = ()
     notes: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
 
     def then(self, later: Step) -> Step:
         """Both steps as one, for events that came together."""
-        return Step(later.job, self.moves + later.moves, self.notes + later.notes, self.actions + later.actions)
+        return Step(
+            later.job, self.transitions + later.transitions, self.notes + later.notes, self.actions + later.actions
+        )
 
 
-def advance(job: Job, event: Event, *, now_s: float, story: Callable[[], Sequence[str]] = tuple) -> Step:
+def advance(job: Job, event: JobInput, *, now_s: float, story: Callable[[], Sequence[str]] = tuple) -> Step:
     """The next record of `job` after `event`, and what to do. Pure; an event that comes twice changes nothing.
 
-    `story` tells the job's past; asked only for the message of IllegalMove.
+    `story` tells the job's past; asked only for the message of InvalidTransitionError.
     """
     draft = _Draft(job, now_s, story)
     _HANDLERS[type(event)](draft, event)
     draft.settle()
-    return Step(draft.job, tuple(draft.moves), tuple(draft.notes), tuple(draft.actions))
+    return Step(draft.job, tuple(draft.transitions), tuple(draft.notes), tuple(draft.actions))
 
 
 def resume(job: Job, *, now_s: float) -> Step:
@@ -74,9 +76,9 @@ def resume(job: Job, *, now_s: float) -> Step:
     A start without GO is given up and begun again as the next attempt: what the nodes had reserved for it died
     with the old controller's connections. After GO everything is repeatable and simply said again.
     """
-    if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.told_at_s is None:
+    if job.state in (State.CHECKING, State.STAGING, State.STARTING) and job.go_sent_at_s is None:
         return advance(job, w.HeadRestarted(), now_s=now_s)
-    job = look_again(job, now_s=now_s)
+    job = restart_timers(job, now_s=now_s)
     if job.state is State.STARTING:
         return Step(job, actions=(w.StartNodes(),))
     if job.state is State.STOPPING or job.unconfirmed:
@@ -84,10 +86,10 @@ def resume(job: Job, *, now_s: float) -> Step:
     return Step(job)
 
 
-def look_again(job: Job, *, now_s: float) -> Job:
+def restart_timers(job: Job, *, now_s: float) -> Job:
     """The job as a head sees it that could not look for a while (it was away, or asleep): its waits begin anew."""
-    if job.state is State.STARTING and job.told_at_s is not None:
-        return replace(job, told_at_s=now_s)
+    if job.state is State.STARTING and job.go_sent_at_s is not None:
+        return replace(job, go_sent_at_s=now_s)
     return replace(job, since_s=now_s) if job.state is State.STOPPING else job
 
 
@@ -97,16 +99,18 @@ class _Draft:
     def __init__(self, job: Job, now_s: float, story: Callable[[], Sequence[str]]) -> None:
         self.job = job
         self.now_s = now_s
-        self.moves: list[Move] = []
+        self.transitions: list[Transition] = []
         self.notes: list[str] = []
         self.actions: list[Action] = []
         self._story = story
 
-    def move(self, target: State, reason: str) -> None:
-        if target not in MOVES[self.job.state]:
+    def transition(self, target: State, reason: str) -> None:
+        if target not in TRANSITIONS[self.job.state]:
             past = "; ".join(self._story()) or "no past recorded"
-            raise IllegalMove(f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Story: {past}")
-        self.moves.append(Move(self.job.state, target, self.now_s, reason))
+            raise InvalidTransitionError(
+                f"{self.job.id}: {self.job.state.value} -> {target.value} ({reason}). Story: {past}"
+            )
+        self.transitions.append(Transition(self.job.state, target, self.now_s, reason))
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 
     def set_node(self, host: str, **changes: Any) -> None:
@@ -115,7 +119,7 @@ class _Draft:
 
     def stop(self, cause: Cause, reason: str, *, now: bool = False) -> None:
         """Into STOPPING, with what that asks for; a user's second, harsher wish is heard as well."""
-        if self.job.is_over:
+        if self.job.is_terminal:
             return
         if self.job.state is State.STOPPING:
             if now and not self.job.stop_now:
@@ -123,17 +127,17 @@ class _Draft:
                 self.actions += _stop_actions(self.job)
             return
         self.job = replace(self.job, cause=cause, stop_now=now)
-        self.move(State.STOPPING, reason)
+        self.transition(State.STOPPING, reason)
         self.actions += _stop_actions(self.job)
 
     def settle(self) -> None:
         """Takes every arrow that the record now allows."""
         job = self.job
         if job.state is State.CHECKING and job.world_size and _all_at_least(job, Phase.REPORTED):
-            self.move(State.STAGING, "all nodes reported")
+            self.transition(State.STAGING, "all nodes reported")
             self.actions.append(w.StageNodes())
         if self.job.state is State.STAGING and _all_at_least(self.job, Phase.STAGED):
-            self.move(State.STARTING, "all nodes hold the same code")
+            self.transition(State.STARTING, "all nodes hold the same code")
             self.actions.append(w.PrepareNodes())
         if self.job.state is State.STARTING:
             self._settle_start()
@@ -143,13 +147,13 @@ class _Draft:
             self._settle_stop()
 
     def _settle_start(self) -> None:
-        if self.job.told_at_s is None and _all_at_least(self.job, Phase.READY):
-            nodes = tuple(replace(n, phase=Phase.TOLD) for n in self.job.nodes)
-            self.job = replace(self.job, nodes=nodes, told_at_s=self.now_s)
+        if self.job.go_sent_at_s is None and _all_at_least(self.job, Phase.READY):
+            nodes = tuple(replace(n, phase=Phase.GO_SENT) for n in self.job.nodes)
+            self.job = replace(self.job, nodes=nodes, go_sent_at_s=self.now_s)
             self.actions.append(w.StartNodes())
         if all(n.phase in (Phase.STARTED, Phase.ENDED) for n in self.job.nodes):
             self.job = replace(self.job, started_at_s=self.now_s)
-            self.move(State.RUNNING, f"all {self.job.world_size} ranks are alive")
+            self.transition(State.RUNNING, f"all {self.job.world_size} ranks are alive")
 
     def _settle_stop(self) -> None:
         waiting = tuple(n.host for n in self.job.nodes if n.may_run_processes and n.host not in self.job.unconfirmed)
@@ -157,7 +161,7 @@ class _Draft:
             return
         cause = self.job.cause
         if cause is Cause.HEAD_RESTARTED:
-            self.move(State.BACKOFF, self.job.reason)
+            self.transition(State.BACKOFF, self.job.reason)
             self._requeue()
             return
         target = State.STOPPED if cause in (Cause.USER, Cause.NEED) else State.FAILED
@@ -173,17 +177,17 @@ class _Draft:
             nodes=(),
             world_size=0,
             master_port=None,
-            told_at_s=None,
+            go_sent_at_s=None,
             started_at_s=None,
             cause=None,
             stop_now=False,
             first_failure=None,
         )
-        self.move(State.QUEUED, f"attempt {self.job.attempt} waits for its nodes")
+        self.transition(State.QUEUED, f"attempt {self.job.attempt} waits for its nodes")
 
     def _finish(self, target: State, reason: str) -> None:
         self.job = replace(self.job, ended_at_s=self.now_s)
-        self.move(target, reason)
+        self.transition(target, reason)
 
 
 def _all_at_least(job: Job, phase: Phase) -> bool:
@@ -193,8 +197,8 @@ def _all_at_least(job: Job, phase: Phase) -> bool:
 
 def _stop_actions(job: Job) -> tuple[Action, ...]:
     actions: list[Action] = []
-    if job.told_at_s is None and job.nodes:
-        actions.append(w.AbortNodes(job.tag))
+    if job.go_sent_at_s is None and job.nodes:
+        actions.append(w.AbortNodes(job.run_id))
     hosts = tuple(node.host for node in job.nodes if node.may_run_processes)
     if hosts:
         actions.append(w.StopNodes(hosts, now=job.stop_now, grace_s=stop_grace_s(job)))
@@ -211,22 +215,22 @@ def stop_grace_s(job: Job) -> float:
 # One small function for each event.
 
 
-def _nodes_free(draft: _Draft, event: w.NodesFree) -> None:
+def _nodes_free(draft: _Draft, event: w.NodesAvailable) -> None:
     if draft.job.state is not State.QUEUED:
         return
     nodes = tuple(NodeProgress(host=host, node_rank=k) for k, host in enumerate(draft.job.hosts))
-    draft.job = replace(draft.job, nodes=nodes, world_size=0, master_port=None, told_at_s=None)
-    draft.move(State.CHECKING, "its nodes are free")
-    draft.actions.append(w.AskNodes())
+    draft.job = replace(draft.job, nodes=nodes, world_size=0, master_port=None, go_sent_at_s=None)
+    draft.transition(State.CHECKING, "its nodes are free")
+    draft.actions.append(w.QueryNodes())
 
 
-def _held_by(draft: _Draft, event: w.HeldBy) -> None:
+def _held_by(draft: _Draft, event: w.WaitingForNodes) -> None:
     if draft.job.state is State.QUEUED and draft.job.reason != event.text:
         draft.job = replace(draft.job, reason=event.text)
         draft.notes.append(event.text)
 
 
-def _need_failed(draft: _Draft, event: w.NeedFailed) -> None:
+def _need_failed(draft: _Draft, event: w.DependencyFailed) -> None:
     if draft.job.state is State.QUEUED:
         draft.stop(Cause.NEED, event.text)
 
@@ -254,8 +258,8 @@ def _node_staged(draft: _Draft, event: w.NodeStaged) -> None:
 
 
 def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
-    if draft.job.told_at_s is None and draft.job.state is not State.STARTING:
-        draft.actions.append(w.AbortNodes(draft.job.tag))  # it was stopped while this node was still preparing
+    if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
+        draft.actions.append(w.AbortNodes(draft.job.run_id))  # it was stopped while this node was still preparing
         return
     if draft.job.state is not State.STARTING or draft.job.node(event.host).phase is not Phase.STAGED:
         return
@@ -267,7 +271,7 @@ def _node_ready(draft: _Draft, event: w.NodeReady) -> None:
 def _refused(draft: _Draft, event: w.Refused) -> None:
     named = event.host is None or event.text.startswith(f"{event.host}: ")
     text = event.text if named else f"{event.host}: {event.text}"
-    if draft.job.told_at_s is None:
+    if draft.job.go_sent_at_s is None:
         draft.stop(Cause.REFUSED, f"nothing was started: {text}")
     else:
         draft.stop(Cause.FAILURE, text)
@@ -278,7 +282,7 @@ def _rank_started(draft: _Draft, event: w.RankStarted) -> None:
     if event.rank in node.pids:
         return
     draft.set_node(event.host, pids={**node.pids, event.rank: event.pid})
-    if node.phase is Phase.TOLD and len(node.pids) + 1 >= len(node.ranks):
+    if node.phase is Phase.GO_SENT and len(node.pids) + 1 >= len(node.ranks):
         draft.set_node(event.host, phase=Phase.STARTED)
 
 
@@ -294,7 +298,7 @@ def _rank_exited(draft: _Draft, event: w.RankExited) -> None:
         draft.stop(Cause.FAILURE, draft.job.first_failure or "a rank failed")
 
 
-def _rank_lingers(draft: _Draft, event: w.RankLingers) -> None:
+def _rank_lingers(draft: _Draft, event: w.RankHungAtExit) -> None:
     node = draft.job.node(event.host)
     if event.rank not in node.lingering:
         draft.set_node(event.host, lingering=(*node.lingering, event.rank))
@@ -358,8 +362,8 @@ def _head_restarted(draft: _Draft, event: w.HeadRestarted) -> None:
 
 def _tick(draft: _Draft, event: w.Tick) -> None:
     job = draft.job
-    if job.state is State.STARTING and job.told_at_s is not None and draft.now_s - job.told_at_s > job.start_s:
-        late = ", ".join(n.host for n in job.nodes if n.phase is Phase.TOLD)
+    if job.state is State.STARTING and job.go_sent_at_s is not None and draft.now_s - job.go_sent_at_s > job.start_s:
+        late = ", ".join(n.host for n in job.nodes if n.phase is Phase.GO_SENT)
         draft.stop(Cause.START_TIMEOUT, f"{late}: ranks not alive {job.start_s:g} s after GO (timeouts.start_s)")
     if job.state is State.STOPPING:
         _give_up_waiting(draft, event.reachable, waited_s=draft.now_s - job.since_s - stop_grace_s(job))
@@ -403,9 +407,9 @@ def describe_first_failure(job: Job) -> str | None:
 
 
 _HANDLERS: Mapping[type[object], Callable[..., None]] = {
-    w.NodesFree: _nodes_free,
-    w.HeldBy: _held_by,
-    w.NeedFailed: _need_failed,
+    w.NodesAvailable: _nodes_free,
+    w.WaitingForNodes: _held_by,
+    w.DependencyFailed: _need_failed,
     w.NodeReported: _node_reported,
     w.Checked: _checked,
     w.Planned: _planned,
@@ -414,7 +418,7 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     w.Refused: _refused,
     w.RankStarted: _rank_started,
     w.RankExited: _rank_exited,
-    w.RankLingers: _rank_lingers,
+    w.RankHungAtExit: _rank_lingers,
     w.StartFailed: _start_failed,
     w.NodeEnded: _node_ended,
     w.NodeRebooted: _node_rebooted,
@@ -425,4 +429,4 @@ _HANDLERS: Mapping[type[object], Callable[..., None]] = {
     w.Tick: _tick,
 }
 
-assert set(_HANDLERS) == set(get_args(w.Event)), "an event without a handler"
+assert set(_HANDLERS) == set(get_args(w.JobInput)), "an event without a handler"

@@ -9,7 +9,7 @@ from ascendrun.core.jobs.job import Cause, Job, State
 
 
 @dataclass(frozen=True)
-class StageStanding:
+class StageStatus:
     """One stage: the newest job of its name. `job_id`: its id."""
 
     stage: str
@@ -18,14 +18,15 @@ class StageStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A pipeline in one line. `telling`: the index of the job that says most of it now, in the jobs it was made from.
+class PipelineStatus:
+    """A pipeline in one line. `representative`: the index of the job
+    that shows its progress, in the jobs it was made from.
     `reason`: which stage of how many, and that stage's own word."""
 
-    telling: int
+    representative: int
     state: State
     reason: str
-    stages: tuple[StageStanding, ...]
+    stages: tuple[StageStatus, ...]
 
 
 def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ def newest_stages(jobs: Sequence[Job]) -> tuple[int, ...]:
     return tuple(newest.values())
 
 
-def telling_stage(jobs: Sequence[Job]) -> int:
+def representative_stage(jobs: Sequence[Job]) -> int:
     """The index of the job that tells how the pipeline stands: one that has nodes, else the first that failed or was
     stopped by itself, else the first that waits, else the last."""
     stages = newest_stages(jobs)
@@ -48,19 +49,19 @@ def telling_stage(jobs: Sequence[Job]) -> int:
 
 def _says_least(job: Job) -> int:
     """0: says most."""
-    if not job.is_over:
+    if not job.is_terminal:
         return 2 if job.state is State.QUEUED else 0
     return 1 if job.state is not State.SUCCEEDED and job.cause is not Cause.NEED else 3
 
 
-def judge_pipeline(jobs: Sequence[Job]) -> Standing:
+def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
     """`jobs`: every job of the pipeline, oldest first. SUCCEEDED only when each stage's newest job has succeeded."""
     newest = newest_stages(jobs)
-    telling = telling_stage(jobs)
-    job = jobs[telling]
-    stages = tuple(StageStanding(str(jobs[index].stage), jobs[index].id, jobs[index].state) for index in newest)
+    representative = representative_stage(jobs)
+    job = jobs[representative]
+    stages = tuple(StageStatus(str(jobs[index].stage), jobs[index].id, jobs[index].state) for index in newest)
     state = job.state
-    if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_over for index in newest):
+    if job.state.value in ("STOPPED", "FAILED") and any(not jobs[index].is_terminal for index in newest):
         state = State.STOPPING  # its last stages are still being called off
-    place = f"stage {newest.index(telling) + 1}/{len(newest)} {job.stage}"
-    return Standing(telling, state, f"{place}: {job.reason}" if job.reason else place, stages)
+    place = f"stage {newest.index(representative) + 1}/{len(newest)} {job.stage}"
+    return PipelineStatus(representative, state, f"{place}: {job.reason}" if job.reason else place, stages)

@@ -72,11 +72,11 @@ class LaunchPlan:
     """What all nodes start together. `master_ports`: tried in order by bind on the rank-0 node; the first free one
     becomes MASTER_PORT in every rank's environment (and replaces PORT_TOKEN in arguments).
     `max_s`: None means no limit. `stop_signal` is a name without SIG, such as "TERM".
-    `home`: the run whose working folder the ranks use, None: the tag's own."""
+    `home`: the run whose working folder the ranks use, None: the run_id's own."""
 
     job: str
     attempt: int
-    tag: str
+    run_id: str
     nodes: tuple[NodePlan, ...]
     trees: tuple[Tree, ...]
     world_size: int
@@ -100,7 +100,7 @@ def make_plan(
     *,
     job: str,
     attempt: int,
-    tag: str,
+    run_id: str,
     folders: Mapping[str, Folders],
     trees: Sequence[Tree],
     home: str | None = None,
@@ -123,17 +123,22 @@ def make_plan(
     counts = {name: 1 if spec.launcher == "python" else len(ids) for name, ids in devices.items()}
     shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
     shared = JobShare(
-        job=job, attempt=attempt, tag=tag, max_restarts=spec.restart.max, signal=spec.checkpoint.signal, env=spec.env
+        job=job,
+        attempt=attempt,
+        run_id=run_id,
+        max_restarts=spec.restart.max,
+        signal=spec.checkpoint.signal,
+        env=spec.env,
     )
     return LaunchPlan(
         job=job,
         attempt=attempt,
-        tag=tag,
+        run_id=run_id,
         nodes=_make_nodes(shape, shared),
         trees=tuple(trees),
         world_size=shape.world_size,
         master_address=network.master_address,
-        master_ports=candidate_ports(tag, spec.env.get("MASTER_PORT")),
+        master_ports=candidate_ports(run_id, spec.env.get("MASTER_PORT")),
         stop_signal=spec.checkpoint.signal,
         grace_s=spec.checkpoint.grace_s,
         start_s=spec.timeouts.start_s,
@@ -167,7 +172,7 @@ def prepare_request(node: NodePlan, plan: LaunchPlan) -> dict[str, Any]:
     """The fields of the agent's `prepare` operation for this node."""
     code = [tree.sha256 for tree in plan.trees if tree.name == CODE_TREE]
     return {
-        "tag": plan.tag,
+        "tag": plan.run_id,
         "node_rank": node.node_rank,
         "ranks": [
             {"rank": rank.rank, "local_rank": rank.local_rank, "argv": list(rank.argv), "env": dict(rank.env)}
@@ -192,7 +197,7 @@ def render_plan(plan: LaunchPlan) -> dict[str, Any]:
     return {
         "job": plan.job,
         "attempt": plan.attempt,
-        "tag": plan.tag,
+        "tag": plan.run_id,
         "world_size": plan.world_size,
         "master_address": plan.master_address,
         "master_ports": list(plan.master_ports),

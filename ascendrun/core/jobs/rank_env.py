@@ -54,7 +54,7 @@ class JobShare:
 
     job: str
     attempt: int
-    tag: str
+    run_id: str
     max_restarts: int
     signal: str
     env: Mapping[str, str]
@@ -83,7 +83,7 @@ def rank_environment(job: JobShare, node: NodeShare, local_rank: int, *, python_
             "ROLE_WORLD_SIZE": str(node.world_size),
             "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(max(job.max_restarts, job.attempt - 1)),
-            "TORCHELASTIC_RUN_ID": job.tag,
+            "TORCHELASTIC_RUN_ID": job.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
     )
@@ -131,7 +131,7 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
         "ASCENDRUN_METRICS": f"{node.attempt_folder}/rank-{rank}.metrics.0",
         "ASCENDRUN_JOB": job.job,
         "ASCENDRUN_ATTEMPT": str(job.attempt),
-        "ASCENDRUN_TAG": job.tag,
+        "ASCENDRUN_TAG": job.run_id,
         "ASCENDRUN_CHECKPOINT_DIR": node.checkpoint_folder,
         "ASCENDRUN_CHECKPOINT_SIGNAL": job.signal,
         "ASCENDRUN_FAMILY": node.family,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Union
 
-from ascendrun.core.jobs.job import HOLDING, Cause, HeldBy, Job, NeedFailed, NodesFree, State
+from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
 
 
 @dataclass(frozen=True)
@@ -22,59 +22,59 @@ class Claim:
     ids: tuple[int, ...] | None = None
 
 
-Verdict = Union[NodesFree, HeldBy]
+Decision = Union[NodesAvailable, WaitingForNodes]
 
 
-def judge_all(
+def schedule_all(
     jobs: Sequence[tuple[Job, Sequence[Claim]]], find: Callable[[str], Job | None]
-) -> Mapping[str, Verdict | NeedFailed]:
+) -> Mapping[str, Decision | DependencyFailed]:
     """For every QUEUED job, oldest first, whether it may start now. One that waits for the job it needs holds no place
     in the queue for nodes. `find`: a job by its id, None: there is none."""
-    verdicts: dict[str, Verdict | NeedFailed] = {}
+    decisions: dict[str, Decision | DependencyFailed] = {}
     ready = []
     for job, claims in jobs:
-        waits = judge_need(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
+        waits = check_dependency(job, find(job.needs)) if job.needs and job.state is State.QUEUED else None
         if waits is None:
             ready.append((job, claims))
         else:
-            verdicts[job.id] = waits
-    return {**verdicts, **judge_queue(ready)}
+            decisions[job.id] = waits
+    return {**decisions, **schedule_queue(ready)}
 
 
-def judge_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Verdict]:
+def schedule_queue(jobs: Sequence[tuple[Job, Sequence[Claim]]]) -> Mapping[str, Decision]:
     """For every QUEUED job, oldest first, whether its nodes are free or who has them.
 
     A waiting job keeps its place: a younger one does not pass it on a host that both want.
     """
     taken: dict[str, list[tuple[Job, Claim]]] = {}
-    verdicts: dict[str, Verdict] = {}
+    decisions: dict[str, Decision] = {}
     for job, claims in jobs:
         for claim in claims:
-            if job.state in HOLDING or claim.host in job.unconfirmed:
+            if job.state in ACTIVE_STATES or claim.host in job.unconfirmed:
                 taken.setdefault(claim.host, []).append((job, claim))
     for job, claims in jobs:
         if job.state is not State.QUEUED:
             continue
         blockers = [(claim.host, holder) for claim in claims for holder in _blockers(claim, taken.get(claim.host, ()))]
-        verdicts[job.id] = HeldBy(_describe(blockers)) if blockers else NodesFree()
+        decisions[job.id] = WaitingForNodes(_describe(blockers)) if blockers else NodesAvailable()
         for claim in claims:
             taken.setdefault(claim.host, []).append((job, claim))
-    return verdicts
+    return decisions
 
 
-def judge_need(job: Job, needed: Job | None) -> None | HeldBy | NeedFailed:
+def check_dependency(job: Job, needed: Job | None) -> None | WaitingForNodes | DependencyFailed:
     """Whether a QUEUED job may look for nodes, given the job that it needs (None: it is not known any more); None: it
     may. Who needs a stage that was called off is told of the stage that ended by itself."""
     if needed is None:
-        return NeedFailed(f"not started: {job.needs}, which it needs, is not known any more")
+        return DependencyFailed(f"not started: {job.needs}, which it needs, is not known any more")
     if needed.state is State.SUCCEEDED:
         return None
     what = f"stage {needed.stage} ({needed.id})" if needed.stage else needed.id
-    if needed.is_over and needed.cause is Cause.NEED:
-        return NeedFailed(needed.reason)
-    if needed.is_over:
-        return NeedFailed(f"not started: {what} ended {needed.state.value}")
-    return HeldBy(f"waits for {what}")  # its state changes without a word to this one
+    if needed.is_terminal and needed.cause is Cause.NEED:
+        return DependencyFailed(needed.reason)
+    if needed.is_terminal:
+        return DependencyFailed(f"not started: {what} ended {needed.state.value}")
+    return WaitingForNodes(f"waits for {what}")  # its state changes without a word to this one
 
 
 def _blockers(claim: Claim, held: Sequence[tuple[Job, Claim]]) -> tuple[Job, ...]:

@@ -152,7 +152,7 @@ class Controller:
         self._links.tick()
         if self._jobs:
             self._tick_jobs(was_away=was_away)
-        self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_over])
+        self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
         if self._is_busy():
             self._busy_mono = time.monotonic()
         elif time.monotonic() - self._busy_mono > self._idle_s:
@@ -238,7 +238,7 @@ class Controller:
         added = add_jobs(self._store, header, now_s=time.time())
         failpoint("submit.after_commit_before_ack")
         for job, submission in added:
-            if not job.is_over:
+            if not job.is_terminal:
                 self._jobs.add(job, submission)
         self._jobs.schedule()
         answer({"ok": True, "job": added[0][0].pipeline or added[0][0].id}, b"", True)
@@ -247,7 +247,7 @@ class Controller:
         from ascendrun.core.jobs.job import StopRequested
 
         stored = self._store.find(str(header["job"]))
-        if stored.job.is_over:
+        if stored.job.is_terminal:
             raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
         self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
         self._jobs.feed(stored.job.id, StopRequested(now=bool(header["now"])))
@@ -264,7 +264,7 @@ class Controller:
         self._errands.sample(header, answer, self._keep_samples())
 
     def _status(self, header: Mapping[str, Any], answer: Answer) -> None:
-        live = [runner.job.id for runner in self._jobs if not runner.job.is_over]
+        live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]
         hosts = {
             runner.job.id: {host: runner.link(host).liveness() for host in runner.job.hosts}
             for runner in self._jobs

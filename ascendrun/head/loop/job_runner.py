@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs.job import Action, Event, Job, Phase, State
+from ascendrun.core.jobs.job import Action, Job, JobInput, Phase, State
 from ascendrun.core.jobs.lifecycle import stop_grace_s
 from ascendrun.core.jobs.plan import LaunchPlan, Tree
 from ascendrun.core.reports import NodeReport
@@ -43,14 +43,14 @@ PROOF_S = 15.0
 
 
 @dataclass(frozen=True)
-class Desk:
+class RunnerContext:
     """What a runner needs of its controller: `post` runs a call in the controller's own thread, `feed` gives an
     event to the lifecycle, `drained` says that every byte of the job has come."""
 
     state_dir: Path
     links: Links
     post: Callable[[Callable[[], None]], None]
-    feed: Callable[[str, Event], None]
+    feed: Callable[[str, JobInput], None]
     drained: Callable[[str], None]
     samples: SampleKeeper
 
@@ -59,13 +59,13 @@ class JobRunner:
     """One live job. Every method runs in the controller's thread, except `take_data`."""
 
     def __init__(
-        self, job: Job, *, spec: JobSpec, hosts: tuple[Host, ...], trees: tuple[Tree, ...], desk: Desk
+        self, job: Job, *, spec: JobSpec, hosts: tuple[Host, ...], trees: tuple[Tree, ...], context: RunnerContext
     ) -> None:
         self.job = job
         self.spec, self.hosts, self.trees = spec, hosts, trees
         self._by_name = {host.name: host for host in hosts}
         self._names = {dialled(host): host.name for host in reversed(hosts)}  # asked for every packet of the logs
-        self._desk = desk
+        self._context = context
         self._reports: dict[str, NodeReport] = {}
         self._asking: Asking | None = None
         self._plan: LaunchPlan | None = None
@@ -75,11 +75,11 @@ class JobRunner:
         self._follow_due: dict[str, float] = {}
         self._stop_due: dict[str, float] = {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
-        self._releaser = Releaser(partial(self._release, self.job.tag))
+        self._releaser = Releaser(partial(self._release, self.job.run_id))
         self._ahead_s: dict[str, float] = {}
 
     def link(self, host: str) -> Link:
-        return self._desk.links.get(self._host(host))
+        return self._context.links.get(self._host(host))
 
     def _host(self, name: str) -> Host:
         return self._by_name[name]
@@ -92,7 +92,7 @@ class JobRunner:
         self._do(partial(self._perform, action))
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, w.AskNodes):
+        if isinstance(action, w.QueryNodes):
             self._ask()
         elif isinstance(action, w.StageNodes):
             for host in self.job.hosts:
@@ -106,7 +106,7 @@ class JobRunner:
         elif isinstance(action, w.AbortNodes):
             for host in self.job.hosts:
                 if self.link(host).is_up:
-                    self.link(host).call("abort", {"tag": action.tag}, deadline_s=GO_S, done=_ignore)
+                    self.link(host).call("abort", {"tag": action.run_id}, deadline_s=GO_S, done=_ignore)
         elif isinstance(action, w.StopNodes):
             for host in action.hosts:
                 self._stop(host, now=action.now, grace_s=action.grace_s)
@@ -117,7 +117,7 @@ class JobRunner:
         self._reports, self._plan = {}, None
         self._asking = Asking(
             self.hosts,
-            self._desk.links,
+            self._context.links,
             self._post,
             reported=self._take_report,
             refused=lambda host, text: self._feed(w.Refused(host, text)),
@@ -143,14 +143,14 @@ class JobRunner:
             self._reports,
             gate_question(self.spec),
             plan,
-            links=self._desk.links,
+            links=self._context.links,
             post=self._post,
             done=lambda answers: self._judge(plan, answers),
         ).start()
 
     def _judge(self, plan: LaunchPlan, answers: Answers) -> None:
         """The gate: only what is fit is started."""
-        if self.job.state is not State.CHECKING or plan.tag != self.job.tag:
+        if self.job.state is not State.CHECKING or plan.run_id != self.job.run_id:
             return
         hellos = {host.name: {**self.link(host.name).hello, "is_local": host.is_local} for host in self.hosts}
         verdict = judge_answers(answers, self._reports, hellos, spec=self.spec, plan=plan, now_s=time.time())
@@ -166,7 +166,7 @@ class JobRunner:
 
     def _stage(self, host: str) -> None:
         TreePush(
-            self._desk.state_dir,
+            self._context.state_dir,
             self.trees,
             ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
             refused=lambda reply: self._refuse(host, reply),
@@ -196,7 +196,7 @@ class JobRunner:
         except AscendrunError as error:
             self._feed(w.Refused(host, describe_error(error)))
             return
-        fields = {"tag": self.job.tag, "master_port": self.job.master_port, "secret_env": secret_env}
+        fields = {"tag": self.job.run_id, "master_port": self.job.master_port, "secret_env": secret_env}
         self._call(host, "go", fields, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
 
     def _went(self, host: str, reply: Reply) -> None:
@@ -216,7 +216,7 @@ class JobRunner:
         """The proof comes as the event `ended`, also from a host that never started anything: so it is followed."""
         self._follow(host)
         self._stop_due[host] = time.monotonic() + grace_s + PROOF_S
-        fields = {"tag": self.job.tag, "now": now, "grace_s": grace_s}
+        fields = {"tag": self.job.run_id, "now": now, "grace_s": grace_s}
         self._call(host, "stop", fields, deadline_s=GO_S, then=lambda reply: self._stop_heard(host, reply))
 
     def _stop_heard(self, host: str, reply: Reply) -> None:
@@ -251,14 +251,14 @@ class JobRunner:
         if self.job.state is State.CHECKING and self._asking is not None:
             self._asking.on_up()
         node = next((node for node in self.job.nodes if node.host == host), None)
-        if node is None or self.job.told_at_s is None:
+        if node is None or self.job.go_sent_at_s is None:
             return
         boot_id = self.link(host).hello["boot_id"]
         if node.may_run_processes and node.boot_id and boot_id != node.boot_id:
             self._feed(w.NodeRebooted(host))
             self._follow(host)  # its disk may have lived on, with the last lines of the logs
             return
-        if self.job.state is State.STARTING and node.phase is Phase.TOLD:
+        if self.job.state is State.STARTING and node.phase is Phase.GO_SENT:
             self._go(host)
             return
         if node.may_run_processes and (self.job.state is State.STOPPING or host in self.job.unconfirmed):
@@ -273,8 +273,8 @@ class JobRunner:
             self._asking.on_down(link, error)
 
     def _follow(self, host: str) -> None:
-        offsets = {**self.spool(host).offsets(), "samples": self._desk.samples.offsets(self._source(host))}
-        fields = {"tag": self.job.tag, "offsets": offsets}
+        offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
+        fields = {"tag": self.job.run_id, "offsets": offsets}
         self._call(host, "follow", fields, deadline_s=GO_S, then=lambda reply: self._follow_heard(host, reply))
         self._clocks.measure(host)
         self.take_events(host)
@@ -286,13 +286,13 @@ class JobRunner:
     def spool(self, host: str) -> NodeSpool:
         spool = self._spools.get(host)
         if spool is None:
-            spool = NodeSpool(spool_dir(self._desk.state_dir, self.job.id, self.job.attempt) / host)
+            spool = NodeSpool(spool_dir(self._context.state_dir, self.job.id, self.job.attempt) / host)
             self._spools[host] = spool
         return spool
 
     def take_data(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
         """Bytes of a followed file; called in the link's thread, which is the only writer of this host's spool."""
-        if header.get("tag") != self.job.tag:
+        if header.get("tag") != self.job.run_id:
             return
         if header["file"] == "samples":
             self._take_samples(host, header, body)
@@ -300,23 +300,23 @@ class JobRunner:
         try:
             self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
         except SpoolGap:
-            self._desk.post(lambda: self.follow_later(host, wait_s=0.0))
+            self._context.post(lambda: self.follow_later(host, wait_s=0.0))
             return
         except OSError:  # the head's disk is full: nothing is lost, the node has it
-            self._desk.post(lambda: self.follow_later(host))
+            self._context.post(lambda: self.follow_later(host))
             return
         if header["file"] == "events":
-            self._desk.post(lambda: self.take_events(host))
+            self._context.post(lambda: self.take_events(host))
 
     def _take_samples(self, host: str, header: Mapping[str, Any], body: bytes) -> None:
         ahead_s = self._ahead_s.get(host) or self.job.node(host).clock_offset_s or 0.0
-        if not self._desk.samples.take(
+        if not self._context.samples.take(
             self._source(host), int(header["generation"]), int(header["offset"]), body, ahead_s=ahead_s
         ):
-            self._desk.post(lambda: self.follow_later(host))
+            self._context.post(lambda: self.follow_later(host))
 
     def _source(self, host: str) -> Source:
-        return Source(self.job.tag, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
+        return Source(self.job.run_id, host, self.job.id, self.job.attempt, self.spec.sampling.every_s)
 
     def take_events(self, host: str) -> None:
         for line in self.spool(host).new_events():
@@ -332,7 +332,7 @@ class JobRunner:
     def _release(self, tag: str, host: str, have: Mapping[str, Mapping[str, int]]) -> None:
         """Called in a thread of the releaser of the attempt `tag`, which may be over by then."""
         fields = {"tag": tag, "have": have, "keep_bytes": KEEP_BYTES}
-        self._desk.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
+        self._context.post(lambda: self._call(host, "release", fields, deadline_s=GO_S, then=_ignore))
 
     def _keep_clock(self, host: str, reading: Reading) -> None:
         self._ahead_s[host] = reading.offset_s
@@ -345,55 +345,55 @@ class JobRunner:
 
     def drain(self) -> None:
         """Called now and then once the job is over: asks what the nodes' files measure until all of it is here."""
-        if self.job.told_at_s is None:
-            self._desk.drained(self.job.id)
+        if self.job.go_sent_at_s is None:
+            self._context.drained(self.job.id)
             return
         for host in self.job.hosts:
             if host not in self._drained and host not in self._asked_sizes and self.link(host).is_up:
                 self._asked_sizes.add(host)
-                self._call(host, "files", {"tag": self.job.tag}, deadline_s=GO_S, then=partial(self._compare, host))
+                self._call(host, "files", {"tag": self.job.run_id}, deadline_s=GO_S, then=partial(self._compare, host))
         if self._drained == set(self.job.hosts):
             self._clocks.tick(())
-            folder = spool_dir(self._desk.state_dir, self.job.id, self.job.attempt)
+            folder = spool_dir(self._context.state_dir, self.job.id, self.job.attempt)
             make_spool_dir(folder / self.job.hosts[0])
             (folder / SPOOL_COMPLETE).touch(0o600)
-            self._desk.drained(self.job.id)
+            self._context.drained(self.job.id)
 
     def _compare(self, host: str, reply: Reply) -> None:
         self._asked_sizes.discard(host)
         if not reply.ok:
             return
         sizes = dict(reply.header["files"])
-        lacks_samples = self._desk.samples.lacks(self._source(host), sizes.pop("samples", {}))
+        lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
         if lacks_samples or self.spool(host).differs_from(sizes):
             self.follow_later(host)
             return
         self._drained.add(host)
-        self._desk.samples.finish(self._source(host))
-        self._call(host, "unfollow", {"tag": self.job.tag}, deadline_s=GO_S, then=_ignore)
+        self._context.samples.finish(self._source(host))
+        self._call(host, "unfollow", {"tag": self.job.run_id}, deadline_s=GO_S, then=_ignore)
 
     # Plumbing
 
     def _post(self, call: Callable[[], None]) -> None:
-        self._desk.post(lambda: self._do(call))
+        self._context.post(lambda: self._do(call))
 
     def _do(self, call: Callable[[], None]) -> None:
         """A fault of our own before GO ends the job with that word: nobody would ever say what it waits for."""
         try:
             call()
         except Exception as error:  # told to the job, and raised again for the log
-            if self.job.told_at_s is None and not self.job.is_over:
+            if self.job.go_sent_at_s is None and not self.job.is_terminal:
                 self._feed(
                     w.Refused(
                         None,
                         f"a fault of ascendrun itself: {type(error).__name__}: {error} "
-                        f"(the trace is in {self._desk.state_dir / 'controller.log'})",
+                        f"(the trace is in {self._context.state_dir / 'controller.log'})",
                     )
                 )
             raise
 
-    def _feed(self, event: Event) -> None:
-        self._desk.feed(self.job.id, event)
+    def _feed(self, event: JobInput) -> None:
+        self._context.feed(self.job.id, event)
 
     def _call(
         self,
@@ -422,7 +422,7 @@ class JobRunner:
         self._spools, self._drained, self._asked_sizes = {}, set(), set()
         self._follow_due, self._stop_due = {}, {}
         self._clocks, self._clock_files = ClockKeeper(self._ping, self._keep_clock), ClockFiles()
-        self._releaser = Releaser(partial(self._release, self.job.tag))
+        self._releaser = Releaser(partial(self._release, self.job.run_id))
 
 
 def _ignore(reply: Reply) -> None:

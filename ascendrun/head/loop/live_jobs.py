@@ -18,7 +18,7 @@ from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from ascendrun.core.jobs.job import Event, Job
+    from ascendrun.core.jobs.job import Job, JobInput
     from ascendrun.core.jobs.lifecycle import Step
     from ascendrun.core.jobs.schedule import Claim
     from ascendrun.head.loop.job_runner import JobRunner
@@ -56,7 +56,7 @@ class LiveJobs:
         self._post, self._guard, self._gathering, self._samples = post, guard, gathering, samples
         self._runners: dict[str, JobRunner] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
-        self._events: deque[tuple[str, Event]] = deque()
+        self._events: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
 
     def __iter__(self) -> Iterator[JobRunner]:
@@ -77,7 +77,7 @@ class LiveJobs:
         if header.get("event") not in ("data", "follow_failed", *FILE_TROUBLES):
             return
         for runner in self:
-            host = runner.uses(link) if runner.job.tag == header.get("tag") else None
+            host = runner.uses(link) if runner.job.run_id == header.get("tag") else None
             if host is None:
                 continue
             if header["event"] == "data":
@@ -96,13 +96,13 @@ class LiveJobs:
 
         runner = self.add(stored.job, Submission.from_stored(stored))
         self._settle(stored.job.id, resume(stored.job, now_s=time.time()))
-        if stored.job.is_over:
+        if stored.job.is_terminal:
             from ascendrun.head.spool.artifact_fetch import left_unasked
 
             attempt = left_unasked(stored.job, now_s=time.time())
             if attempt is not None:
                 self._guard(partial(self._gathering().gather_missing, stored.job.id, attempt))
-        if runner.job.told_at_s is not None:
+        if runner.job.go_sent_at_s is not None:
             for host in runner.job.hosts:
                 runner.take_events(host)
                 runner.link(host)
@@ -111,13 +111,13 @@ class LiveJobs:
         """Gives the job a runner; one that it has stays."""
         if job.id in self._runners:
             return self._runners[job.id]
-        from ascendrun.head.loop.job_runner import Desk, JobRunner
+        from ascendrun.head.loop.job_runner import JobRunner, RunnerContext
         from ascendrun.head.survey.submission import claims_of
 
-        desk = Desk(
+        context = RunnerContext(
             self._state_dir, self._links, post=self._post, feed=self.feed, drained=self._forget, samples=self._samples()
         )
-        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, desk=desk)
+        runner = JobRunner(job, spec=submission.spec, hosts=submission.hosts, trees=submission.trees, context=context)
         self._runners[job.id] = runner
         self._claims[job.id] = claims_of(submission.spec, submission.hosts)
         return runner
@@ -146,26 +146,26 @@ class LiveJobs:
     def tick(self, *, was_away: bool) -> None:
         """`was_away`: this process stood still, so that what was not heard says nothing about the nodes."""
         from ascendrun.core.jobs.job import Tick
-        from ascendrun.core.jobs.lifecycle import Step, look_again
+        from ascendrun.core.jobs.lifecycle import Step, restart_timers
 
         reachable = frozenset(link.host.name for link in self._links if link.is_up)
         for runner in self:
             self._guard(runner.tick)
-            if runner.job.is_over:
+            if runner.job.is_terminal:
                 self._guard(runner.drain)
                 continue
             if was_away:
                 unsaved = self._unsaved.pop(runner.job.id, None) or Step(runner.job)
-                self._settle(runner.job.id, unsaved.then(Step(look_again(unsaved.job, now_s=time.time()))))
+                self._settle(runner.job.id, unsaved.then(Step(restart_timers(unsaved.job, now_s=time.time()))))
             self.feed(runner.job.id, Tick(reachable))
         self.schedule()
 
     def schedule(self) -> None:
         """Who may start is decided anew."""
-        from ascendrun.core.jobs.schedule import judge_all
+        from ascendrun.core.jobs.schedule import schedule_all
 
         jobs = [(runner.job, self._claims[job_id]) for job_id, runner in self._runners.items()]
-        for job_id, verdict in judge_all(jobs, self._job).items():
+        for job_id, verdict in schedule_all(jobs, self._job).items():
             self.feed(job_id, verdict)
 
     def _job(self, job_id: str) -> Job | None:
@@ -190,7 +190,7 @@ class LiveJobs:
 
     # Events, decisions, actions
 
-    def feed(self, job_id: str, event: Event) -> None:
+    def feed(self, job_id: str, event: JobInput) -> None:
         """Gives an event to a job's lifecycle; taken up before anything else that arrives."""
         self._events.append((job_id, event))
 
@@ -210,15 +210,15 @@ class LiveJobs:
             for job_id, step in steps.items():
                 self._guard(partial(self._settle, job_id, step))
 
-    def _advance(self, job: Job, event: Event) -> Step:
-        from ascendrun.core.jobs.lifecycle import IllegalMove, Step, advance
+    def _advance(self, job: Job, event: JobInput) -> Step:
+        from ascendrun.core.jobs.lifecycle import InvalidTransitionError, Step, advance
 
         def story() -> list[str]:
             return [f"{past.kind}: {past.text}" for past in self._store.events(job.id)[-20:]]
 
         try:
             return advance(job, event, now_s=time.time(), story=story)
-        except IllegalMove:
+        except InvalidTransitionError:
             self._guard.tell()  # the job stays as it was; the others must not suffer
             return Step(job)
 
@@ -236,7 +236,7 @@ class LiveJobs:
         """Stores what was decided, then does it: after a crash between the two the new controller does it again."""
         before = runner.job
         if step.job != runner.job:
-            lines = [("state", f"{move.target.value}: {move.reason}") for move in step.moves]
+            lines = [("state", f"{transition.target.value}: {transition.reason}") for transition in step.transitions]
             lines += [("note", note) for note in step.notes]
             failpoint("controller.before_save")
             self._store.save(step.job, lines, now_s=time.time())
@@ -248,16 +248,16 @@ class LiveJobs:
         for action in step.actions:
             self._guard(partial(runner.perform, action))  # the others are done whatever becomes of one
         failpoint("controller.after_actions")
-        if step.moves:
+        if step.transitions:
             self._gather_after(before, step)
-        if step.moves and step.job.is_over:
+        if step.transitions and step.job.is_terminal:
             runner.drain()
 
     def _gather_after(self, before: Job, step: Step) -> None:
         """What may explain a failure is asked for at once: logs rotate, and devices recover."""
         from ascendrun.head.spool.artifact_fetch import failed_attempt
 
-        attempt = failed_attempt(before, step.job, step.moves)
+        attempt = failed_attempt(before, step.job, step.transitions)
         if attempt is not None:
             self._guard(partial(self._gathering().gather, before.id, attempt))
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
-from ascendrun.core.reachability import SilenceWatch, silent_hosts
+from ascendrun.core.reachability import ReachabilityWatch, unreachable_hosts
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.job_runner import JobRunner
@@ -22,7 +22,7 @@ class Listening:
 
     def __init__(self, *, story: Callable[[str], Lines], tell: Callable[[str, Lines], None]) -> None:
         self._story, self._tell = story, tell
-        self._watches: dict[str, SilenceWatch] = {}
+        self._watches: dict[str, ReachabilityWatch] = {}
         self._due_s = float("-inf")
 
     def tick(self, runners: Iterable[JobRunner], *, now_s: float | None = None) -> None:
@@ -32,7 +32,9 @@ class Listening:
             return
         self._due_s = now_s + LOOK_S
         started = {
-            runner.job.id: runner for runner in runners if runner.job.told_at_s is not None and not runner.job.is_over
+            runner.job.id: runner
+            for runner in runners
+            if runner.job.go_sent_at_s is not None and not runner.job.is_terminal
         }
         for job_id in tuple(self._watches):
             if job_id not in started:
@@ -40,7 +42,7 @@ class Listening:
         for job_id, runner in started.items():
             watch = self._watches.get(job_id)
             if watch is None:
-                watch = self._watches[job_id] = SilenceWatch(silent_hosts(self._story(job_id)))
+                watch = self._watches[job_id] = ReachabilityWatch(unreachable_hosts(self._story(job_id)))
             lines = watch.look(_liveness(runner), now_s=now_s)
             if lines:
                 self._tell(job_id, lines)

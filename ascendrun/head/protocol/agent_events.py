@@ -9,7 +9,7 @@ from ascendrun.core.jobs import job as w
 from ascendrun.core.reports import NodeReport, Route
 
 
-def make_event(host: str, line: Mapping[str, Any]) -> w.Event | None:
+def make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
     """The event that a line of a node's `events` file stands for; None when the lifecycle has no use for it.
 
     A line with parts missing is none of our supervisor's: the file lies where the job itself can write.
@@ -20,7 +20,7 @@ def make_event(host: str, line: Mapping[str, Any]) -> w.Event | None:
         return None
 
 
-def _make_event(host: str, line: Mapping[str, Any]) -> w.Event | None:
+def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
     kind = line.get("event")
     if kind == "rank_started":
         return w.RankStarted(host, int(line["rank"]), int(line["pid"]))
@@ -37,7 +37,7 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.Event | None:
             ),
         )
     if kind == "rank_lingers":
-        return w.RankLingers(host, int(line["rank"]), str(line.get("why", "")))
+        return w.RankHungAtExit(host, int(line["rank"]), str(line.get("why", "")))
     if kind == "start_failed":
         hint = f" ({line['hint']})" if line.get("hint") else ""
         return w.StartFailed(host, line.get("rank"), f"{line.get('message')}{hint}")

@@ -20,7 +20,7 @@ from typing import Any
 from ascendrun.core.errors import NotFound
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.lifecycle import Move
+from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.head.agents.connections import Links, dialled
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
@@ -144,15 +144,15 @@ def _npu_items() -> list[dict[str, Any]]:
     ]
 
 
-def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> int | None:
+def failed_attempt(before: Job, after: Job, transitions: Sequence[Transition]) -> int | None:
     """The attempt that a step has ended with a failure after its ranks were told to start; None: none was.
 
     What somebody stopped has not failed.
     """
-    for move in moves:
-        if move.target is State.FAILED and after.told_at_s is not None and after.cause is not Cause.USER:
+    for move in transitions:
+        if move.target is State.FAILED and after.go_sent_at_s is not None and after.cause is not Cause.USER:
             return after.attempt
-        if move.target is State.BACKOFF and before.told_at_s is not None and before.cause is not Cause.USER:
+        if move.target is State.BACKOFF and before.go_sent_at_s is not None and before.cause is not Cause.USER:
             return before.attempt
     return None
 
@@ -160,7 +160,7 @@ def failed_attempt(before: Job, after: Job, moves: Sequence[Move]) -> int | None
 def left_unasked(job: Job, *, now_s: float) -> int | None:
     """The attempt with which a job has failed a while ago: a head that was killed just then has not asked its hosts.
     None: it did not fail, or too long ago."""
-    if job.state is not State.FAILED or job.told_at_s is None or job.cause is Cause.USER:
+    if job.state is not State.FAILED or job.go_sent_at_s is None or job.cause is Cause.USER:
         return None
     return job.attempt if now_s - (job.ended_at_s or 0.0) < GIVE_UP_S else None
 

@@ -302,10 +302,10 @@ class Store:
         found = self._jobs("WHERE id = ?", [ref])
         pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
-            from ascendrun.core.jobs.pipelines import telling_stage
+            from ascendrun.core.jobs.pipelines import representative_stage
 
             stages = self.stages(pipeline)
-            return stages[telling_stage([one.job for one in stages])]
+            return stages[representative_stage([one.job for one in stages])]
         found = found or self._jobs("WHERE name = ? ORDER BY number DESC LIMIT 1", [ref])
         if found:
             return found[0]

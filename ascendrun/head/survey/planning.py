@@ -27,13 +27,21 @@ def build_plan(
         host: Folders(
             work=layout.work_dir(report.root, job.home or job.run),
             checkpoints=layout.checkpoints_dir(report.root, job.run),
-            attempt=layout.attempt_dir(report.root, job.tag),
+            attempt=layout.attempt_dir(report.root, job.run_id),
             trees=f"{report.root}/trees",
         )
         for host, report in reports.items()
     }
     plan = make_plan(
-        spec, hosts, reports, job=job.id, attempt=job.attempt, tag=job.tag, folders=folders, trees=trees, home=job.home
+        spec,
+        hosts,
+        reports,
+        job=job.id,
+        attempt=job.attempt,
+        run_id=job.run_id,
+        folders=folders,
+        trees=trees,
+        home=job.home,
     )
     return replace(
         plan, sampling=sampling_wish(spec.devices.family, every_s=spec.sampling.every_s, hosts=len(plan.nodes))

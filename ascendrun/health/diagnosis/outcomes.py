@@ -92,19 +92,19 @@ def _live(evidence: Evidence) -> Diagnosis:
 def _odd(evidence: Evidence) -> tuple[str, ...]:
     """What a person would want to know of a job that has not failed; "name|value|value" as texts/ has their words."""
     odd: list[str] = []
-    silent_hosts = [host.host for host in evidence.hosts if host.reachable is False]
-    if silent_hosts and evidence.state == "RUNNING":
-        odd.append(f"host-silent|{fold_names(silent_hosts)}")
+    unreachable_hosts = [host.host for host in evidence.hosts if host.reachable is False]
+    if unreachable_hosts and evidence.state == "RUNNING":
+        odd.append(f"host-silent|{fold_names(unreachable_hosts)}")
     lingering = [rank.rank for rank in evidence.ranks if rank.lingers]
     if lingering:
         odd.append(f"lingers|{fold_ranks(lingering)}")
     if evidence.state == "RUNNING":
-        odd.extend(_odd_ranks(evidence, set(silent_hosts)))
+        odd.extend(_odd_ranks(evidence, set(unreachable_hosts)))
     odd.extend(f"slow|{text}" for text in evidence.slow)
     return tuple(odd)
 
 
-def _odd_ranks(evidence: Evidence, silent_hosts: set[str]) -> list[str]:
+def _odd_ranks(evidence: Evidence, unreachable_hosts: set[str]) -> list[str]:
     odd = []
     ended = [rank.rank for rank in evidence.ranks if rank.code == 0]
     if ended and len(ended) < len(evidence.ranks):
@@ -112,7 +112,7 @@ def _odd_ranks(evidence: Evidence, silent_hosts: set[str]) -> list[str]:
     heard = {}
     for rank in evidence.ranks:
         when = moment(evidence, rank.host, rank.last_output_s)
-        if when is not None and rank.host not in silent_hosts and not rank.has_ended:
+        if when is not None and rank.host not in unreachable_hosts and not rank.has_ended:
             heard[rank.rank] = when.at_s
     newest = max(heard.values(), default=0.0)
     quiet = [rank for rank, at_s in heard.items() if newest - at_s > SILENT_AFTER_S]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ascendrun.core.jobs.job import HOLDING
+from ascendrun.core.jobs.job import ACTIVE_STATES
 from ascendrun.core.samples import DeviceSample
 from ascendrun.health.report.time_use import Stay
 
@@ -37,7 +37,7 @@ def held_spans(stays: Sequence[Stay]) -> list[tuple[float, float]]:
     """The times (begin, end) at which the job held its devices, joined."""
     spans: list[tuple[float, float]] = []
     for stay in stays:
-        if stay.state in HOLDING:
+        if stay.state in ACTIVE_STATES:
             begin_s, end_s = stay.begin_ms / 1000, stay.end_ms / 1000
             if spans and spans[-1][1] == begin_s:
                 spans[-1] = (spans[-1][0], end_s)

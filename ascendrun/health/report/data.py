@@ -159,7 +159,7 @@ def make_report(material: Material, *, now_s: float) -> Report:
         name=job.name,
         state=job.state.value,
         reason=job.reason,
-        is_over=job.is_over,
+        is_over=job.is_terminal,
         file=material.file,
         hosts=job.hosts,
         world_size=job.world_size,

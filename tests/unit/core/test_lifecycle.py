@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ascendrun.core.jobs import job as w
-from ascendrun.core.jobs.job import Event, Exit, Job, Phase, State
-from ascendrun.core.jobs.lifecycle import CONFIRM_S, MOVES, IllegalMove, Step, _Draft, advance, resume
+from ascendrun.core.jobs.job import Exit, Job, JobInput, Phase, State
+from ascendrun.core.jobs.lifecycle import CONFIRM_S, TRANSITIONS, InvalidTransitionError, Step, _Draft, advance, resume
 
 HOSTS = ("node1", "node2")
 
@@ -30,7 +30,7 @@ class Story:
         self.notes: list[str] = []
         self.states: list[State] = [job.state]
 
-    def tell(self, *events: Event) -> Story:
+    def tell(self, *events: JobInput) -> Story:
         for event in events:
             self.now_s += 1.0
             self.take(advance(self.job, event, now_s=self.now_s))
@@ -40,12 +40,12 @@ class Story:
         self.job = step.job
         self.actions = list(step.actions) or self.actions
         self.notes += step.notes
-        self.states += [move.target for move in step.moves]
+        self.states += [move.target for move in step.transitions]
 
 
-def to_starting() -> tuple[Event, ...]:
+def to_starting() -> tuple[JobInput, ...]:
     return (
-        w.NodesFree(),
+        w.NodesAvailable(),
         w.NodeReported("node1", "b1", 0.0),
         w.NodeReported("node2", "b2", 0.0),
         w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
@@ -54,7 +54,7 @@ def to_starting() -> tuple[Event, ...]:
     )
 
 
-def to_running() -> tuple[Event, ...]:
+def to_running() -> tuple[JobInput, ...]:
     started = tuple(w.RankStarted("node1" if rank < 2 else "node2", rank, 100 + rank) for rank in range(4))
     return (*to_starting(), w.NodeReady("node1", 29400), w.NodeReady("node2", None), *started)
 
@@ -66,7 +66,7 @@ def ended(rank: int, code: int = 0, *, at_ns: int = 5, stopped: bool = False) ->
 def test_nobody_is_told_go_while_one_node_is_not_ready() -> None:
     story = Story(make_job()).tell(*to_starting(), w.NodeReady("node1", 29400))
     assert w.StartNodes() not in story.actions
-    assert story.job.told_at_s is None
+    assert story.job.go_sent_at_s is None
 
 
 def test_one_refusal_and_nobody_starts() -> None:
@@ -214,14 +214,14 @@ def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt()
     story.take(resume(story.job, now_s=50.0))
     assert story.job.state is State.QUEUED
     assert story.job.attempt == 2
-    assert story.job.tag == "head-j-0001.2"
+    assert story.job.run_id == "head-j-0001.2"
     assert State.BACKOFF in story.states
     assert story.actions == [w.AbortNodes("head-j-0001.1")], "what the old attempt had reserved is given back"
 
 
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
     story = Story(make_job()).tell(*to_running()[:8])
-    assert story.job.told_at_s is not None and story.job.state is State.STARTING
+    assert story.job.go_sent_at_s is not None and story.job.state is State.STARTING
     assert resume(story.job, now_s=50.0).actions == (w.StartNodes(),)
 
 
@@ -238,16 +238,16 @@ def test_an_event_told_twice_changes_nothing() -> None:
 
 def test_an_illegal_move_raises_with_the_story() -> None:
     draft = _Draft(make_job(state=State.SUCCEEDED), 1.0, lambda: ["state: SUCCEEDED: all 4 ranks exited 0"])
-    with pytest.raises(IllegalMove, match="SUCCEEDED -> RUNNING.*all 4 ranks exited 0"):
-        draft.move(State.RUNNING, "by mistake")
+    with pytest.raises(InvalidTransitionError, match="SUCCEEDED -> RUNNING.*all 4 ranks exited 0"):
+        draft.transition(State.RUNNING, "by mistake")
 
 
-def any_event(rng: random.Random) -> Event:
+def any_event(rng: random.Random) -> JobInput:
     host, rank = rng.choice(HOSTS), rng.randrange(4)
     host = "node1" if rank < 2 else "node2"
-    choices: Sequence[Event] = (
-        w.NodesFree(),
-        w.HeldBy("held"),
+    choices: Sequence[JobInput] = (
+        w.NodesAvailable(),
+        w.WaitingForNodes("held"),
         w.NodeReported(host, "b", 0.0),
         w.Planned({"node1": (0, 1), "node2": (2, 3)}, 4),
         w.NodeStaged(host),
@@ -263,7 +263,7 @@ def any_event(rng: random.Random) -> Event:
         w.Tick(frozenset(rng.sample(HOSTS, rng.randrange(3)))),
         w.StartFailed(host, rank, "no such file"),
         w.LimitReached(host, "max_s"),
-        w.RankLingers(host, rank, "idle"),
+        w.RankHungAtExit(host, rank, "idle"),
     )
     return rng.choice(choices)
 
@@ -275,11 +275,11 @@ def test_no_order_of_events_makes_an_illegal_move_or_wakes_an_ended_job(seed: in
     for _ in range(120):
         before = story.job
         event = any_event(rng)
-        if not before.nodes and not isinstance(event, (w.NodesFree, w.HeldBy, w.StopRequested, w.Tick)):
+        if not before.nodes and not isinstance(event, (w.NodesAvailable, w.WaitingForNodes, w.StopRequested, w.Tick)):
             continue  # nothing on the nodes can speak of a job that was never looked at
         story.tell(event)
-        if before.is_over:
+        if before.is_terminal:
             assert story.job.state is before.state
         if story.job.state is State.RUNNING:
             assert all(node.phase in (Phase.STARTED, Phase.ENDED) for node in story.job.nodes)
-    assert all(target in MOVES[source] for source, target in zip(story.states, story.states[1:]))
+    assert all(target in TRANSITIONS[source] for source, target in zip(story.states, story.states[1:]))

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ascendrun.core.jobs.job import Cause, HeldBy, Job, NeedFailed, State
+from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State, WaitingForNodes
 from ascendrun.core.jobs.lifecycle import advance
-from ascendrun.core.jobs.pipelines import judge_pipeline
-from ascendrun.core.jobs.schedule import judge_need
+from ascendrun.core.jobs.pipelines import pipeline_status
+from ascendrun.core.jobs.schedule import check_dependency
 
 
 def job(stage: str, state: State = State.QUEUED, *, cause: Cause | None = None, number: int = 1) -> Job:
@@ -41,7 +41,7 @@ DONE, WAITS, RUNS, FAILED, STOPPED = State.SUCCEEDED, State.QUEUED, State.RUNNIN
 
 
 @pytest.mark.parametrize(
-    "states, telling, state",
+    "states, representative, state",
     [
         ((WAITS, WAITS, WAITS), 0, WAITS),
         ((DONE, RUNS, WAITS), 1, RUNS),
@@ -52,10 +52,12 @@ DONE, WAITS, RUNS, FAILED, STOPPED = State.SUCCEEDED, State.QUEUED, State.RUNNIN
         ((FAILED, RUNS, STOPPED), 1, RUNS),
     ],
 )
-def test_the_stage_that_tells_most_speaks_for_the_pipeline(states: Sequence[State], telling: int, state: State) -> None:
-    standing = judge_pipeline(jobs(*states, causes=[None, None, Cause.NEED]))
-    assert (standing.telling, standing.state) == (telling, state)
-    assert standing.reason == f"stage {telling + 1}/3 {'abc'[telling]}: why"
+def test_the_stage_that_tells_most_speaks_for_the_pipeline(
+    states: Sequence[State], representative: int, state: State
+) -> None:
+    status = pipeline_status(jobs(*states, causes=[None, None, Cause.NEED]))
+    assert (status.representative, status.state) == (representative, state)
+    assert status.reason == f"stage {representative + 1}/3 {'abc'[representative]}: why"
 
 
 def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
@@ -64,9 +66,9 @@ def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
         job("b", DONE, number=4),
         job("c", RUNS, number=5),
     ]
-    standing = judge_pipeline(again)
-    assert (standing.telling, standing.state) == (4, RUNS)
-    assert [(one.stage, one.job_id) for one in standing.stages] == [
+    status = pipeline_status(again)
+    assert (status.representative, status.state) == (4, RUNS)
+    assert [(one.stage, one.job_id) for one in status.stages] == [
         ("a", "j-0001-1"),
         ("b", "j-0001-4"),
         ("c", "j-0001-5"),
@@ -75,16 +77,16 @@ def test_of_a_stage_that_was_repeated_the_newest_job_counts() -> None:
 
 def test_a_stage_starts_after_success_waits_for_life_and_is_called_off_after_anything_else() -> None:
     waiting = job("b", number=2)
-    assert judge_need(waiting, job("a", DONE)) is None
-    assert judge_need(waiting, job("a", RUNS)) == HeldBy("waits for stage a (j-0001-1)")
-    failed = judge_need(waiting, job("a", FAILED))
-    assert failed == NeedFailed("not started: stage a (j-0001-1) ended FAILED")
+    assert check_dependency(waiting, job("a", DONE)) is None
+    assert check_dependency(waiting, job("a", RUNS)) == WaitingForNodes("waits for stage a (j-0001-1)")
+    failed = check_dependency(waiting, job("a", FAILED))
+    assert failed == DependencyFailed("not started: stage a (j-0001-1) ended FAILED")
     step = advance(waiting, failed, now_s=5.0)
-    assert [move.target for move in step.moves] == [State.STOPPING, STOPPED] and not step.actions
+    assert [move.target for move in step.transitions] == [State.STOPPING, STOPPED] and not step.actions
     assert step.job.reason == "not started: stage a (j-0001-1) ended FAILED"
     called_off = replace(job("b", STOPPED, number=2), cause=Cause.NEED, reason=step.job.reason)
-    assert judge_need(job("c", number=3), called_off) == failed  # it leads to the stage that ended by itself
-    unknown = judge_need(replace(waiting, needs="j-0001-1"), None)
-    assert unknown == NeedFailed("not started: j-0001-1, which it needs, is not known any more")
+    assert check_dependency(job("c", number=3), called_off) == failed  # it leads to the stage that ended by itself
+    unknown = check_dependency(replace(waiting, needs="j-0001-1"), None)
+    assert unknown == DependencyFailed("not started: j-0001-1, which it needs, is not known any more")
     checking = replace(waiting, state=State.CHECKING)
     assert advance(checking, failed, now_s=5.0).job == checking

@@ -66,7 +66,7 @@ def plan(spec, hostfile, reports=None, trees=()):
         reports,
         job="j1",
         attempt=1,
-        tag="h-j1.1",
+        run_id="h-j1.1",
         folders={host.name: FOLDERS for host in hosts},
         trees=trees,
     )
@@ -86,7 +86,9 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
     assert PORT_TOKEN == agent_ranks.PORT_TOKEN
     hosts = parse_hostfile("a\n", "h")
     folders = {"a": Folders(work="/r/w", checkpoints="/r/c", attempt=layout.attempt_dir("/r", "h-j1.2"), trees="/r/t")}
-    planned = make_plan(job(), hosts, {"a": report("a")}, job="j1", attempt=2, tag="h-j1.2", folders=folders, trees=())
+    planned = make_plan(
+        job(), hosts, {"a": report("a")}, job="j1", attempt=2, run_id="h-j1.2", folders=folders, trees=()
+    )
     env = ranks_of(planned)[0].env
     assert env["TORCHELASTIC_ERROR_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.error.0"
     assert env["ASCENDRUN_METRICS"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.metrics.0"

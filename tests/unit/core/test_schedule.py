@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ascendrun.core.jobs.job import HeldBy, Job, NeedFailed, NodesFree, State
-from ascendrun.core.jobs.schedule import Claim, judge_all, judge_queue
+from ascendrun.core.jobs.job import DependencyFailed, Job, NodesAvailable, State, WaitingForNodes
+from ascendrun.core.jobs.schedule import Claim, schedule_all, schedule_queue
 
 
 def job(number: int, state: State, **changes: Any) -> Job:
@@ -36,50 +36,50 @@ def ids(host: str, *devices: int, capacity: int | None = None) -> tuple[Claim, .
 
 
 def test_a_job_waits_for_the_node_that_another_holds_and_says_whose() -> None:
-    verdict = judge_queue([(job(1, State.RUNNING), whole("a", "b")), (job(2, State.QUEUED), whole("b", "c"))])
-    assert verdict == {"j-0002": HeldBy("waits for b, held by j-0001 (job1)")}
+    decision = schedule_queue([(job(1, State.RUNNING), whole("a", "b")), (job(2, State.QUEUED), whole("b", "c"))])
+    assert decision == {"j-0002": WaitingForNodes("waits for b, held by j-0001 (job1)")}
 
 
 def test_a_younger_job_does_not_pass_an_older_one_that_waits() -> None:
-    verdict = judge_queue(
+    decision = schedule_queue(
         [
             (job(1, State.RUNNING), whole("a")),
             (job(2, State.QUEUED), whole("a", "b")),
             (job(3, State.QUEUED), whole("b")),
         ]
     )
-    assert verdict["j-0003"] == HeldBy("waits behind j-0002 (job2), which wants b too")
+    assert decision["j-0003"] == WaitingForNodes("waits behind j-0002 (job2), which wants b too")
 
 
 def test_jobs_on_other_nodes_do_not_wait() -> None:
-    verdict = judge_queue([(job(1, State.RUNNING), whole("a")), (job(2, State.QUEUED), whole("b"))])
-    assert verdict == {"j-0002": NodesFree()}
+    decision = schedule_queue([(job(1, State.RUNNING), whole("a")), (job(2, State.QUEUED), whole("b"))])
+    assert decision == {"j-0002": NodesAvailable()}
 
 
 def test_slots_are_shared_until_they_are_full() -> None:
     running = [(job(1, State.RUNNING), part("a", 2)), (job(2, State.RUNNING), part("a", 1))]
-    assert judge_queue([*running, (job(3, State.QUEUED), part("a", 1))])["j-0003"] == NodesFree()
-    assert isinstance(judge_queue([*running, (job(3, State.QUEUED), part("a", 2))])["j-0003"], HeldBy)
+    assert schedule_queue([*running, (job(3, State.QUEUED), part("a", 1))])["j-0003"] == NodesAvailable()
+    assert isinstance(schedule_queue([*running, (job(3, State.QUEUED), part("a", 2))])["j-0003"], WaitingForNodes)
 
 
 def test_named_devices_clash_only_when_they_overlap() -> None:
     running = (job(1, State.RUNNING), ids("a", 0, 1))
-    assert judge_queue([running, (job(2, State.QUEUED), ids("a", 2, 3))])["j-0002"] == NodesFree()
-    assert isinstance(judge_queue([running, (job(2, State.QUEUED), ids("a", 1, 2))])["j-0002"], HeldBy)
+    assert schedule_queue([running, (job(2, State.QUEUED), ids("a", 2, 3))])["j-0002"] == NodesAvailable()
+    assert isinstance(schedule_queue([running, (job(2, State.QUEUED), ids("a", 1, 2))])["j-0002"], WaitingForNodes)
 
 
 def test_a_job_that_wants_the_whole_node_waits_for_named_devices_too() -> None:
-    verdict = judge_queue([(job(1, State.RUNNING), ids("a", 0)), (job(2, State.QUEUED), whole("a"))])
-    assert isinstance(verdict["j-0002"], HeldBy)
+    decision = schedule_queue([(job(1, State.RUNNING), ids("a", 0)), (job(2, State.QUEUED), whole("a"))])
+    assert isinstance(decision["j-0002"], WaitingForNodes)
 
 
 def test_a_node_not_confirmed_empty_is_still_held_after_the_job_ended() -> None:
     over = job(1, State.STOPPED, unconfirmed=("b",))
-    verdict = judge_queue(
+    decision = schedule_queue(
         [(over, whole("a", "b")), (job(2, State.QUEUED), whole("b")), (job(3, State.QUEUED), whole("a"))]
     )
-    assert verdict["j-0002"] == HeldBy("waits for b: not confirmed that j-0001 is gone there")
-    assert verdict["j-0003"] == NodesFree()
+    assert decision["j-0002"] == WaitingForNodes("waits for b: not confirmed that j-0001 is gone there")
+    assert decision["j-0003"] == NodesAvailable()
 
 
 def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gone_stops_nobody() -> None:
@@ -92,10 +92,10 @@ def test_a_stage_that_waits_for_another_keeps_no_place_and_one_whose_need_is_gon
         (job(6, State.QUEUED, needs="j-0008"), whole("c")),
     ]
     known = {**{one.id: one for one, _ in jobs}, "j-0008": job(8, State.SUCCEEDED)}
-    verdicts = judge_all(jobs, known.get)
-    assert verdicts["j-0002"] == HeldBy("waits for stage a (j-0001)")
-    assert isinstance(verdicts["j-0003"], NeedFailed)
-    assert verdicts["j-0004"] == NodesFree()
+    decisions = schedule_all(jobs, known.get)
+    assert decisions["j-0002"] == WaitingForNodes("waits for stage a (j-0001)")
+    assert isinstance(decisions["j-0003"], DependencyFailed)
+    assert decisions["j-0004"] == NodesAvailable()
     # Two that need the same one start together where there is room, one after the other where there is not.
-    assert verdicts["j-0005"] == NodesFree()
-    assert verdicts["j-0006"] == HeldBy("waits behind j-0005 (job5), which wants c too")
+    assert decisions["j-0005"] == NodesAvailable()
+    assert decisions["j-0006"] == WaitingForNodes("waits behind j-0005 (job5), which wants c too")

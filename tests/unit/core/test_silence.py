@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascendrun.core.reachability import GATHER_S, SilenceWatch, silent_hosts
+from ascendrun.core.reachability import GATHER_S, ReachabilityWatch, unreachable_hosts
 
 
 def words(**liveness: str) -> dict[str, str]:
@@ -10,7 +10,7 @@ def words(**liveness: str) -> dict[str, str]:
 
 
 def test_hosts_behind_one_switch_are_one_line_and_only_one() -> None:
-    watch = SilenceWatch()
+    watch = ReachabilityWatch()
     assert watch.look(words(a1="UNREACHABLE", a2="ALIVE"), now_s=0.0) == ()
     assert watch.look(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=1.0) == ()
     lines = watch.look(words(a1="UNREACHABLE", a2="UNREACHABLE"), now_s=GATHER_S)
@@ -19,7 +19,7 @@ def test_hosts_behind_one_switch_are_one_line_and_only_one() -> None:
 
 
 def test_a_connection_made_anew_within_moments_is_not_worth_a_word() -> None:
-    watch = SilenceWatch()
+    watch = ReachabilityWatch()
     watch.look(words(a="UNREACHABLE"), now_s=0.0)
     watch.look(words(a="ALIVE"), now_s=GATHER_S / 2)
     assert watch.look(words(a="UNREACHABLE"), now_s=GATHER_S) == ()
@@ -27,21 +27,21 @@ def test_a_connection_made_anew_within_moments_is_not_worth_a_word() -> None:
 
 
 def test_who_answers_again_is_told_and_may_fall_silent_again() -> None:
-    watch = SilenceWatch()
+    watch = ReachabilityWatch()
     story = []
     for step, word in enumerate(["UNREACHABLE", "UNREACHABLE", "ALIVE", "ALIVE", "UNREACHABLE", "UNREACHABLE"]):
         story += watch.look(words(a=word), now_s=step * GATHER_S)
     assert [kind for kind, _ in story] == ["unreachable", "answers", "unreachable"]
-    assert silent_hosts(story) == {"a"}
+    assert unreachable_hosts(story) == {"a"}
 
 
 def test_a_new_controller_says_nothing_twice() -> None:
     story = [("unreachable", "a[1-2],b: no answer; …"), ("state", "x"), ("answers", "a2: answers again")]
-    assert silent_hosts(story) == {"a1", "b"}
-    watch = SilenceWatch(silent_hosts(story))
+    assert unreachable_hosts(story) == {"a1", "b"}
+    watch = ReachabilityWatch(unreachable_hosts(story))
     for step in range(5):
         assert watch.look(words(a1="UNREACHABLE", b="SUSPECT"), now_s=step * GATHER_S) == ()
 
 
 def test_a_line_of_a_later_version_breaks_nothing() -> None:
-    assert silent_hosts([("unreachable", "what[ever: this is")]) == set()
+    assert unreachable_hosts([("unreachable", "what[ever: this is")]) == set()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.jobs.job import Cause, Job, NeedFailed, State
+from ascendrun.core.jobs.job import Cause, DependencyFailed, Job, State
 from ascendrun.core.jobs.lifecycle import advance
-from ascendrun.core.jobs.schedule import judge_need
+from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.state.store import StoredEvent, StoredJob
 from ascendrun.health.diagnosis import diagnose, tell
 from ascendrun.query.evidence import attempt_to_explain, read_evidence, story_of
@@ -67,7 +67,7 @@ def test_each_attempt_has_its_own_part_of_the_story_and_the_decision_that_follow
     [
         ({"state": State.QUEUED}, 1),
         ({"state": State.CHECKING}, 1),
-        ({"state": State.RUNNING, "told_at_s": 5.0}, 2),
+        ({"state": State.RUNNING, "go_sent_at_s": 5.0}, 2),
         ({"state": State.FAILED}, 2),
         ({"state": State.QUEUED, "attempt": 1}, 1),
     ],
@@ -85,12 +85,12 @@ def test_why_an_attempt_was_stopped_is_known_of_earlier_ones_too(tmp_path: Path,
 def test_a_stage_that_was_called_off_leads_to_the_one_that_failed(tmp_path: Path) -> None:
     failed = make_job(id="j-0001-2", stage="train", state=State.FAILED)
     queued = make_job(id="j-0001-3", state=State.QUEUED, attempt=1, world_size=0, needs="j-0001-2")
-    verdict = judge_need(queued, failed)
-    assert isinstance(verdict, NeedFailed)
+    verdict = check_dependency(queued, failed)
+    assert isinstance(verdict, DependencyFailed)
     called_off = advance(queued, verdict, now_s=50.0)
     story = [
         StoredEvent(seq, 50.0, "state", f"{move.target.value}: {move.reason}")
-        for seq, move in enumerate(called_off.moves)
+        for seq, move in enumerate(called_off.transitions)
     ]
     told = tell(diagnose(read_evidence(tmp_path, stored(called_off.job), story, now_s=60.0)))
     assert (told.code, told.confidence.value, told.retry) == ("stage-called-off", "certain", "unknown")

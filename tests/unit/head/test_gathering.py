@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
-from ascendrun.core.jobs.lifecycle import Move
+from ascendrun.core.jobs.lifecycle import Transition
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
@@ -125,7 +125,7 @@ def test_a_host_that_is_away_is_asked_by_the_next_controller_too(world: World) -
 
 
 def test_a_head_that_was_killed_before_it_asked_asks_later_those_of_whom_nothing_is_here(world: World) -> None:
-    failed = replace(JOB, state=State.FAILED, told_at_s=5.0, ended_at_s=9.0)
+    failed = replace(JOB, state=State.FAILED, go_sent_at_s=5.0, ended_at_s=9.0)
     assert left_unasked(failed, now_s=60.0) == 1 and left_unasked(failed, now_s=10 * 86400.0) is None
     assert left_unasked(replace(failed, cause=Cause.USER), now_s=60.0) is None
     assert left_unasked(replace(failed, state=State.RUNNING), now_s=60.0) is None
@@ -211,8 +211,8 @@ def test_an_index_that_is_torn_reads_as_nothing_gathered(world: World) -> None:
 
 
 def ended(target: State, cause: Cause, *, told: bool = True) -> int | None:
-    after = replace(JOB, state=target, cause=cause, told_at_s=1.0 if told else None, attempt=3)
-    return failed_attempt(after, after, [Move(State.STOPPING, target, 2.0, "x")])
+    after = replace(JOB, state=target, cause=cause, go_sent_at_s=1.0 if told else None, attempt=3)
+    return failed_attempt(after, after, [Transition(State.STOPPING, target, 2.0, "x")])
 
 
 def test_a_failure_after_the_start_is_looked_into_and_nothing_else() -> None:
@@ -224,10 +224,13 @@ def test_a_failure_after_the_start_is_looked_into_and_nothing_else() -> None:
 
 
 def test_an_attempt_that_is_tried_again_is_looked_into_under_its_own_number() -> None:
-    before = replace(JOB, state=State.STOPPING, cause=Cause.FAILURE, told_at_s=1.0, attempt=1)
-    after = replace(before, state=State.QUEUED, cause=None, told_at_s=None, attempt=2)
-    moves = [Move(State.STOPPING, State.BACKOFF, 2.0, "x"), Move(State.BACKOFF, State.QUEUED, 2.0, "x")]
-    assert failed_attempt(before, after, moves) == 1
+    before = replace(JOB, state=State.STOPPING, cause=Cause.FAILURE, go_sent_at_s=1.0, attempt=1)
+    after = replace(before, state=State.QUEUED, cause=None, go_sent_at_s=None, attempt=2)
+    transitions = [
+        Transition(State.STOPPING, State.BACKOFF, 2.0, "x"),
+        Transition(State.BACKOFF, State.QUEUED, 2.0, "x"),
+    ]
+    assert failed_attempt(before, after, transitions) == 1
 
 
 @pytest.mark.parametrize("family", ["npu", "cuda", "cpu", "auto"])

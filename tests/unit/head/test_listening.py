@@ -17,7 +17,7 @@ JOB = Job(
     start_s=1,
     created_at_s=1.0,
     state=State.RUNNING,
-    told_at_s=2.0,
+    go_sent_at_s=2.0,
 )
 TURN_S = 0.25
 

@@ -76,8 +76,8 @@ def live(tmp_path: Path) -> Iterator[Live]:
 
 def test_what_a_node_said_is_not_lost_while_the_store_takes_nothing_and_the_head_stood_still(live: Live) -> None:
     runner = live.add("mine")
-    node = NodeProgress("n1", 0, Phase.TOLD, (0,))
-    runner.job = replace(runner.job, state=State.STARTING, told_at_s=time.time(), nodes=(node,), world_size=1)
+    node = NodeProgress("n1", 0, Phase.GO_SENT, (0,))
+    runner.job = replace(runner.job, state=State.STARTING, go_sent_at_s=time.time(), nodes=(node,), world_size=1)
     live.store.is_full = True
     live.jobs.feed(runner.job.id, RankStarted("n1", 0, 77))
     live.jobs.work_off_events()
@@ -100,7 +100,7 @@ def test_a_job_for_which_an_action_cannot_be_done_ends_with_the_fault_and_the_pl
     live.jobs.work_off_events()
     live.jobs.work_off_events()
     job = live.store.find(runner.job.id).job
-    assert job.is_over and "nothing was started: a fault of ascendrun itself: AssertionError" in job.reason
+    assert job.is_terminal and "nothing was started: a fault of ascendrun itself: AssertionError" in job.reason
     assert "controller.log" in job.reason and "Traceback" in capfd.readouterr().err
 
 
@@ -120,6 +120,6 @@ def test_the_trouble_of_a_node_with_a_file_stands_in_the_story_of_the_job_whose_
     live: Live, header: dict[str, Any], words: str
 ) -> None:
     mine, other = live.add("mine"), live.add("other")
-    live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.tag}, b"")
+    live.jobs.hear(live.links.get(Host("n1")), {**header, "tag": mine.job.run_id}, b"")
     assert live.jobs.story(mine.job.id)[-1] == ("note", words)
     assert words not in str(live.jobs.story(other.job.id))

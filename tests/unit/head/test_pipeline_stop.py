@@ -54,7 +54,7 @@ class Stages:
         store = Store.open(self.state_dir)
         try:
             job = store.find(str(header["job"])).job
-            if job.is_over:
+            if job.is_terminal:
                 answer(error_answer(Conflict(f"{job.id} has already ended")), b"", True)
                 return
             self.stopped.append(job.id)

@@ -121,7 +121,7 @@ def plan_of(spec, facts):
         for name, one in facts.items()
     }
     folders = {name: Folders("/w", "/c", "/a", "/t") for name in facts}
-    return make_plan(spec, hosts, reports, job="j-1", attempt=1, tag="h-j-1.1", folders=folders, trees=())
+    return make_plan(spec, hosts, reports, job="j-1", attempt=1, run_id="h-j-1.1", folders=folders, trees=())
 
 
 def found(one: World, code: str, *, is_full: bool = True) -> list[Finding]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.jobs.job import State
-from ascendrun.core.jobs.lifecycle import MOVES
+from ascendrun.core.jobs.lifecycle import TRANSITIONS
 from ascendrun.health.report.time_use import USES, Accounting, AttemptSteps, account, find_stays
 
 S = State
@@ -142,9 +142,9 @@ def stories(draw: st.DrawFn) -> tuple[list[tuple[float, State]], dict[int, Attem
     at, state, moves = 0.0, S.QUEUED, []
     times = st.floats(-5, 50, allow_nan=False)
     for _ in range(draw(st.integers(0, 40))):
-        if not MOVES[state]:
+        if not TRANSITIONS[state]:
             break
-        state = draw(st.sampled_from(sorted(MOVES[state], key=str)))
+        state = draw(st.sampled_from(sorted(TRANSITIONS[state], key=str)))
         at += draw(times)
         moves.append((at, state))
     attempts = {}
