@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer.accelerator import Precision
+from ascendrun.programs.trainer.devices.accelerator import Precision
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from typing import Any, Callable
 
 import torch
 
-from ascendrun.programs.trainer import distributed, memory, parallel, start
-from ascendrun.programs.trainer.simulate import simulate
+from ascendrun.programs.trainer import distributed, runtime
+from ascendrun.programs.trainer.strategies import memory, parallel
+from ascendrun.programs.trainer.strategies.engine import Adam
+from ascendrun.programs.trainer.strategies.simulate import simulate
 from benchmarks.memory.cases import CASES, SMALL, Case, builder, step
 
 STEPS = 2
@@ -23,10 +25,10 @@ def main(argv: list[str]) -> None:
     """ARGV: the case's name, the device family, the file for the result."""
     name, family, out = argv
     case = (CASES if os.environ.get("MEMORY_CASES") == "large" else SMALL)[name]
-    start.run(lambda here: measure(case, here, Path(out)), family=family, timeout_s=120)
+    runtime.run(lambda here: measure(case, here, Path(out)), family=family, timeout_s=120)
 
 
-def measure(case: Case, here: start.Runtime, out: Path) -> None:
+def measure(case: Case, here: runtime.Runtime, out: Path) -> None:
     if here.control is None and case.how in ("fsdp2", "zero3"):
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29581")
@@ -45,11 +47,9 @@ def estimate(case: Case, world_size: int) -> memory.Need:
     return memory.needs(simulated, how=case.how, world_size=world_size, precision=case.precision(), pieces=case.pieces)
 
 
-def train(case: Case, here: start.Runtime) -> None:
+def train(case: Case, here: runtime.Runtime) -> None:
     torch.manual_seed(1)
-    engine = parallel.wrap(
-        builder(case)().train(), here, how=case.how, adam=parallel.Adam(), precision=case.precision()
-    )
+    engine = parallel.wrap(builder(case)().train(), here, how=case.how, adam=Adam(), precision=case.precision())
     for _ in range(STEPS):
         for piece in range(case.pieces):
             tensors = {
@@ -63,7 +63,7 @@ def train(case: Case, here: start.Runtime) -> None:
         engine.finish(1.0)
 
 
-def peak_of(body: Callable[[], None], here: start.Runtime) -> int:
+def peak_of(body: Callable[[], None], here: runtime.Runtime) -> int:
     """By the device's allocator; on the CPU by torch's own account of its allocations."""
     if here.accelerator.module is not None:
         body()

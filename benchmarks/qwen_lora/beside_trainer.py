@@ -25,16 +25,18 @@ import numpy as np
 import torch
 
 from ascendrun.programs.qwen_lora import base, lora, sizing
-from ascendrun.programs.qwen_lora.chat import Encoded
+from ascendrun.programs.qwen_lora.chat_template import Encoded
 from ascendrun.programs.qwen_lora.curriculum import Course, Table
-from ascendrun.programs.qwen_lora.learning import Instructions, Rows, heaviest
 from ascendrun.programs.qwen_lora.quotas import parse_stages
-from ascendrun.programs.trainer import metrics, parallel
-from ascendrun.programs.trainer.accelerator import choose_precision, open_accelerator
-from ascendrun.programs.trainer.fsdp2 import materialise
+from ascendrun.programs.qwen_lora.sft_task import Instructions, Rows, heaviest
+from ascendrun.programs.trainer import metrics
+from ascendrun.programs.trainer.devices.accelerator import choose_precision, open_accelerator
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.packing import IGNORED
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import parallel
+from ascendrun.programs.trainer.strategies.engine import Adam, cast
+from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 from ascendrun.programs.trainer.task import Settings
 
 SETTINGS: dict[str, Any] = {
@@ -105,7 +107,7 @@ def peak_gb(family: str) -> float | None:
 def filled(config: Any, here: Runtime, precision: Any) -> Any:
     """peft's model with values of some kind, the base in the precision of the arithmetic, on the device."""
     model = lora.add_lora(base.empty_model(config, attention="sdpa"), SETTINGS)
-    parallel.cast(model, precision)
+    cast(model, precision)
     materialise(model, here.device)
     model.base_model.model.tie_weights()
     torch.manual_seed(SEED)
@@ -136,7 +138,7 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     )
     reset(asked.family)
     model = filled(config, here, precision)
-    engine = parallel.wrap(model, here, how="ddp", adam=parallel.Adam(lr=LR), precision=precision)
+    engine = parallel.wrap(model, here, how="ddp", adam=Adam(lr=LR), precision=precision)
     timed = Timed(asked.warmup)
     task = Instructions(rows, dtype=precision.compute, evaluate=lambda step: {})
     settings = Settings(steps=asked.steps, lr=LR, micro_batch=asked.rows, log_every=10**6)

@@ -95,8 +95,8 @@ def padded(arguments: argparse.Namespace) -> dict[str, float]:
 
     def work(most: int = len(rows)) -> None:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:most]
-        for start in range(0, len(order), BATCH):
-            batch = [rows[i] for i in order[start : start + BATCH]]
+        for first in range(0, len(order), BATCH):
+            batch = [rows[i] for i in order[first : first + BATCH]]
             ids, lengths = pad([row.ids() for row in batch], multiple=WINDOW)
             mask = (torch.arange(WINDOW)[None, :] < lengths[:, None]).long()
             states = model.backbone(inputs_embeds=model.backbone.embed_tokens(ids), attention_mask=mask)[0]
@@ -163,7 +163,7 @@ def hf_trainer(arguments: argparse.Namespace) -> dict[str, float]:
 def ours(arguments: argparse.Namespace) -> dict[str, float]:
     """The program's own training loop, as it is started; the rank's tokens and CPU seconds are summed over ranks."""
     from ascendrun.programs.trainer import options as option_table
-    from ascendrun.programs.trainer import start
+    from ascendrun.programs.trainer import runtime
     from ascendrun.programs.trajectory.__main__ import OPTIONS
     from ascendrun.programs.trajectory.model import make_model
     from ascendrun.programs.trajectory.train import make_loop
@@ -183,7 +183,7 @@ def ours(arguments: argparse.Namespace) -> dict[str, float]:
         "lr": 1e-4,
         "label_smoothing": 0.0,
     }
-    here = start.start(family="cpu")
+    here = runtime.start(family="cpu")
     with tempfile.TemporaryDirectory() as folder:
         make_loop(
             {**options, "max_steps": 2}, samples, make_model(make_sizes(arguments), seed=0), here, Path(folder) / "warm"
@@ -191,7 +191,7 @@ def ours(arguments: argparse.Namespace) -> dict[str, float]:
         loop = make_loop(options, samples, make_model(make_sizes(arguments), seed=0), here, Path(folder))
         answer = timed(lambda: loop.run() and None, sum(map(len, samples.encoded["train"])))
         answer["cpu_s"] = here.sum([answer["cpu_s"]])[0]
-        start.leave(here)
+        runtime.leave(here)
     return answer
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer import accelerator, distributed, kernels
+from ascendrun.programs.trainer import distributed
+from ascendrun.programs.trainer.devices import accelerator, kernels
 
 
 def main(argv: list[str]) -> None:
@@ -178,8 +179,8 @@ def memory() -> dict[str, Any]:
 def classifier(folder: str) -> Any:
     """How far the probabilities of some tracks on the device are from those on the host; the class names of both."""
     from ascendrun.programs.trajectory.api import Classifier
-    from ascendrun.programs.trajectory.generate import generate
     from ascendrun.programs.trajectory.grammars import text_of
+    from ascendrun.programs.trajectory.points.generate import generate
 
     texts = [text_of(track, {"grammar": "motion", "resolution": 10}) for track in generate(6, seed=9)]
     here()

@@ -11,11 +11,12 @@ from typing import Any
 import safetensors
 import torch
 
-from ascendrun.programs.qwen_lora import base, jobs
+from ascendrun.programs.qwen_lora import base, modes
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.sizing import Holding
-from ascendrun.programs.trainer import accelerator, start
 from ascendrun.programs.trainer import options as option_table
+from ascendrun.programs.trainer import runtime
+from ascendrun.programs.trainer.devices import accelerator
 
 PLAIN = "plain"
 """As the guide did it: transformers' from_pretrained on every rank."""
@@ -23,7 +24,7 @@ PLAIN = "plain"
 
 def main(argv: Sequence[str]) -> None:
     asked: dict[str, Any] = json.loads(argv[0])
-    start.run(lambda here: measure(asked, here), timeout_s=60)
+    runtime.run(lambda here: measure(asked, here), timeout_s=60)
 
 
 class Counted:
@@ -70,7 +71,7 @@ def counted(tensor: torch.Tensor) -> torch.Tensor:
 safetensors_open = safetensors.safe_open
 
 
-def measure(asked: dict[str, Any], here: start.Runtime) -> None:
+def measure(asked: dict[str, Any], here: runtime.Runtime) -> None:
     hold(asked["how"], Path(asked["tiny"]), here)  # what is imported or made once is there by now
     here.gather("here")
     safetensors.safe_open = Counted  # type: ignore[misc,assignment]
@@ -82,7 +83,7 @@ def measure(asked: dict[str, Any], here: start.Runtime) -> None:
     Path(f"found-{here.rank}.json").write_text(json.dumps(found))
 
 
-def hold(how: str, home: Path, here: start.Runtime) -> Any:
+def hold(how: str, home: Path, here: runtime.Runtime) -> Any:
     if how == PLAIN:
         from transformers import AutoModelForCausalLM
 
@@ -91,7 +92,7 @@ def hold(how: str, home: Path, here: start.Runtime) -> Any:
         return model
     options = option_table.parse(["--lora_r=2"], option_table.read_table(OPTIONS))
     precision = accelerator.choose_precision("float32", here.accelerator)
-    return jobs.make_engine(base.folder_config(home), options, home, here, precision, Holding(how, False, False))
+    return modes.make_engine(base.folder_config(home), options, home, here, precision, Holding(how, False, False))
 
 
 def forget_peak() -> None:

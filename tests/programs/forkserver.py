@@ -18,14 +18,14 @@ import torch._dynamo  # noqa: F401  # AdamW would import it in every child
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
 PROGRAMS = {
-    "trajectory": ("ascendrun.programs.trajectory.__main__", "ascendrun.programs.trajectory.jobs"),
+    "trajectory": ("ascendrun.programs.trajectory.__main__", "ascendrun.programs.trajectory.stages.training"),
     "meshtest": ("ascendrun.programs.meshtest.__main__",),
     "tiny": ("tinyprogram",),
     "lastwords": ("lastwords",),
     "sums": ("sums",),
     "memory": ("benchmarks.memory.rank",),
     "loading": ("baseloader", "peft", "deepspeed"),
-    "qwen_lora": ("ascendrun.programs.qwen_lora.__main__", "ascendrun.programs.qwen_lora.jobs", "peft", "deepspeed"),
+    "qwen_lora": ("ascendrun.programs.qwen_lora.__main__", "ascendrun.programs.qwen_lora.modes", "peft", "deepspeed"),
 }
 """By name: the module with `main`, and what it would import in every rank. Imported when first asked for."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ascendrun.programs.trainer import start
+from ascendrun.programs.trainer import runtime
 
 DEADLINE_S = 60.0
 
 
 def main(argv: list[str]) -> None:
-    start.run(body, family="cpu", timeout_s=DEADLINE_S)
+    runtime.run(body, family="cpu", timeout_s=DEADLINE_S)
 
 
-def body(here: start.Runtime) -> None:
+def body(here: runtime.Runtime) -> None:
     early = Path("rank-1-has-nothing-more-to-do")
     if here.rank == 1:
         here.record(done=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from ascendrun.programs.trainer import start
+from ascendrun.programs.trainer import runtime
 
 
 def main(argv: list[str]) -> None:
-    start.run(compare, expected=(), timeout_s=60)
+    runtime.run(compare, expected=(), timeout_s=60)
 
 
-def compare(here: start.Runtime) -> None:
+def compare(here: runtime.Runtime) -> None:
     chance = random.Random(here.rank)
     mine = [chance.random() for _ in range(100)]
     alone = [here.sum([value])[0] for value in mine]

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer.options import read_table
-from ascendrun.programs.trainer.weights import BadWeights, file_of_tensor
+from ascendrun.programs.trainer.strategies.weights import BadWeights, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
-from ascendrun.programs.trajectory.read_ais import read_tracks
+from ascendrun.programs.trajectory.points.read_ais import read_tracks
+from ascendrun.programs.trajectory.points.split import split_records
+from ascendrun.programs.trajectory.points.tracks import BadData, Limits
 from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
-from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.store import load_trained
-from ascendrun.programs.trajectory.tracks import BadData, Limits
 
 HEADER = "mmsi,time,lat,lon,sog,cog,class,name\n"
 DEFAULTS = {name: option.default for name, option in read_table(OPTIONS).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ascendrun.ascend import chips
-from ascendrun.programs.trainer.chips import CHIPS, chip_of
+from ascendrun.programs.trainer.devices.chips import CHIPS, chip_of
 
 NPUS = [
     "910B1",

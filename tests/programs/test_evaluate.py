@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ascendrun.programs.trajectory.batches import augment
-from ascendrun.programs.trajectory.calibrate import Adjustment, choose_adjustment, measure
-from ascendrun.programs.trajectory.evaluate import merge
-from ascendrun.programs.trajectory.judge import vote_by_ship
+from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment, choose_adjustment, measure
+from ascendrun.programs.trajectory.evaluation.evaluate import merge
+from ascendrun.programs.trajectory.evaluation.scores import majority, score
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model, pad
-from ascendrun.programs.trajectory.scores import majority, score
+from ascendrun.programs.trajectory.stages.evaluate_stage import vote_by_ship
 from ascendrun.programs.trajectory.tokens import Encoded
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32, dropout=0.0)

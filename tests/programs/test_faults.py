@@ -8,8 +8,8 @@ import io
 import pytest
 import torch
 
-from ascendrun.programs.trainer.accelerator import NoDevice, open_accelerator
-from ascendrun.programs.trainer.faults import in_words
+from ascendrun.programs.trainer.devices.accelerator import NoDevice, open_accelerator
+from ascendrun.programs.trainer.os_errors import in_words
 from tests.programs.conftest import TINY
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.trainer import cpu_kernels, fusing, kernels
-from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
+from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.packing import attention_mask
 
 CALLS = []
@@ -92,7 +92,7 @@ def test_a_model_with_fused_operators_says_what_it_said_before(npu, is_packed):
     usual = make("sdpa")(input_ids=ids, **more).logits
     everything = ["attention", "rms_norm", "rotary", "swiglu"]
     model = make(kernels.attention_implementation(everything))
-    said = fusing.fuse(model, kernels.operators_of(everything), device="cpu")
+    said = fused_ops.fuse(model, kernels.operators_of(everything), device="cpu")
     assert said == ["Qwen2MLP x 2", "Qwen2RMSNorm x 5", "apply_rotary_pos_emb x 1"]
     torch.testing.assert_close(model(input_ids=ids, **more).logits, usual, rtol=1e-4, atol=1e-5)
     assert {"attention", "norm", "rotary", "swiglu"} == set(CALLS)
@@ -145,7 +145,7 @@ def test_a_model_says_and_learns_the_same_with_the_cpus_forms(monkeypatch):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         found.append((loss.detach(), [weight.grad.clone() for weight in model.parameters()]))
-        said = fusing.fuse(model, cpu_kernels.OPERATORS, device="cpu")
+        said = fused_ops.fuse(model, cpu_kernels.OPERATORS, device="cpu")
     (plain, slopes), (fused, others) = found
     torch.testing.assert_close(fused, plain)
     for one, other in zip(slopes, others):
@@ -171,6 +171,6 @@ def test_a_model_on_another_device_keeps_its_own_positions(monkeypatch):
         raise AssertionError("the operator of another device was called")
 
     for _ in range(2):  # a second model of that device does not take the first for what stood there
-        fusing.fuse(Qwen2ForCausalLM(config), fusing.Operators(rotary=not_for_a_cpu), device="npu")
+        fused_ops.fuse(Qwen2ForCausalLM(config), fused_ops.Operators(rotary=not_for_a_cpu), device="npu")
     assert torch.equal(model(input_ids=ids).logits, before)
     assert modeling_qwen2.apply_rotary_pos_emb.original is usual

@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.trainer import dry_run, memory
-from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.chips import chip_of
-from ascendrun.programs.trainer.simulate import Simulated
+from ascendrun.programs.trainer import dry_run
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.strategies.simulate import Simulated
 from benchmarks.memory.cases import SMALL
 
 WITHIN = 0.15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.metrics import flops_per_token, mfu, mfu_words, peak_flops
 
 CARD = Accelerator("npu", torch.device("cpu"), "Ascend910B3", None)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import parallel
-from ascendrun.programs.trainer.accelerator import Accelerator, Precision, choose_precision, open_accelerator
-from ascendrun.programs.trainer.parallel import cast
-from ascendrun.programs.trainer.start import Runtime
-from ascendrun.programs.trainer.zero3 import configuration
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, choose_precision, open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import parallel
+from ascendrun.programs.trainer.strategies.engine import Adam, cast
+from ascendrun.programs.trainer.strategies.zero3 import configuration
 
 SAYS_YES = types.SimpleNamespace(is_bf16_supported=lambda: True)
 HALF = Precision(torch.float32, torch.float16, True, "float16")
@@ -71,7 +71,7 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     here = Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
     torch.manual_seed(1)
     engine, resumed = (
-        parallel.wrap(nn.Linear(4, 4), here, how="none", adam=parallel.Adam(lr=0.1), precision=HALF) for _ in range(2)
+        parallel.wrap(nn.Linear(4, 4), here, how="none", adam=Adam(lr=0.1), precision=HALF) for _ in range(2)
     )
     before = engine.module.weight.detach().clone()
     norms = []

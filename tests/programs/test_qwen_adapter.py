@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.qwen_lora import base, chat, lora
+from ascendrun.programs.qwen_lora import base, chat_template, lora
 from ascendrun.programs.qwen_lora.conversations import BadData
 from ascendrun.programs.qwen_lora.generate import make_conversations
 from ascendrun.programs.qwen_lora.lora import AdapterIncomplete
 from ascendrun.programs.qwen_lora.merge import merge
-from ascendrun.programs.trainer.accelerator import Precision, open_accelerator
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
 
 FLOAT = Precision(torch.float32, torch.float32, False, "")
 OPTIONS = {
@@ -33,7 +33,9 @@ def here():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return chat.wrap_tokenizer(chat.make_tokenizer(make_conversations(40, seed=1, system=""), words=400))
+    return chat_template.wrap_tokenizer(
+        chat_template.make_tokenizer(make_conversations(40, seed=1, system=""), words=400)
+    )
 
 
 @pytest.fixture(scope="module")

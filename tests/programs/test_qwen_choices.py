@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.qwen_lora import base, chat, jobs, sizing
+from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.learning import forward
-from ascendrun.programs.qwen_lora.lessons import make_course, make_lessons, read_texts
+from ascendrun.programs.qwen_lora.dataset import make_course, make_lessons, read_texts
+from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.accelerator import Precision, open_accelerator
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
 
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
 HALF = Precision(torch.float32, torch.float16, True, "float16")
@@ -37,7 +37,9 @@ def test_rows_hold_several_samples_unless_packing_is_turned_off():
     for packing in ("true", "false"):
         options = options_of("--rows=40", "--batch_size=8", "--cutoff_len=512", "--max_steps=3", f"--packing={packing}")
         texts = read_texts(options)
-        lessons = make_lessons(texts, chat.wrap_tokenizer(chat.make_tokenizer(texts.train, words=400)), options)
+        lessons = make_lessons(
+            texts, chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train, words=400)), options
+        )
         course = make_course(lessons, options, world_size=1)
         assert len(course.samples(0)) == 8 and (len(course.units(0)) < 8) == (packing == "true")
 
@@ -48,7 +50,7 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", modeling_qwen2.apply_rotary_pos_emb)
     base.write_model(tmp_path / "base", base.build(base.shape_config("tiny", vocab_size=64), attention="sdpa"))
     here, chosen = Runtime(0, 0, 1, None, open_accelerator("cpu", 0)), sizing.Holding("ddp", False, is_anew)
-    model, engine, _ = jobs.make_engine(
+    model, engine, _ = modes.make_engine(
         base.folder_config(tmp_path / "base"), options_of("--lora_r=2"), tmp_path / "base", here, FLOAT, chosen
     )
     assert model.config._attn_implementation == "sdpa"

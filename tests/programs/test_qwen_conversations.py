@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.qwen_lora import chat
+from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.conversations import BadData, Conversation, read_conversations
+from ascendrun.programs.qwen_lora.dataset import read_texts
+from ascendrun.programs.qwen_lora.evaluation import read_questions
 from ascendrun.programs.qwen_lora.generate import make_conversations
-from ascendrun.programs.qwen_lora.jobs import first_exchange
-from ascendrun.programs.qwen_lora.learning import Rows, forward
-from ascendrun.programs.qwen_lora.lessons import read_texts
-from ascendrun.programs.qwen_lora.scoring import read_questions
+from ascendrun.programs.qwen_lora.modes import first_exchange
+from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer.packing import IGNORED
 
 ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty": "explain"}
@@ -21,7 +21,9 @@ ROW = {"instruction": "Say it", "input": "twice", "output": "it it", "difficulty
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return chat.wrap_tokenizer(chat.make_tokenizer(make_conversations(60, seed=1, system="Be kind."), words=400))
+    return chat_template.wrap_tokenizer(
+        chat_template.make_tokenizer(make_conversations(60, seed=1, system="Be kind."), words=400)
+    )
 
 
 def read(tmp_path, text):
@@ -106,19 +108,19 @@ def test_a_single_row_cannot_be_learned_and_validated_on(tmp_path):
 
 def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):
     turns = (("system", "Be kind."), ("user", "A?"), ("assistant", "B."), ("user", "C?"), ("assistant", "D."))
-    sample = chat.encode(tokenizer, Conversation(turns), 0, cutoff=999)
+    sample = chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=999)
     learned = tokenizer.decode([label for label in sample.labels if label != IGNORED])
     assert learned == "B.<|im_end|>D.<|im_end|>"
-    whole = chat.render(tokenizer, [{"role": role, "content": text} for role, text in turns], asks=False)
+    whole = chat_template.render(tokenizer, [{"role": role, "content": text} for role, text in turns], asks=False)
     assert tokenizer.decode(sample.ids) == whole.rstrip("\n")
-    assert len(chat.encode(tokenizer, Conversation(turns), 0, cutoff=10).ids) == 10
+    assert len(chat_template.encode(tokenizer, Conversation(turns), 0, cutoff=10).ids) == 10
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused(tokenizer):
     own, tokenizer.chat_template = tokenizer.chat_template, "{{ messages | length }}{{ messages[-1]['content'] }}"
     try:
         with pytest.raises(BadData, match="--template=chatml"):
-            chat.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), 0, cutoff=99)
+            chat_template.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), 0, cutoff=99)
     finally:
         tokenizer.chat_template = own
 
@@ -126,10 +128,10 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tokenizer):
 def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
     long = Conversation((("user", "A" * 500), ("assistant", "B.")))
     short = Conversation((("user", "A?"), ("assistant", "B.")))
-    kept, cut = chat.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
+    kept, cut = chat_template.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
     assert (len(kept), cut) == (1, 1)
     with pytest.raises(BadData, match="--cutoff_len=60 tokens .* raise it"):
-        chat.encode_all(tokenizer, [long], ("all",), cutoff=60)
+        chat_template.encode_all(tokenizer, [long], ("all",), cutoff=60)
 
 
 def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
@@ -148,7 +150,7 @@ def test_packed_rows_have_the_losses_of_their_samples_one_by_one(tokenizer):
     ).eval()
     conversations = make_conversations(10, seed=5, system="")
     levels = ("explain", "reasoning", "topology")
-    samples, _ = chat.encode_all(tokenizer, conversations, levels, cutoff=200)
+    samples, _ = chat_template.encode_all(tokenizer, conversations, levels, cutoff=200)
     rows = Rows(samples, levels, 0, 8)
     with torch.no_grad():
         packed = rows.batch([(0, 3, 5), (1, 2), (4, 6, 7, 8, 9)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ascendrun.programs.trainer.zero3 import PERSISTED_ELEMENTS
+from ascendrun.programs.trainer.strategies.zero3 import PERSISTED_ELEMENTS
 
 TINY = (
     "--rows=120",

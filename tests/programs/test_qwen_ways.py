@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 
-from ascendrun.programs.qwen_lora import base, chat, jobs, sizing
+from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
 from ascendrun.programs.qwen_lora.conversations import BadData
-from ascendrun.programs.qwen_lora.lessons import read_texts
+from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.accelerator import Accelerator, Precision, open_accelerator
-from ascendrun.programs.trainer.chips import chip_of
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, open_accelerator
+from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.runtime import Runtime
 
 TINY = (
     "--rows=120",
@@ -56,7 +56,9 @@ def options_of(*given):
 
 
 def wrapped_tokenizer():
-    return chat.wrap_tokenizer(chat.make_tokenizer(read_texts(options_of("--rows=20")).train, words=300))
+    return chat_template.wrap_tokenizer(
+        chat_template.make_tokenizer(read_texts(options_of("--rows=20")).train, words=300)
+    )
 
 
 def alone(name="cpu"):
@@ -239,6 +241,6 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
 
 def test_a_plan_for_a_card_that_lacks_the_dtype_is_refused_in_words():
     with pytest.raises(BadData, match="has no bfloat16; use float16 or auto"):
-        jobs.plan(options_of("--card=910A", "--dtype=bfloat16"), alone())
+        modes.plan(options_of("--card=910A", "--dtype=bfloat16"), alone())
     with pytest.raises(BadData, match="--card=Z80: not in the table of chips"):
-        jobs.plan(options_of("--card=Z80"), alone())
+        modes.plan(options_of("--card=Z80"), alone())

@@ -7,16 +7,18 @@ import re
 import pytest
 from transformers.models.qwen2 import modeling_qwen2
 
-from ascendrun.programs.trainer import memory, planned
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.accelerator import open_accelerator
-from ascendrun.programs.trainer.start import Runtime
-from ascendrun.programs.trajectory import jobs, plan, sizing
+from ascendrun.programs.trainer import target_device
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
+from ascendrun.programs.trajectory.points.tracks import BadData
 from ascendrun.programs.trajectory.pretrain import make_pretraining
-from ascendrun.programs.trajectory.tracks import BadData
+from ascendrun.programs.trajectory.stages import common, plan
 from ascendrun.programs.trajectory.train import make_loop
 from benchmarks.memory.rank import peak_of
 
@@ -43,7 +45,7 @@ def options_of(*argv):
 def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
     options = options_of(*argv, "--crop=0")
     samples = make_samples(options)
-    sizes = jobs.own_sizes(options, samples)
+    sizes = common.own_sizes(options, samples)
     rows, share = next((rows, share) for each, rows, share in plan.trainings(options, samples) if each == name)
 
     def train():
@@ -62,7 +64,7 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
     plans = []
     measured = peak_of(lambda: plans.append(train()), here)
     heavy = sizing.heaviest(plans[0], options, family="cpu", world_size=1, asked_share=share)
-    precision = planned.planned("", "float32", here.accelerator)[1]
+    precision = target_device.planned("", "float32", here.accelerator)[1]
     need = sizing.reckon(
         sizes, heavy, precision=precision, world_size=1, family="cpu", checkpointed=options["gradient_checkpointing"]
     )
@@ -111,6 +113,6 @@ def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
 
 
 def test_a_card_that_is_planned_for_has_its_own_format_and_memory(here):
-    family, precision, card_bytes = planned.planned("910A", "auto", here.accelerator)
+    family, precision, card_bytes = target_device.planned("910A", "auto", here.accelerator)
     assert (family, precision.scales, card_bytes) == ("npu", True, 32 * memory.GB)
-    assert planned.planned("H100", "auto", here.accelerator)[0] == "cuda"
+    assert target_device.planned("H100", "auto", here.accelerator)[0] == "cuda"

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.trajectory.api import Classifier
-from ascendrun.programs.trajectory.calibrate import Adjustment
-from ascendrun.programs.trajectory.generate import generate
+from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.grammars import text_of
-from ascendrun.programs.trajectory.predict import put_together
-from ascendrun.programs.trajectory.serve import MOST_BYTES, MOST_TRACKS, make_server, serve_until
+from ascendrun.programs.trajectory.points.generate import generate
+from ascendrun.programs.trajectory.stages.serve import MOST_BYTES, MOST_TRACKS, make_server, serve_until
+from ascendrun.programs.trajectory.stages.stream import answer_lines
 from ascendrun.programs.trajectory.store import save_vote
-from ascendrun.programs.trajectory.stream import answer_lines
+from ascendrun.programs.trajectory.vote import put_together
 from tests.programs.conftest import REPO, TINY, Run, Server, until
 
 

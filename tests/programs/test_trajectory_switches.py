@@ -12,21 +12,21 @@ from torch.nn import functional
 from transformers.models.qwen2 import modeling_qwen2
 
 from ascendrun.programs.trainer import options as option_table
-from ascendrun.programs.trainer.accelerator import open_accelerator
-from ascendrun.programs.trainer.start import Runtime
-from ascendrun.programs.trajectory import jobs
+from ascendrun.programs.trainer.devices.accelerator import open_accelerator
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import Samples, make_samples
-from ascendrun.programs.trajectory.evaluate import predict
-from ascendrun.programs.trajectory.generate import generate
+from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.judge import adjusted
 from ascendrun.programs.trajectory.model import make_guesser, make_model
-from ascendrun.programs.trajectory.plan import plan_stage
+from ascendrun.programs.trajectory.points.generate import generate
+from ascendrun.programs.trajectory.points.tracks import BadData
 from ascendrun.programs.trajectory.pretrain import Pretraining
+from ascendrun.programs.trajectory.stages import common, training
+from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted
+from ascendrun.programs.trajectory.stages.plan import plan_stage
 from ascendrun.programs.trajectory.store import Trained, Vote
 from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabulary
-from ascendrun.programs.trajectory.tracks import BadData
 from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
 
 PLAIN = (
@@ -59,7 +59,7 @@ def here(monkeypatch):
     return Runtime(0, 0, 1, None, open_accelerator("cpu", 0))
 
 
-@pytest.mark.parametrize("stage", [jobs.train, jobs.pretrain_stage, plan_stage])
+@pytest.mark.parametrize("stage", [training.train, training.pretrain_stage, plan_stage])
 @pytest.mark.parametrize(
     "given, says",
     [("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")],
@@ -73,9 +73,9 @@ def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, 
 def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path):
     given = ("--objective=causal", "--attention=both", "--data=absent.csv", f"--output={tmp_path}/out")
     with pytest.raises(BadData, match="sees the next word.*--objective=masked, or --attention=causal"):
-        jobs.pretrain_stage(options_of("--mode=pretrain", *given), here)
+        training.pretrain_stage(options_of("--mode=pretrain", *given), here)
     with pytest.raises(BadData, match="absent.csv"):
-        jobs.finetune_stage(options_of("--mode=finetune", *given), here)
+        training.finetune_stage(options_of("--mode=finetune", *given), here)
 
 
 def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
@@ -91,7 +91,7 @@ def task(samples, here):
     def make(*argv):
         options = options_of(*argv)
         plan = plan_of(samples.encoded["train"], options)
-        return Classification(options, samples, make_model(jobs.own_sizes(options, samples), seed=1), here, plan)
+        return Classification(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, plan)
 
     return make
 
@@ -150,7 +150,7 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
     train = [encode(words, vocabulary, 0) for words in texts]
     long = Samples({}, {"train": train, "val": []}, vocabulary, ["one"], {}, {}, "")
     options = options_of()
-    sizes = jobs.own_sizes(options, long)
+    sizes = common.own_sizes(options, long)
     assert sizes.config["max_position_embeddings"] >= long.longest() == 630
     task = Classification(options, long, make_model(sizes, seed=1), here, plan_of(train, options))
     assert rows_of(task.collate([(0,), (1,), (2,), (3,)], 0)) == [
@@ -161,7 +161,7 @@ def test_a_track_longer_than_512_words_reaches_the_model_whole(here):
 @pytest.mark.parametrize("make", [make_model, make_guesser])
 def test_dropout_is_as_large_as_asked_in_the_words_the_attention_and_the_head(samples, make):
     for rate in (0.0, 0.3):
-        model = make(jobs.own_sizes(options_of(f"--dropout={rate}"), samples), seed=1)
+        model = make(common.own_sizes(options_of(f"--dropout={rate}"), samples), seed=1)
         assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {rate}
         assert {layer.self_attn.attention_dropout for layer in model.backbone.layers} == {rate}
 
@@ -178,7 +178,7 @@ def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, sa
 @pytest.mark.parametrize("attention", ["causal", "both"])
 def test_a_word_sees_the_words_after_it_only_where_attention_goes_both_ways(samples, attention):
     """S0-B2, and S0-B3: a causal reader that looks ahead is told the word it has to guess."""
-    model = make_guesser(jobs.own_sizes(options_of(f"--attention={attention}"), samples), seed=1).eval()
+    model = make_guesser(common.own_sizes(options_of(f"--attention={attention}"), samples), seed=1).eval()
     ids = torch.arange(2, 12)[None]
     changed = ids.clone()
     changed[0, -1] = 20
@@ -189,7 +189,7 @@ def test_a_word_sees_the_words_after_it_only_where_attention_goes_both_ways(samp
 
 def test_a_hidden_word_is_guessed_from_the_state_at_its_own_place(samples):
     """S0-B3, in the model: answers stand at (row, place) of what was read."""
-    model = make_guesser(jobs.own_sizes(options_of(), samples), seed=1).eval()
+    model = make_guesser(common.own_sizes(options_of(), samples), seed=1).eval()
     ids, lengths = torch.arange(2, 26).view(2, 12), torch.tensor([12, 12])
     with torch.no_grad():
         states = model.states(ids, lengths)
@@ -200,7 +200,7 @@ def test_a_hidden_word_is_guessed_from_the_state_at_its_own_place(samples):
 def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, tmp_path):
     for asked in ("false", "true"):
         options = options_of(f"--gradient_checkpointing={asked}")
-        model = make_model(jobs.own_sizes(options, samples), seed=1)
+        model = make_model(common.own_sizes(options, samples), seed=1)
         loop = make_loop(options, samples, model, here, tmp_path)
         passes = []
         model.backbone.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=passes: seen.append("forward"))
@@ -211,7 +211,7 @@ def test_activations_are_made_anew_only_where_that_is_asked_for(samples, here, t
 
 def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
     options = options_of("--weight_decay=0.3")
-    engine = make_engine(options, make_model(jobs.own_sizes(options, samples), seed=1), here)
+    engine = make_engine(options, make_model(common.own_sizes(options, samples), seed=1), here)
     assert {group["weight_decay"] for group in engine.optimizer.param_groups} == {0.3, 0.0}
 
 
@@ -220,7 +220,7 @@ def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
 )
 def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
     options = options_of(f"--keep_best_by={wanted}")
-    loop = make_loop(options, samples, make_model(jobs.own_sizes(options, samples), seed=1), here, tmp_path)
+    loop = make_loop(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, tmp_path)
     loop.loader.close()
     assert (loop.settings.best, loop.settings.best_is_low) == kept
 

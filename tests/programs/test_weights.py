@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ascendrun.programs.trainer.weights import BadWeights, read_into
+from ascendrun.programs.trainer.strategies.weights import BadWeights, read_into
 
 
 class Tied(nn.Module):

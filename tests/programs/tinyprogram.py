@@ -16,9 +16,12 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer import accelerator, data, parallel, start, task, weights
+from ascendrun.programs.trainer import data, runtime, task
 from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.strategies import parallel, weights
+from ascendrun.programs.trainer.strategies.engine import Adam
 from ascendrun.programs.trainer.task import Settings, Task
 
 WORDS, WIDTH = 31, 16
@@ -86,7 +89,7 @@ class Counting(Task):
 
     parts = ("even", "odd")
 
-    def __init__(self, options: dict[str, Any], here: start.Runtime) -> None:
+    def __init__(self, options: dict[str, Any], here: runtime.Runtime) -> None:
         self.options, self.here = options, here
         lengths = [4 + 7 * i % 9 for i in range(options["samples"])]
         self.rows = [[(i + j) % WORDS for j in range(length)] for i, length in enumerate(lengths)]
@@ -139,10 +142,10 @@ class Counting(Task):
 
 def main(argv: list[str]) -> None:
     options = {**DEFAULTS, **json.loads(argv[0])}
-    start.run(lambda here: train(options, here), expected=task.EXPECTED, timeout_s=60)
+    runtime.run(lambda here: train(options, here), expected=task.EXPECTED, timeout_s=60)
 
 
-def train(options: dict[str, Any], here: start.Runtime) -> None:
+def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     torch.manual_seed(options["seed"])
     with init_empty_weights() if options["load"] and options["how"] == "fsdp2" else contextlib.nullcontext():
         network = Network(options["dropout"])
@@ -155,12 +158,7 @@ def train(options: dict[str, Any], here: start.Runtime) -> None:
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     engine = parallel.wrap(
-        network,
-        here,
-        how=options["how"],
-        adam=parallel.Adam(lr=options["lr"]),
-        precision=precision,
-        **options["details"],
+        network, here, how=options["how"], adam=Adam(lr=options["lr"]), precision=precision, **options["details"]
     )
     if options["load"] and options["how"] == "fsdp2":
         weights.read_into(network, Path(options["load"]))
@@ -172,7 +170,7 @@ def train(options: dict[str, Any], here: start.Runtime) -> None:
         plan,
         work,
         settings,
-        folder=start.checkpoint_folder("out"),
+        folder=runtime.checkpoint_folder("out"),
         identity={"task": options["identity"]},
     )
     if options["room"]:

@@ -15,9 +15,9 @@ def main(argv: Sequence[str]) -> None:
     """Ends the process. Wrong options end it with code 2 before torch is imported."""
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
     from ascendrun.programs.meshtest import measure
-    from ascendrun.programs.trainer import start
+    from ascendrun.programs.trainer import runtime
 
-    start.run(
+    runtime.run(
         lambda here: measure.measure(options, here),
         family=options["device"],
         timeout_s=options["timeout_s"],

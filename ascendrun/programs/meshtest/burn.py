@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.devices.accelerator import Accelerator
 
 SLICES = 8
 """The time is told in so many pieces: a device that throttles is fast in the first ones only."""

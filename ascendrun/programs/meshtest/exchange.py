@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
 
 LATENCY_BYTES = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ascendrun.programs.meshtest.burn import burn
 from ascendrun.programs.meshtest.exchange import measure_all_reduce
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
 
 Options = Mapping[str, Any]
 

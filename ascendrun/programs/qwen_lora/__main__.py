@@ -14,12 +14,14 @@ OPTIONS = Path(__file__).with_name("options.json")
 def main(argv: Sequence[str]) -> None:
     """Ends the process. Wrong options end it with code 2 before torch is imported."""
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
-    from ascendrun.programs.qwen_lora import jobs
-    from ascendrun.programs.trainer import start
+    from ascendrun.programs.qwen_lora import modes
+    from ascendrun.programs.trainer import runtime
 
-    body = {"train": jobs.train, "plan": jobs.plan, "compare": jobs.compare}[options["mode"]]
+    body = {"train": modes.train, "plan": modes.plan, "compare": modes.compare}[options["mode"]]
     family = "cpu" if options["mode"] != "train" else options["device"]
-    start.run(lambda here: body(options, here), family=family, timeout_s=options["timeout_s"], expected=jobs.EXPECTED)
+    runtime.run(
+        lambda here: body(options, here), family=family, timeout_s=options["timeout_s"], expected=modes.EXPECTED
+    )
 
 
 if __name__ == "__main__":

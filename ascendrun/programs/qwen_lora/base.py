@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from ascendrun.programs.qwen_lora.conversations import BadData
-from ascendrun.programs.trainer import faults, weights
-from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.fsdp2 import materialise
-from ascendrun.programs.trainer.parallel import cast
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import weights
+from ascendrun.programs.trainer.strategies.engine import cast
+from ascendrun.programs.trainer.strategies.fsdp2 import materialise
 
 SHAPES = Path(__file__).with_name("shapes.json")
 WRAPPER, WRAPPED = "base_model.model.", ".base_layer."
@@ -52,7 +53,7 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
         raise BadData(
-            f"{folder}/config.json: refused by transformers ({faults.in_a_line(error)}); copy the base "
+            f"{folder}/config.json: refused by transformers ({os_errors.in_a_line(error)}); copy the base "
             "again, or take a transformers that knows it"
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None

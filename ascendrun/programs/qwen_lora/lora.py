@@ -18,7 +18,7 @@ from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
 from ascendrun.programs.qwen_lora.conversations import BadData
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
-from ascendrun.programs.trainer.parallel import Engine
+from ascendrun.programs.trainer.strategies.engine import Engine
 
 ADAPTER_FILE = "adapter_model.safetensors"
 NAME = "default"

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 from ascendrun.programs.qwen_lora.lora import ADAPTER_FILE, read_settings, target_of
-from ascendrun.programs.trainer.weights import file_of_tensor
+from ascendrun.programs.trainer.strategies.weights import file_of_tensor
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 

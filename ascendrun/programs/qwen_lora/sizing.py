@@ -14,14 +14,14 @@ from torch import nn
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
 from ascendrun.programs.qwen_lora.conversations import BadData
-from ascendrun.programs.qwen_lora.learning import forward
 from ascendrun.programs.qwen_lora.lora import add_lora
-from ascendrun.programs.trainer import memory
-from ascendrun.programs.trainer.accelerator import Precision
-from ascendrun.programs.trainer.chips import Chip
+from ascendrun.programs.qwen_lora.sft_task import forward
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.devices.chips import Chip
 from ascendrun.programs.trainer.metrics import flops_per_token
-from ascendrun.programs.trainer.simulate import Simulated, simulate_deep
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_deep
 
 WAYS = ("ddp", "fsdp2", "zero3")
 

@@ -1,15 +1,14 @@
 '''What every bundled program trains with. A program brings its options, a model and a Task; the rest is here:
 
-    options      the table of options, read before torch is imported     start        one rank: run(body), the ending
-    accelerator  npu, cuda or cpu behind one set of words                distributed  peers: sum, gather, share
-    data         which samples make which step; loader; packing          parallel     wrap(model, how=…) -> Engine
-    task         Task, Settings, Ending, the errors                      loop         Loop: resume(), run(), load_best()
-    saver        checkpoints in the background (format: checkpoint)      metrics      time of a step, FLOPs, MFU
-    schedule     the learning rate of a step                             profiling    a trace of a few steps
-    memory       what a training needs on a card, before one is taken    dry_run      batch arithmetic, with a way out
-    packing      several samples in one row, exactly                     weights      files into a sharded model
-    kernels      the NPU's fused operators, cpu_kernels a CPU's          fusing       puts them into a model's layers
-    batch_finder the largest micro-batch that fits                   files        whole or not at all
+    options        the options table, read before torch is imported     runtime        one rank: run(body), its end
+    devices        npu, cuda or cpu behind one interface, fused ops     distributed    the ranks: sum, gather, share
+    data           which samples make which step; loader; packing       strategies     ddp, fsdp2, zero3 -> Engine
+    task           Task, Settings, Ending, the errors                   loop           Loop: resume, run, load_best
+    saver          checkpoints in the background (format: checkpoint)   metrics        time of a step, FLOPs, MFU
+    schedule       the learning rate of a step                          profiling      a trace of a few steps
+    target_device  the chip that a plan is for                          dry_run        do the batches divide
+    packing        several samples in one sequence, exactly             files          atomic replacement of files
+    batch_finder   the largest micro-batch that fits                    os_errors      errors of the machine
 
 A whole program, `train.py`:
 
@@ -27,15 +26,15 @@ A whole program, `train.py`:
             logits = model(input_ids=tensors["ids"]).logits[:, :-1].float()
             return functional.cross_entropy(logits.flatten(0, 1), tensors["labels"][:, 1:].flatten(), reduction="sum")
 
-    def train(options, here):                               # `here`: start.Runtime, this rank
+    def train(options, here):                               # `here`: Runtime, this rank
         rows = read_rows(options["data"])
         plan = data.Buckets([len(row) for row in rows], batch_size=options["batch_size"], seed=options["seed"])
         precision = accelerator.choose_precision(options["dtype"], here.accelerator)
         here.say(precision.reason)
-        engine = parallel.wrap(make_model(), here, how="ddp", adam=parallel.Adam(lr=options["lr"]), precision=precision)
+        engine = parallel.wrap(make_model(), here, how="ddp", adam=Adam(lr=options["lr"]), precision=precision)
         steps = options["epochs"] * plan.steps_per_epoch
         settings = Settings.of(options, steps=steps, warmup_steps=schedule.warmup_of(options["warmup"], steps))
-        loop = Loop(here, engine, plan, Lines(rows, here), settings, folder=start.checkpoint_folder(options["output"]),
+        loop = Loop(here, engine, plan, Lines(rows, here), settings, runtime.checkpoint_folder(options["output"]),
                     identity={"seed": options["seed"], "lr": options["lr"], "batch_size": options["batch_size"]})
         if options["resume"] == "auto":
             loop.resume()                                   # False: from the start
@@ -43,7 +42,7 @@ A whole program, `train.py`:
             return
         loop.load_best()                                    # into engine.module, when Settings.best names a score
 
-    start.run(lambda here: train(options, here), expected=task.EXPECTED)     # ends the process
+    runtime.run(lambda here: train(options, here), expected=task.EXPECTED)     # ends the process
 
 Random numbers of a step follow from (seed, step, rank), the order of samples from (seed, step): a resumed run equals
 one never stopped to the last bit on a CPU. `batch_size` is that of all ranks together, so a replicated training may go

@@ -15,7 +15,7 @@ from typing import Callable, Protocol
 import numpy as np
 import torch
 
-from ascendrun.programs.trainer.start import stop_signals
+from ascendrun.programs.trainer.runtime import stop_signals
 
 PR_SET_PDEATHSIG = 1
 

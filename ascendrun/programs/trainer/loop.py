@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import randomness
-from ascendrun.programs.trainer.accelerator import worker_context
+from ascendrun.programs.trainer import rng_state
 from ascendrun.programs.trainer.batch_finder import find_micro_batch
 from ascendrun.programs.trainer.data import Batch, Loader, Plan, Share, Unit, deal, seed_of
+from ascendrun.programs.trainer.devices.accelerator import worker_context
 from ascendrun.programs.trainer.metrics import Meter, StepClock, mfu, mfu_words, peak_flops
-from ascendrun.programs.trainer.parallel import Engine, size_of
 from ascendrun.programs.trainer.profiling import open_profiler
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.schedule import share_of_peak
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.strategies.engine import Engine, size_of
 from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Part, Progress, SaveFailed, Settings, Task
 
 
@@ -361,7 +361,7 @@ class Loop:
         common = {
             **self.engine.common_state(),
             "progress": asdict(progress),
-            "random": self.here.gather(randomness.take(self.here.accelerator)),
+            "random": self.here.gather(rng_state.take(self.here.accelerator)),
         }
         facts = {
             "identity": self.identity,
@@ -413,7 +413,7 @@ class Loop:
         self.engine.load_state(found.common, found.own)
         self.progress = Progress(**found.common["progress"])
         if self.here.rank < len(found.common["random"]):
-            randomness.put(found.common["random"][self.here.rank], self.here.accelerator)
+            rng_state.put(found.common["random"][self.here.rank], self.here.accelerator)
         if self.progress.best_step is not None:
             best = self.saver.read_best(self.progress.best_step)
             if best is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from ascendrun.programs.trainer.accelerator import Accelerator, Stamp
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Stamp
 
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s", "comm_s")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
 
 SKIPPED_STEPS = 3
 """The first steps open connections and compile; they say nothing of the others."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ascendrun.programs.trainer import checkpoint
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import CannotResume
 
 

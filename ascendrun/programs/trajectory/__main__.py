@@ -11,32 +11,32 @@ from ascendrun.programs.trainer import options as option_table
 
 OPTIONS = Path(__file__).with_name("options.json")
 STAGES = {
-    "train": ("jobs", "train"),
-    "prepare": ("jobs", "prepare_stage"),
-    "pretrain": ("jobs", "pretrain_stage"),
-    "finetune": ("jobs", "finetune_stage"),
-    "evaluate": ("judge", "evaluate_stage"),
+    "train": ("training", "train"),
+    "prepare": ("training", "prepare_stage"),
+    "pretrain": ("training", "pretrain_stage"),
+    "finetune": ("training", "finetune_stage"),
+    "evaluate": ("evaluate_stage", "evaluate_stage"),
     "predict": ("predict", "classify"),
     "serve": ("serve", "serve_stage"),
     "plan": ("plan", "plan_stage"),
 }
-"""The module here, and its function of (options, runtime), by --mode."""
+"""The module in `stages`, and its function of (options, runtime), by --mode."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Ends the process. Wrong options end it with code 2 before torch is imported."""
     options = option_table.parse_or_exit(argv, option_table.read_table(OPTIONS))
-    from ascendrun.programs.trainer import start
-    from ascendrun.programs.trajectory import jobs
+    from ascendrun.programs.trainer import runtime
+    from ascendrun.programs.trajectory.stages import training
 
     module, name = STAGES[options["mode"]]
-    body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.{module}"), name)
+    body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.stages.{module}"), name)
     takes_none = options["mode"] == "plan" and options["card"]
-    start.run(
+    runtime.run(
         lambda here: body(options, here),
         family="cpu" if takes_none else options["device"],
         timeout_s=options["timeout_s"],
-        expected=jobs.EXPECTED,
+        expected=training.EXPECTED,
     )
 
 

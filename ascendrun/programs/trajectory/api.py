@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ascendrun.programs.trainer.accelerator import choose_family, open_accelerator
-from ascendrun.programs.trajectory.evaluate import probabilities_of
+from ascendrun.programs.trainer.devices.accelerator import choose_family, open_accelerator
+from ascendrun.programs.trajectory.evaluation.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
-from ascendrun.programs.trajectory.predict import answer, put_together
-from ascendrun.programs.trajectory.read_ais import NEEDED, LeftOut, clean_rows, find_columns
+from ascendrun.programs.trajectory.points.read_ais import NEEDED, LeftOut, clean_rows, find_columns
+from ascendrun.programs.trajectory.points.tracks import BadData, in_order
 from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
-from ascendrun.programs.trajectory.tracks import BadData, in_order
+from ascendrun.programs.trajectory.vote import answer, put_together
 
 LONGEST = 4096
 """Words of one text; a longer one is refused, not cut in silence."""

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.trajectory.generate import generate
-from ascendrun.programs.trajectory.leaks import check_leak, check_same_segments
-from ascendrun.programs.trajectory.read_ais import ALIASES, read_tracks
+from ascendrun.programs.trajectory.leakage import check_leak, check_same_segments
+from ascendrun.programs.trajectory.points.generate import generate
+from ascendrun.programs.trajectory.points.read_ais import ALIASES, read_tracks
+from ascendrun.programs.trajectory.points.split import split_records
+from ascendrun.programs.trajectory.points.tracks import BadData, Limits
 from ascendrun.programs.trajectory.records import (
     Prepared,
     Record,
@@ -20,9 +22,7 @@ from ascendrun.programs.trajectory.records import (
     load_prepared,
     read_texts,
 )
-from ascendrun.programs.trajectory.split import split_records
 from ascendrun.programs.trajectory.tokens import Encoded, encode, label_ids, make_vocabulary
-from ascendrun.programs.trajectory.tracks import BadData, Limits
 
 Options = Mapping[str, Any]
 

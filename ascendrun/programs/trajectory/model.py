@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ascendrun.programs.trainer import cpu_kernels, faults, fusing, kernels
-from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
+from ascendrun.programs.trainer.devices.accelerator import Accelerator
+from ascendrun.programs.trajectory.points.tracks import BadData
 from ascendrun.programs.trajectory.tokens import Ids
-from ascendrun.programs.trajectory.tracks import BadData
 
 POOLINGS = ("mean", "last")
 ATTENTIONS = ("causal", "both")
@@ -89,7 +90,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     try:
         made_of(config)
     except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
-        raise BadData(f"{file}: refused by transformers ({faults.in_a_line(error)}); copy the base again") from error
+        raise BadData(f"{file}: refused by transformers ({os_errors.in_a_line(error)}); copy the base again") from error
     return config
 
 
@@ -129,11 +130,11 @@ class Reader(nn.Module):
 def fuse(model: Reader, accelerator: Accelerator, dtype: torch.dtype) -> list[str]:
     """Gives the transformer the fused operators of its device, for arithmetic in `dtype`; lines to say of it."""
     if accelerator.family == "cpu":
-        fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
+        fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return []
     sound, reasons = kernels.sound_kernels(accelerator, dtype)
     model.backbone.config._attn_implementation = kernels.attention_implementation(sound)
-    replaced = fusing.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
+    replaced = fused_ops.fuse(model.backbone, kernels.operators_of(sound), device=accelerator.device.type)
     return [*(f"not fused: {reason}" for reason in reasons), *([f"fused: {', '.join(replaced)}"] if replaced else [])]
 
 
@@ -223,7 +224,7 @@ def make_activations_anew(reader: Reader) -> None:
 def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> str:
     """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
     into, where it has one. What was done, for people. Raises BadData or weights.BadWeights."""
-    from ascendrun.programs.trainer.weights import file_of_tensor, read_into
+    from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
 
     there = file_of_tensor(folder)
     prefix = "model." if any(name.startswith("model.layers.") for name in there) else ""
@@ -258,7 +259,7 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare one
         raise BadData(
-            f"{folder}/tokenizer.json: is no tokenizer ({faults.in_a_line(error)}); copy the base again"
+            f"{folder}/tokenizer.json: is no tokenizer ({os_errors.in_a_line(error)}); copy the base again"
         ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
 from ascendrun.programs.trainer.loop import Loop
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.task import Task
 from ascendrun.programs.trajectory.batches import augment
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of

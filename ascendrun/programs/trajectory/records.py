@@ -14,10 +14,10 @@ from typing import Any, TextIO
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
-from ascendrun.programs.trajectory.leaks import fingerprint
-from ascendrun.programs.trajectory.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
+from ascendrun.programs.trajectory.leakage import fingerprint
+from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
+from ascendrun.programs.trajectory.points.tracks import BadData, Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import BadData, Track
 
 SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ascendrun.programs.trainer import cpu_kernels, fusing, memory
-from ascendrun.programs.trainer.accelerator import Precision
 from ascendrun.programs.trainer.data import Buckets, Loader
-from ascendrun.programs.trainer.simulate import Shapes, Simulated, simulate_deep
+from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.strategies.simulate import Shapes, Simulated, simulate_deep
 from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.model import Reader, Sizes, TrackClassifier, WordGuesser, make_activations_anew
 from ascendrun.programs.trajectory.train import micro_tokens_of
@@ -81,7 +82,7 @@ def simulated(sizes: Sizes, heavy: Pass, precision: Precision, *, family: str, c
         if checkpointed:
             make_activations_anew(model)
         if family == "cpu":
-            fusing.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
+            fused_ops.fuse(model.backbone, cpu_kernels.OPERATORS, device="cpu")
         return model
 
     return simulate_deep(

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ascendrun.programs.trainer.accelerator import Accelerator
+from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
-from ascendrun.programs.trajectory.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import BadData
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 

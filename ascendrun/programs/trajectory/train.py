@@ -11,17 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from ascendrun.programs.trainer import accelerator, metrics, parallel
+from ascendrun.programs.trainer import metrics
 from ascendrun.programs.trainer.data import Batch, Buckets, Unit
+from ascendrun.programs.trainer.devices import accelerator
 from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import warmup_of
-from ascendrun.programs.trainer.start import Runtime
+from ascendrun.programs.trainer.strategies import parallel
+from ascendrun.programs.trainer.strategies.engine import Adam, Engine
 from ascendrun.programs.trainer.task import Settings, Task
 from ascendrun.programs.trajectory.batches import augment
 from ascendrun.programs.trajectory.data import Options, Samples, multiple_of
-from ascendrun.programs.trajectory.evaluate import predict
+from ascendrun.programs.trajectory.evaluation.evaluate import predict
+from ascendrun.programs.trajectory.evaluation.scores import score
 from ascendrun.programs.trajectory.model import Reader, TrackClassifier, fuse, make_activations_anew, pad
-from ascendrun.programs.trajectory.scores import score
 from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
 FREE_TO_CHANGE = (
@@ -186,8 +189,8 @@ def micro_tokens_of(options: Options, family: str) -> int:
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
-def make_engine(options: Options, model: Reader, here: Runtime) -> parallel.Engine:
-    adam = parallel.Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=BETAS)
+def make_engine(options: Options, model: Reader, here: Runtime) -> Engine:
+    adam = Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=BETAS)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     if options["gradient_checkpointing"]:
         make_activations_anew(model)

@@ -9,8 +9,8 @@ from typing import Any, Callable
 from ascendrun.programs.trajectory.grammars.compact import compact_words
 from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, guide_words, make_words
 from ascendrun.programs.trajectory.grammars.motion import motion_words, sized_words
+from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import Track
 
 Grammar = Callable[..., Words]
 """(track, resolution=…) -> Words; no grammar looks at the track's label."""

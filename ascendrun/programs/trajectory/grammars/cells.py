@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ascendrun.programs.trajectory.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import BadData
 
 
 def library() -> Any:

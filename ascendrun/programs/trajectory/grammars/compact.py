@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ascendrun.programs.trajectory.bins import SPEED_EDGES, TURN_EDGES, binned, summary_words, turns
+from ascendrun.programs.trajectory.grammars.bins import SPEED_EDGES, TURN_EDGES, binned, summary_words, turns
 from ascendrun.programs.trajectory.grammars.cells import cell_at, library
+from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import Track
 
 REGION_LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
 """H3 resolutions that the words name, from 600 km down to 500 m."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from ascendrun.programs.trajectory.bins import compass, speed_word, time_words
+from ascendrun.programs.trajectory.grammars.bins import compass, speed_word, time_words
 from ascendrun.programs.trajectory.grammars.cells import cell_at, library
+from ascendrun.programs.trajectory.points.tracks import Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import Track
 
 END = "POINT_END"
 PREFIXES = (("L1", 3), ("L2", 5), ("L3", 7), ("L4", 9))

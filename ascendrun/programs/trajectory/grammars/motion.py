@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import numpy as np
 from numpy.typing import NDArray
 
-from ascendrun.programs.trajectory.bins import (
+from ascendrun.programs.trajectory.grammars.bins import (
     MEAN_TURN_EDGES,
     NET_EDGES,
     SHARE_EDGES,
@@ -22,8 +22,8 @@ from ascendrun.programs.trajectory.bins import (
     summary_words,
     turns,
 )
+from ascendrun.programs.trajectory.points.tracks import METRES_PER_DEGREE, Floats, Track
 from ascendrun.programs.trajectory.tokens import Words
-from ascendrun.programs.trajectory.tracks import METRES_PER_DEGREE, Floats, Track
 
 GRID_LEVELS = 7
 COARSEST_DEGREES = 8.0

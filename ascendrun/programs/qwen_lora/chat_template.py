@@ -1,0 +1,141 @@
+"""Conversations as tokens, and which of them are learned: the assistant's words and their end mark, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.trainer import os_errors
+from ascendrun.programs.trainer.packing import IGNORED
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MADE_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sample. `labels`: the token where it is learned, IGNORED elsewhere. `level`: a number, see Table.levels."""
+
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    level: int
+
+    @property
+    def learned(self) -> int:
+        return sum(label != IGNORED for label in self.labels[1:])
+
+
+def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: int) -> Encoded:
+    """At most `cutoff` tokens, cut at the end. Raises BadData when the template does not tell whose words are whose."""
+    messages = [{"role": role, "content": text} for role, text in conversation.turns]
+    ids: list[int] = []
+    labels: list[int] = []
+    done = ""
+
+    def add(text: str, *, is_learned: bool) -> None:
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids.extend(tokens)
+        labels.extend(tokens if is_learned else [IGNORED] * len(tokens))
+
+    for turn, (role, _) in enumerate(conversation.turns):
+        if role != "assistant":
+            continue
+        before = render(tokenizer, messages[:turn], asks=True)
+        after = render(tokenizer, messages[: turn + 1], asks=False)
+        if not before.startswith(done) or not after.startswith(before):
+            raise BadData(
+                "the tokenizer's chat template rewrites earlier turns, so the assistant's words cannot be "
+                "told from the others; use --template=chatml"
+            )
+        add(before[len(done) :], is_learned=False)
+        said = after[len(before) :]
+        mark = said.rstrip("\n")
+        add(mark, is_learned=True)
+        done = before + mark
+    return Encoded(tuple(ids[:cutoff]), tuple(labels[:cutoff]), level)
+
+
+def render(tokenizer: Any, messages: Sequence[Any], *, asks: bool) -> str:
+    """`asks`: up to where the assistant begins to speak."""
+    if not messages and not asks:
+        return ""
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))
+
+
+def encode_all(
+    tokenizer: Any, conversations: Sequence[Conversation], levels: Sequence[str], *, cutoff: int
+) -> tuple[list[Encoded], int]:
+    """(samples, how many were left out because the cut left nothing to learn). One level: all are of it."""
+    number = {name: i for i, name in enumerate(levels)} if len(levels) > 1 else {}
+    every = [encode(tokenizer, each, number.get(str(each.level), 0), cutoff=cutoff) for each in conversations]
+    kept = [each for each in every if each.learned]
+    if not kept:
+        raise BadData(f"after --cutoff_len={cutoff} tokens nothing the assistant says is left in any row; raise it")
+    return kept, len(every) - len(kept)
+
+
+def make_tokenizer(conversations: Sequence[Conversation], *, words: int = MADE_WORDS) -> str:
+    """A byte-level BPE learned from these texts, as the JSON that `tokenizers` reads."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    maker = Tokenizer(models.BPE())
+    maker.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    maker.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=words,
+        special_tokens=list(MARKS),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    maker.train_from_iterator(texts_of(conversations), trainer)
+    return str(maker.to_str())
+
+
+def texts_of(conversations: Sequence[Conversation]) -> Iterator[str]:
+    for each in conversations:
+        for role, text in each.turns:
+            yield f"{role}\n{text}\n"
+
+
+def wrap_tokenizer(text: str) -> Any:
+    """transformers' tokenizer of such a JSON, with the built-in template."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(
+        tokenizer_object=Tokenizer.from_str(text),
+        eos_token=MARKS[2],
+        pad_token=MARKS[0],
+        additional_special_tokens=[MARKS[1]],
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def load_tokenizer(folder: Path, *, template: str) -> Any:
+    """`template`: auto (the tokenizer's own, else ChatML) or chatml. Raises BadData."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of many kinds; `tokenizers` raises the bare one
+        raise BadData(
+            f"{folder}/tokenizer.json, or what belongs to it, is no tokenizer that transformers can read "
+            f"({os_errors.in_a_line(error)}); copy the base again"
+        ) from error
+    if template == "chatml" or not tokenizer.chat_template:
+        tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    """Padding is never learned nor seen, so any word will do."""
+    return int(next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0))

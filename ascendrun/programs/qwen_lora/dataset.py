@@ -1,0 +1,156 @@
+"""From files to what is learned: conversations, the tokenizer, the table of stages, encoded samples by level."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ascendrun.programs.qwen_lora import chat_template
+from ascendrun.programs.qwen_lora.conversations import (
+    BadData,
+    Conversation,
+    digest_of,
+    read_conversations,
+    rows_of_levels,
+)
+from ascendrun.programs.qwen_lora.curriculum import Course, Table, choose_table
+from ascendrun.programs.qwen_lora.generate import make_conversations
+from ascendrun.programs.qwen_lora.sft_task import Rows
+from ascendrun.programs.trainer.runtime import Runtime
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """`val` empty: nothing to validate on."""
+
+    train: list[Conversation]
+    val: list[Conversation]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Everything that is learned and validated on, as tokens. `cut`: samples that the cutoff left nothing of."""
+
+    table: Table
+    train: Rows
+    val: Rows
+    val_texts: list[Conversation]
+    cut: int
+    digest: str
+    tokenizer: Any
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        """The samples of each level."""
+        return [
+            [number for number, sample in enumerate(self.train.samples) if sample.level == level]
+            for level in range(len(self.table.levels))
+        ]
+
+
+def read_texts(options: Options) -> Texts:
+    """Raises BadData."""
+    system = options["system"]
+    if options["data"]:
+        train = read_conversations(Path(options["data"]), system=system)
+    else:
+        train = make_conversations(options["rows"], seed=options["seed"], system=system)
+    val: list[Conversation] = []
+    if options["val"]:
+        val = read_conversations(Path(options["val"]), system=system)
+    elif options["val_fraction"]:
+        order = list(range(len(train)))
+        random.Random(options["seed"]).shuffle(order)
+        if len(train) < 2:
+            raise BadData(
+                f"{options['data']}: {len(train)} row for training and validation both; give more, or --val_fraction=0"
+            )
+        count = max(1, round(len(train) * options["val_fraction"]))
+        val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
+    return Texts(train, val, digest_of(train + val))
+
+
+def check_same(digest: str, here: Runtime) -> None:
+    """Raises BadData when ranks read different rows: they would train on different data and never notice."""
+    odd = here.odd_ones(digest)
+    if odd:
+        raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+
+
+def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
+    """Raises BadData."""
+    try:
+        table = choose_table(
+            rows_of_levels(texts.train),
+            wanted=options["curriculum"],
+            levels=options["levels"],
+            stages=options["stages"],
+        )
+    except ValueError as error:
+        raise BadData(str(error)) from error
+    pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_multiple"]
+    train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
+    # Without a curriculum the validation's loss is still told by difficulty, so that two runs can be compared.
+    named = {str(each.level) for each in texts.val if each.level is not None}
+    val_levels = tuple(level for level in options["levels"] if level in named)
+    if len(val_levels) < 2 or any(str(each.level) not in val_levels for each in texts.val):
+        val_levels = ("all",)
+    val = (
+        chat_template.encode_all(tokenizer, texts.val, val_levels, cutoff=options["cutoff_len"])[0] if texts.val else []
+    )
+    return Lessons(
+        table,
+        Rows(train, table.levels, pad_id, multiple),
+        Rows(val, val_levels, pad_id, multiple),
+        texts.val,
+        cut,
+        texts.digest,
+        tokenizer,
+    )
+
+
+def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Course:
+    samples = lessons.train.samples
+    lengths = [len(sample.ids) for sample in samples]
+    steps = options["max_steps"] or options["epochs"] * -(-len(samples) // options["batch_size"])
+    return Course(
+        lessons.table,
+        lessons.numbers,
+        lengths,
+        steps=steps,
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+        row_tokens=options["cutoff_len"] if options["packing"] else 0,
+        spread=world_size,
+    )
+
+
+def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
+    """For people: what was read and what will happen."""
+    samples = lessons.train.samples
+    tokens, learned = sum(len(each.ids) for each in samples), sum(each.learned for each in samples)
+    longest = max(len(each.ids) for each in samples)
+    lines = [
+        *lessons.table.notes,
+        f"{len(samples)} rows of {options['data'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
+        f"average and {longest} at most, {learned / tokens:.0%} of them learned; "
+        f"{len(lessons.val.samples)} to validate on",
+    ]
+    if lessons.cut:
+        lines.append(f"{lessons.cut} rows left out: --cutoff_len={options['cutoff_len']} cuts all of the answer off")
+    at_cutoff = sum(len(each.ids) == options["cutoff_len"] for each in samples)
+    if at_cutoff:
+        lines.append(f"{at_cutoff} rows ({at_cutoff / len(samples):.1%}) are cut at {options['cutoff_len']} tokens")
+    return lines + course.story()
+
+
+def texts_to_answer(lessons: Lessons, count: int) -> Sequence[tuple[int, Conversation]]:
+    """Spread over the validation rows."""
+    step = max(1, len(lessons.val_texts) // max(1, count))
+    return [(i, lessons.val_texts[i]) for i in range(0, len(lessons.val_texts), step)][:count]

@@ -1,0 +1,161 @@
+"""How good the model is: loss of every level, choices among answers, answers of its own. All ranks score together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascendrun.programs.qwen_lora.chat_template import Encoded, encode, render
+from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.qwen_lora.sft_task import Rows, forward
+from ascendrun.programs.trainer.packing import IGNORED
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.engine import Engine
+
+ROWS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Question:
+    """`answer`: the place of the right one among the choices."""
+
+    text: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+def losses_of(engine: Engine, rows: Rows, here: Runtime) -> list[tuple[float, int]]:
+    """(summed loss, learned tokens) of every sample, in order, on every rank.
+
+    Every rank takes part in equally many passes: sharded models gather their weights in each.
+    """
+    order = sorted(range(len(rows.samples)), key=lambda number: len(rows.samples[number].ids))
+    chunks = [order[i : i + ROWS_AT_ONCE] for i in range(0, len(order), ROWS_AT_ONCE)]
+    rounds = -(-len(chunks) // here.world_size)
+    mine: dict[int, tuple[float, int]] = {}
+    was_training = engine.module.training
+    engine.module.eval()
+    with torch.no_grad():
+        for each in range(rounds):
+            place = each * here.world_size + here.rank
+            chunk = chunks[place] if place < len(chunks) else chunks[0][:1]
+            tensors = {
+                name: tensor.to(here.device)
+                for name, tensor in rows.batch([(number,) for number in chunk]).tensors.items()
+            }
+            with engine.autocast():
+                losses = forward(engine.model, tensors, engine.precision.compute)
+            counts = (tensors["targets"] != IGNORED).sum(1).tolist()
+            if place < len(chunks):
+                mine.update(
+                    {number: (loss, count) for number, loss, count in zip(chunk, losses.sum(1).tolist(), counts)}
+                )
+    engine.module.train(was_training)
+    every = {number: pair for part in here.gather(mine) for number, pair in part.items()}
+    return [every[number] for number in range(len(rows.samples))]
+
+
+def loss_by_level(engine: Engine, rows: Rows, here: Runtime) -> dict[str, float]:
+    """{loss, loss_LEVEL …}: means over learned tokens."""
+    each = losses_of(engine, rows, here)
+    scores = {"loss": mean_of(each)}
+    for i, level in enumerate(rows.levels if len(rows.levels) > 1 else ()):
+        part = [pair for pair, sample in zip(each, rows.samples) if sample.level == i]
+        if part:
+            scores[f"loss_{level}"] = mean_of(part)
+    return scores
+
+
+def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
+    return sum(loss for loss, _ in pairs) / max(1, sum(count for _, count in pairs))
+
+
+def read_questions(path: Path, limit: int) -> list[Question]:
+    """Raises BadData. `answer` is a letter, or the place counted from 0."""
+    if not path.is_file():
+        raise BadData(f"{path}: no such file")
+    found: list[Question] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip() or len(found) == limit:
+            continue
+        try:
+            row = json.loads(line)
+            choices, answer = tuple(map(str, row["choices"])), row["answer"]
+            place = "ABCDEFGH".index(answer) if isinstance(answer, str) else int(answer)
+            if not 0 <= place < len(choices):
+                raise ValueError(f"answer {answer!r} of {len(choices)} choices")
+            found.append(Question(str(row["question"]), choices, place))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadData(f"{path}: line {number}: wants question, choices and the answer's letter ({error})") from None
+    if not found:
+        raise BadData(f"{path}: no question; wants JSON lines of {{question, choices, answer}}")
+    return found
+
+
+def accuracy(
+    engine: Engine,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    here: Runtime,
+    *,
+    system: str,
+    pad_id: int,
+    multiple: int,
+    cutoff: int,
+) -> dict[str, float]:
+    """The choice whose words are the least surprising, a token on average, is taken. {mc_accuracy, mc_chance}."""
+    samples = [
+        sample for question in questions for sample in as_samples(tokenizer, question, system=system, cutoff=cutoff)
+    ]
+    each = losses_of(engine, Rows(samples, ("all",), pad_id, multiple), here)
+    right, at = 0, 0
+    for question in questions:
+        mine = each[at : at + len(question.choices)]
+        at += len(question.choices)
+        means = [loss / max(1, count) for loss, count in mine]
+        right += means.index(min(means)) == question.answer
+    chance = sum(1 / len(question.choices) for question in questions) / len(questions)
+    return {"mc_accuracy": right / len(questions), "mc_chance": chance}
+
+
+def as_samples(tokenizer: Any, question: Question, *, system: str, cutoff: int) -> list[Encoded]:
+    shown = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEFGH", question.choices))
+    before = (("system", system),) if system else ()
+    return [
+        encode(
+            tokenizer,
+            Conversation((*before, ("user", f"{question.text}\n{shown}"), ("assistant", choice))),
+            0,
+            cutoff=cutoff,
+        )
+        for choice in question.choices
+    ]
+
+
+def answer(engine: Engine, tokenizer: Any, conversation: Conversation, here: Runtime, *, most: int) -> str:
+    """The model's own words after the first question, the likeliest word at each place. Ranks do it side by side,
+    since a sharded model needs them all."""
+    first = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
+    messages = [{"role": role, "content": text} for role, text in conversation.turns[:first]]
+    ids = list(tokenizer(render(tokenizer, messages, asks=True), add_special_tokens=False)["input_ids"])
+    begin, last = len(ids), torch.tensor([0])
+    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    engine.module.eval()
+    with torch.no_grad(), engine.autocast():
+        while len(ids) - begin < most:
+            last[0] = len(ids) - 1
+            logits = engine.model(
+                input_ids=torch.tensor([ids]).to(here.device), logits_to_keep=last.to(here.device), use_cache=False
+            ).logits
+            # Rank 0's word counts: the ranks must go on together.
+            word = int(here.share(int(logits[0, -1].argmax())))
+            if word in ends:
+                break
+            ids.append(word)
+    engine.module.train()
+    return str(tokenizer.decode(ids[begin:], skip_special_tokens=True))

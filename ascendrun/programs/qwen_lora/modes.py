@@ -1,0 +1,450 @@
+"""The program's jobs from end to end: train, evaluate and save; reckon only; compare two runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
+from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.qwen_lora.curriculum import Course
+from ascendrun.programs.qwen_lora.dataset import (
+    Lessons,
+    check_same,
+    introduce,
+    make_course,
+    make_lessons,
+    read_texts,
+    texts_to_answer,
+)
+from ascendrun.programs.qwen_lora.evaluation import Question
+from ascendrun.programs.qwen_lora.merge import merge
+from ascendrun.programs.qwen_lora.sft_task import Instructions, heaviest
+from ascendrun.programs.qwen_lora.sizing import Holding
+from ascendrun.programs.trainer import metrics, os_errors, runtime, task
+from ascendrun.programs.trainer.devices import accelerator, fused_ops, kernels
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision
+from ascendrun.programs.trainer.devices.chips import chip_of
+from ascendrun.programs.trainer.files import replace_text
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.schedule import warmup_of
+from ascendrun.programs.trainer.strategies import parallel, zero3
+from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
+from ascendrun.programs.trainer.strategies.weights import BadWeights
+from ascendrun.programs.trainer.target_device import planned
+from ascendrun.programs.trainer.task import Settings
+
+Options = Mapping[str, Any]
+EXPECTED = (BadData, BadWeights, sizing.TooLarge, lora.AdapterIncomplete, *task.EXPECTED)
+"""Faults of what was given, not of this program: their message is the whole story."""
+FREE_TO_CHANGE = (
+    "mode",
+    "data",
+    "val",
+    "base_model",
+    "output",
+    "device",
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "how",
+    "offload",
+    "keep_checkpoints",
+    "timeout_s",
+    "micro_batch",
+    "workers",
+    "samples",
+    "sample_tokens",
+    "mc_data",
+    "mc_limit",
+    "merge",
+    "max_s",
+    "peak_tflops",
+    "profile",
+    "card",
+    "ranks",
+    "compare",
+    "on_save_failure",
+    "checkpointing",
+    "quantize",
+)
+"""Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
+
+
+def train(options: Options, here: Runtime) -> None:
+    """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
+    began_s = time.monotonic()
+    lora.refuse_qlora(options["quantize"], here.family)
+    questions = evaluation.read_questions(Path(options["mc_data"]), options["mc_limit"]) if options["mc_data"] else []
+    precision = chosen_precision(options, here.accelerator)
+    sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
+    folder, output = runtime.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
+    os_errors.check_writable(output)
+    home = Path(options["base_model"]) if options["base_model"] else output / "base"
+    texts = read_texts(options)
+    check_same(texts.digest, here)
+    config, tokenizer = open_base(options, home, texts.train, here)
+    lessons = make_lessons(texts, tokenizer, options)
+    course = make_course(lessons, options, world_size=here.world_size)
+    for line in [*introduce(lessons, course, options), precision.reason]:
+        here.say(line)
+    for problem in batch_problems(course, options, here.world_size):
+        here.say(f"note: {problem}")
+    piece = heaviest(
+        lessons.train, course.units, steps=course.steps, world_size=here.world_size, micro_batch=options["micro_batch"]
+    )
+    holding, lines = sizing.choose(config, options, piece, here, precision)
+    for line in lines:
+        here.say(line)
+    model, engine, expected = make_engine(config, options, home, here, precision, holding)
+    loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
+    if options["resume"] == "auto":
+        loop.resume()
+    if not loop.run().is_complete:
+        here.say(
+            f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+            f"there, with the checkpoint in {loop.saver.parent}"
+        )
+        return
+    if options["keep"] == "best":
+        loop.load_best()
+    save(engine, model, expected, options, home, output, lessons, here)
+    scores = final_scores(engine, lessons, questions, options, here, output)
+    if here.is_first:
+        write_report(output, options, lessons, course, loop, holding, piece, scores, time.monotonic() - began_s)
+    here.say(f"adapter, report and samples: {output}")
+    here.record(done=True, **{f"final_{name}": value for name, value in scores.items()})
+
+
+def chosen_precision(options: Options, device: Accelerator) -> Precision:
+    """Raises BadData for a dtype that the device lacks."""
+    try:
+        return accelerator.choose_precision(options["dtype"], device)
+    except ValueError as error:
+        raise BadData(str(error)) from error
+
+
+def open_base(options: Options, home: Path, conversations: list[Any], here: Runtime) -> tuple[Any, Any]:
+    """Its configuration and tokenizer; a base of our own making is made here, with a tokenizer learned from the data
+    by rank 0."""
+    packed = options["cutoff_len"] if options["packing"] else 0
+    if options["base_model"]:
+        config = base.folder_config(home, packed_tokens=packed)
+        return config, chat_template.load_tokenizer(home, template=options["template"])
+    text = here.share(make_text(home, conversations) if here.is_first else "")
+    tokenizer = chat_template.wrap_tokenizer(text)
+    words = max(base.shape_config(options["shape"]).vocab_size, len(tokenizer))
+    base.make_base(
+        home, base.shape_config(options["shape"], vocab_size=words), tokenizer, seed=options["seed"], here=here
+    )
+    return base.folder_config(home, packed_tokens=packed), tokenizer
+
+
+def make_text(home: Path, conversations: list[Any]) -> str:
+    """A base that is there already, of the run that this one goes on from, brings its own."""
+    made = home / "tokenizer.json"
+    return made.read_text(encoding="utf-8") if made.is_file() else chat_template.make_tokenizer(conversations)
+
+
+def batch_problems(course: Course, options: Options, world_size: int) -> list[str]:
+    """Rows are even over the ranks already; what is left are pieces that do not divide, and ranks without rows."""
+    rows = len(course.units(0))
+    if rows < world_size:
+        return [
+            f"--batch_size={options['batch_size']} makes {rows} rows a step on {world_size} ranks, so "
+            f"{world_size - rows} of them have none; take at least {world_size}"
+        ]
+    micro = options["micro_batch"]
+    if micro and rows % (world_size * micro):
+        return [f"a step has {rows} rows for {world_size} ranks x --micro_batch={micro}: some passes are not full"]
+    return []
+
+
+def mean_length(course: Course) -> float:
+    """Of what attends to each other: samples, packed or not."""
+    return sum(course.lengths) / max(1, len(course.lengths))
+
+
+def make_engine(
+    config: Any, options: Options, home: Path, here: Runtime, precision: Precision, holding: Holding
+) -> tuple[Any, Engine, dict[str, Any]]:
+    """(peft's model, the engine, names and shapes of the adapter). The base's weights go where they will stay."""
+    sound, reasons = kernels.sound_kernels(here.accelerator, precision.compute)
+    for reason in reasons:
+        here.say(f"not fused: {reason}")
+    attention = kernels.attention_implementation(sound)
+    here.say(f"attention: {'the NPU' if attention != 'sdpa' else 'torch'}'s fused one ({attention})")
+    model, how = base.empty_model(config, attention=attention), holding.how
+    if holding.checkpointing:
+        base.checkpoint_activations(model, how=how)
+    model = lora.add_lora(model, options)
+    replaced = fused_ops.fuse(model, kernels.operators_of(sound), device=here.accelerator.device.type)
+    if replaced:
+        here.say(f"fused: {', '.join(replaced)}")
+    model.config.pad_token_id = getattr(config, "pad_token_id", None)
+    with base.weights_of(home) as read:
+        values = lora.first_values(model, seed=options["seed"], read=read, here=here)
+    lora.put_values(model, values)
+    expected = lora.trained_shapes(model)
+    adam = Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
+    details: dict[str, Any] = {}
+    if how == "ddp":
+        base.load_whole(model, home, here, precision)
+    elif how == "zero3":
+        details = {"offload_optimizer": holding.offload, "offload_weights": holding.offload}
+        zero3.prepare(here)
+        trained = sum(value.numel() for value in values.values())
+        base.load_for_zero3(model, home, here, precision, zero3.configuration(precision, trained=trained, **details))
+    else:
+        details = {"offload": holding.offload}
+    engine = parallel.wrap(model, here, how=how, adam=adam, precision=precision, **details)
+    if how == "fsdp2":
+        base.load_parts(engine.module, home)
+    return model, engine, expected
+
+
+def make_loop(
+    options: Options,
+    lessons: Lessons,
+    course: Course,
+    engine: Engine,
+    here: Runtime,
+    precision: Precision,
+    folder: Path,
+    *,
+    mean_length: float,
+) -> Loop:
+    def evaluate(step: int) -> dict[str, float]:
+        return evaluation.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
+
+    instructions = Instructions(lessons.train, dtype=precision.compute, evaluate=evaluate)
+    keeps_best = options["keep"] == "best" and bool(lessons.val.samples)
+    settings = Settings.of(
+        options,
+        steps=course.steps,
+        warmup_steps=warmup_of(options["warmup"], course.steps),
+        eval_every=(options["eval_every"] or course.steps_per_epoch) if lessons.val.samples else 0,
+        best="loss" if keeps_best else "",
+        best_is_low=True,
+        flops_per_token=flops_of(engine, mean_length),
+    )
+    return Loop(here, engine, course, instructions, settings, folder=folder, identity=identity_of(options, lessons))
+
+
+def flops_of(engine: Engine, mean_length: float) -> float:
+    config: Any = engine.module.config
+    sizes = [(name, size_of(weight), weight.requires_grad) for name, weight in engine.module.named_parameters()]
+    words = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return metrics.flops_per_token(
+        parameters=sum(size for _, size, _ in sizes),
+        trainable=sum(size for _, size, trained in sizes if trained),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        mean_length=mean_length,
+        embedding=words,
+    )
+
+
+def identity_of(options: Options, lessons: Lessons) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that goes on from it."""
+    kept = {name: value for name, value in options.items() if name not in FREE_TO_CHANGE}
+    return {**kept, "data": lessons.digest[:16]}
+
+
+def save(
+    engine: Engine,
+    model: Any,
+    expected: Mapping[str, Any],
+    options: Options,
+    home: Path,
+    output: Path,
+    lessons: Lessons,
+    here: Runtime,
+) -> None:
+    """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises AdapterIncomplete."""
+    from safetensors import SafetensorError  # a full disk, in its words
+
+    weights = lora.gathered(engine)
+    problem: str | None = None
+    if here.is_first:
+        model.peft_config[lora.NAME].base_model_name_or_path = str(home.absolute())
+        try:
+            lora.save_adapter(weights, expected, model, output / "adapter", lessons.tokenizer)
+            here.say(
+                f"adapter: {len(weights)} matrices, {sum(each.numel() for each in weights.values()):,} numbers, "
+                f"all there: {output / 'adapter'}"
+            )
+            if options["merge"]:
+                changed = merge(home, output / "adapter", output / "merged")
+                here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
+        except (lora.AdapterIncomplete, SafetensorError, OSError) as error:
+            problem = str(error)
+    problem = here.share(problem)
+    if problem is not None:
+        raise lora.AdapterIncomplete(problem)
+
+
+def final_scores(
+    engine: Engine, lessons: Lessons, questions: Sequence[Question], options: Options, here: Runtime, output: Path
+) -> dict[str, float]:
+    """Of the model as it was saved. Writes samples.jsonl on rank 0's node."""
+    scores: dict[str, float] = {}
+    if lessons.val.samples:
+        scores = evaluation.loss_by_level(engine, lessons.val, here)
+    if questions:
+        scores.update(
+            evaluation.accuracy(
+                engine,
+                lessons.tokenizer,
+                questions,
+                here,
+                system=options["system"],
+                pad_id=lessons.train.pad_id,
+                multiple=options["pad_multiple"],
+                cutoff=options["cutoff_len"],
+            )
+        )
+    answers = []
+    for number, conversation in texts_to_answer(lessons, options["samples"]):
+        said = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["sample_tokens"])
+        question, wanted = first_exchange(conversation)
+        answers.append(
+            {"row": number, "level": conversation.level, "question": question, "said": said, "wanted": wanted}
+        )
+    if here.is_first and answers:
+        replace_text(output / "samples.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers))
+    here.say("final: " + " ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    return scores
+
+
+def first_exchange(conversation: Conversation) -> tuple[str, str]:
+    """What the assistant says first, and what was said before it; "": it begins the conversation."""
+    at = next(i for i, (role, _) in enumerate(conversation.turns) if role == "assistant")
+    return conversation.turns[at - 1][1] if at else "", conversation.turns[at][1]
+
+
+def write_report(
+    output: Path,
+    options: Options,
+    lessons: Lessons,
+    course: Course,
+    loop: Loop,
+    holding: Holding,
+    piece: Mapping[str, int],
+    scores: Mapping[str, float],
+    seconds: float,
+) -> None:
+    given = course.given_of(loop.progress.step)
+    report = {
+        "final": dict(scores),
+        "validation": loop.progress.history,
+        "options": dict(options),
+        "curriculum": {
+            "levels": list(lessons.table.levels),
+            "notes": list(lessons.table.notes),
+            "samples": given,
+            "steps_by_stage": steps_by_stage(course),
+        },
+        "training": {
+            "steps": loop.progress.step,
+            "samples": sum(given.values()),
+            **vars(holding),
+            "world_size": loop.here.world_size,
+            "device": loop.here.accelerator.name,
+            "seconds": round(seconds, 1),
+            "memory_bytes": loop.here.accelerator.memory_bytes(),
+            "heaviest_piece": dict(piece),
+        },
+        "data": {"rows": len(lessons.train.samples), "cut": lessons.cut, "digest": lessons.digest},
+    }
+    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+
+
+def steps_by_stage(course: Course) -> list[int]:
+    counts = [0] * len(course.table.stages)
+    for step in range(course.steps):
+        counts[course.stage(step)] += 1
+    return counts
+
+
+def plan(options: Options, here: Runtime) -> None:
+    """Arithmetic only: nothing is loaded and no card taken. Raises TooLarge when it cannot run."""
+    ranks = options["ranks"] or here.world_size
+    packed = options["cutoff_len"] if options["packing"] else 0
+    config = (
+        base.folder_config(Path(options["base_model"]), packed_tokens=packed)
+        if options["base_model"]
+        else base.shape_config(options["shape"])
+    )
+    lora.refuse_qlora(options["quantize"], "npu" if options["card"] else here.family)
+    try:
+        family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
+    except ValueError as error:
+        raise BadData(str(error)) from error
+    sizing.refuse(options, world_size=ranks, precision=precision)
+    texts = read_texts(options)
+    tokenizer = (
+        chat_template.load_tokenizer(Path(options["base_model"]), template=options["template"])
+        if options["base_model"]
+        else chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train))
+    )
+    lessons = make_lessons(texts, tokenizer, options)
+    course = make_course(lessons, options, world_size=ranks)
+    piece = heaviest(
+        lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=options["micro_batch"]
+    )
+    ways = sizing.ways_for(precision, ranks) if options["how"] == "auto" else (str(options["how"]),)
+    report = sizing.reckon(
+        config,
+        options,
+        piece,
+        precision=precision,
+        world_size=ranks,
+        family=family,
+        card_bytes=card_bytes if options["card"] else None,
+        ways=ways,
+        everything=True,
+    )
+    limit = sizing.speed_limit(
+        config, report.simulated, chip_of(options["card"]), ranks=ranks, mean_length=mean_length(course)
+    )
+    notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
+    here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
+    if report.problems:
+        raise sizing.TooLarge("\n".join(report.problems))
+
+
+def compare(options: Options, here: Runtime) -> None:
+    """Two runs on the same budget beside each other: comparison.json and a table. Raises BadData."""
+    if len(options["compare"]) != 2:
+        raise BadData("--compare wants the output folders of two runs, with a comma between them")
+    reports = []
+    for name in options["compare"]:
+        path = Path(name) / "report.json"
+        if not path.is_file():
+            raise BadData(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
+        reports.append(json.loads(path.read_text(encoding="utf-8")))
+    first, second = reports
+    budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
+    if budget[0] != budget[1]:
+        raise BadData(f"the runs had other budgets: {budget[0]} and {budget[1]} steps and samples")
+    rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
+    here.say(
+        f"{budget[0][0]} steps, {budget[0][1]} samples each\n"
+        f"{'':<18}{options['compare'][0]:>14}{options['compare'][1]:>14}{'difference':>12}"
+    )
+    for name, one, other in rows:
+        here.say(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
+    output = Path(options["output"]).absolute()
+    replace_text(
+        output / "comparison.json",
+        json.dumps(
+            {"runs": list(options["compare"]), "final": {name: [one, other] for name, one, other in rows}}, indent=1
+        )
+        + "\n",
+    )
+    here.record(done=True)

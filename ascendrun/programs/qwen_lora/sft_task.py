@@ -1,0 +1,141 @@
+"""What is learned: batches of packed conversations, the loss on the assistant's words, and its part of every level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ascendrun.programs.qwen_lora.chat_template import Encoded
+from ascendrun.programs.trainer.data import Batch, Unit
+from ascendrun.programs.trainer.packing import IGNORED, attention_mask, pack_rows
+from ascendrun.programs.trainer.task import Loss, Part, Task
+
+NO_LEVEL = -1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes batches of samples; holds nothing but what a process of its own can be given."""
+
+    samples: Sequence[Encoded]
+    levels: Sequence[str]
+    pad_id: int
+    multiple: int
+
+    def collate(self, units: Sequence[Unit], step: int) -> Batch:
+        return self.batch(units)
+
+    def batch(self, units: Sequence[Unit]) -> Batch:
+        numbers = [number for unit in units for number in unit]
+        ids = {number: self.samples[number].ids for number in numbers}
+        labels = {number: self.samples[number].labels for number in numbers}
+        packed = pack_rows(units, ids, labels, pad_id=self.pad_id, multiple=self.multiple)
+        kept, targets = learned_places(packed["labels"], self.multiple)
+        groups = {
+            level: float(sum(self.samples[number].level == i for number in numbers))
+            for i, level in enumerate(self.levels)
+        }
+        tensors = {"ids": packed["ids"], "kept": kept, "targets": targets}
+        if any(len(unit) > 1 for unit in units):
+            tensors.update(positions=packed["positions"], segments=packed["segments"])
+        if len(self.levels) > 1:
+            tensors["target_levels"] = self.levels_of(units, packed["segments"], kept, targets)
+        return Batch(
+            tensors,
+            weight=float((targets != IGNORED).sum()),
+            samples=len(numbers),
+            groups=groups,
+            tokens=sum(len(self.samples[number].ids) for number in numbers),
+        )
+
+    def levels_of(
+        self, units: Sequence[Unit], segments: torch.Tensor, kept: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        found = torch.full_like(targets, NO_LEVEL)
+        for row, unit in enumerate(units):
+            of_segment = torch.tensor([NO_LEVEL, *(self.samples[number].level for number in unit)])
+            found[row] = of_segment[segments[row, kept]]
+        return torch.where(targets == IGNORED, torch.full_like(found, NO_LEVEL), found)
+
+
+def learned_places(labels: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(places whose next word is learned in some row, that word in each row or IGNORED).
+
+    Only there the model must say what comes next, and its largest tensor, places x vocabulary, shrinks with
+    them. Their number is rounded up, by places that count for nothing.
+    """
+    following = torch.full_like(labels, IGNORED)
+    following[:, :-1] = labels[:, 1:]
+    places = (following != IGNORED).any(0).nonzero().flatten()
+    size = -(-max(1, len(places)) // multiple) * multiple
+    kept = torch.zeros(size, dtype=torch.int64)
+    kept[: len(places)] = places
+    targets = torch.full((labels.shape[0], size), IGNORED, dtype=torch.int64)
+    targets[:, : len(places)] = following[:, places]
+    return kept, targets
+
+
+def forward(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Losses of all targets, rows x kept places, in float32. `dtype`: of the arithmetic."""
+    given: dict[str, Any] = {"input_ids": tensors["ids"], "logits_to_keep": tensors["kept"], "use_cache": False}
+    if "segments" in tensors:
+        given.update(position_ids=tensors["positions"], attention_mask=attention_mask(tensors["segments"], dtype))
+    logits = model(**given).logits.float()
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1), tensors["targets"].flatten(), reduction="none", ignore_index=IGNORED
+    )
+    return losses.view(tensors["targets"].shape)
+
+
+class Instructions(Task):
+    """Says what the assistant said."""
+
+    def __init__(self, rows: Rows, *, dtype: torch.dtype, evaluate: Callable[[int], dict[str, float]]) -> None:
+        self.rows, self.dtype, self.evaluate = rows, dtype, evaluate  # type: ignore[assignment,method-assign]
+        self.collate = rows.collate  # type: ignore[method-assign]  # of Rows, for a worker process gets a copy of it
+        self.parts = tuple(rows.levels) if len(rows.levels) > 1 else ()
+
+    def loss(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> Loss:
+        losses = forward(model, tensors, self.dtype)
+        if not self.parts:
+            return losses.sum()
+        parts: dict[str, Part] = {}
+        for i, level in enumerate(self.parts):
+            mine = tensors["target_levels"] == i
+            parts[level] = ((losses.detach() * mine).sum(), mine.sum())
+        return losses.sum(), parts
+
+
+def heaviest(
+    rows: Rows,
+    plan_units: Callable[[int], Sequence[Unit]],
+    *,
+    steps: int,
+    world_size: int,
+    micro_batch: int,
+    looked_at: int = 8,
+) -> dict[str, int]:
+    """{rows, length, kept, pieces}: the largest of each among the pieces of a few steps, for the memory's estimate."""
+    from ascendrun.programs.trainer.data import deal
+
+    found = {"rows": 1, "length": 1, "kept": 1, "pieces": 1}
+    for step in sorted({int(each) for each in np.linspace(0, steps - 1, looked_at)}):
+        units = plan_units(step)
+        pieces: list[list[Unit]] = deal(units, 0, world_size, micro_batch=micro_batch)
+        for piece in pieces:
+            if piece:
+                tensors = rows.batch(piece).tensors
+                seen = {
+                    "rows": len(piece),
+                    "length": tensors["ids"].shape[1],
+                    "kept": len(tensors["kept"]),
+                    "pieces": len(pieces),
+                }
+                found = {name: max(found[name], seen[name]) for name in found}
+    return found

@@ -1,0 +1,1 @@
+"""Accelerators: the device of a rank, chip data, fused operators."""

@@ -1,0 +1,233 @@
+"""The device of this rank, npu, cuda or cpu, behind one set of words; nothing else in the trainer asks which it is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascendrun.programs.trainer.devices.chips import Chip, chip_of
+
+BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+
+
+class NoDevice(Exception):
+    """The device that was asked for is not here; the message says what is missing, and the way out."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device. `name`: as its vendor calls it. `module`: torch.npu, torch.cuda, None on the CPU."""
+
+    family: str
+    device: torch.device
+    name: str
+    module: Any
+
+    @property
+    def backend(self) -> str:
+        return BACKENDS[self.family]
+
+    @property
+    def chip(self) -> Chip | None:
+        return chip_of(self.name)
+
+    def synchronize(self) -> None:
+        """Waits until the device has done what it was given."""
+        if self.module is not None:
+            self.module.synchronize()
+
+    def empty_cache(self) -> None:
+        if self.module is not None:
+            self.module.empty_cache()
+
+    def memory_bytes(self) -> int:
+        """The most that tensors held at once so far; on the CPU the process's largest resident size."""
+        if self.module is not None:
+            return int(self.module.max_memory_allocated())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def memory_total_bytes(self) -> int | None:
+        """Of the device; None: cannot say."""
+        if self.module is not None:
+            return int(self.module.mem_get_info()[1])
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+
+    def has_bf16(self) -> bool:
+        """Native, not emulated: 910A, the first 910B, 310P and V100 have none, and torch may say yes all the same."""
+        if self.module is None:
+            return True
+        if self.chip is not None and not self.chip.has_bf16:
+            return False
+        return bool(self.module.is_bf16_supported())
+
+    def seed(self, seed: int) -> None:
+        """The generators of torch, on the CPU and on this device."""
+        torch.manual_seed(seed)
+        if self.family == "npu":
+            self.module.manual_seed_all(seed)
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Forward arithmetic in `dtype`; weights stay as they are. float32: nothing happens."""
+        if dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.family, dtype=dtype)
+
+    def stamp(self) -> Stamp:
+        """A moment in this device's own queue of work."""
+        if self.module is None:
+            return Stamp(time.perf_counter(), None)
+        event = self.module.Event(enable_timing=True)
+        event.record()
+        return Stamp(time.perf_counter(), event)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """torch raises OutOfMemoryError on all three; older torch_npu a RuntimeError with "out of memory"."""
+        if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))):
+            return True
+        text = str(error).lower()
+        return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """`event` None: the device has no queue, so the host's clock tells."""
+
+    host_s: float
+    event: Any
+
+    def seconds_until(self, later: Stamp) -> float:
+        """Only after the device was synchronized past `later`."""
+        if self.event is None:
+            return later.host_s - self.host_s
+        return float(self.event.elapsed_time(later.event)) / 1e3
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How to compute. `weights`: what trained parameters and the optimizer hold; `compute`: the forward pass's
+    arithmetic, and what frozen parameters are held in, who gain nothing from more.
+
+    `scales`: a GradScaler is needed, since float16 has no room for small gradients. `reason`: for people.
+    """
+
+    weights: torch.dtype
+    compute: torch.dtype
+    scales: bool
+    reason: str
+
+
+def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path("/dev")) -> str:
+    """npu, cuda or cpu: as the option says, else as the launcher says, else what this machine has.
+
+    `devices`: where the driver puts davinci0, davinci1, …; in a container only those that it was given.
+    """
+    for choice in (wanted, environ.get("ASCENDRUN_FAMILY", "auto")):
+        if choice != "auto":
+            return choice
+    if environ.get("ASCEND_RT_VISIBLE_DEVICES") or any(devices.glob("davinci[0-9]*")):
+        return "npu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def open_accelerator(family: str, local_rank: int) -> Accelerator:
+    """This rank's device, made current. Raises NoDevice."""
+    if family == "cpu":
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdigit() and int(threads) > 0:
+            torch.set_num_threads(int(threads))
+        return Accelerator("cpu", torch.device("cpu"), "cpu", None)
+    if family == "npu":
+        try:
+            import torch_npu
+        except ImportError as error:
+            raise NoDevice(
+                f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
+                "torch_npu that belongs to this torch, or use devices.family: cpu"
+            ) from error
+        module: Any = torch_npu.npu
+        # Operators built at run time for every new shape: minutes a shape, and never what training wants.
+        module.set_compile_mode(jit_compile=False)
+    else:
+        module = torch.cuda
+    count = module.device_count()
+    if local_rank >= count:
+        raise NoDevice(
+            f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
+            f"{count}; lower devices.per_node, or see `ascendrun doctor`"
+        )
+    device = torch.device(family, local_rank)
+    module.set_device(device)
+    return Accelerator(family, device, str(module.get_device_name(local_rank)), module)
+
+
+def choose_precision(wanted: str, accelerator: Accelerator) -> Precision:
+    """`wanted`: auto, float32, bfloat16, float16, or pure-bfloat16: weights too, half the memory. Raises ValueError."""
+    name = accelerator.name
+    half = torch.float32, torch.float16
+    if wanted == "float32":
+        return Precision(torch.float32, torch.float32, False, "float32, as asked")
+    if wanted in ("bfloat16", "pure-bfloat16"):
+        if not accelerator.has_bf16():
+            raise ValueError(f"--dtype={wanted}: {name} has no bfloat16; use float16 or auto")
+        weights = torch.bfloat16 if wanted == "pure-bfloat16" else torch.float32
+        return Precision(weights, torch.bfloat16, False, f"{wanted}, as asked")
+    if wanted == "float16":
+        if accelerator.family == "cpu":
+            raise ValueError("--dtype=float16: slow and inexact on a CPU; use float32 or bfloat16")
+        return Precision(*half, True, "float16 with loss scaling, as asked")
+    assert wanted == "auto", wanted
+    if accelerator.family == "cpu":
+        return Precision(torch.float32, torch.float32, False, "float32: exact on a CPU, and as fast for small models")
+    if accelerator.has_bf16():
+        return Precision(torch.float32, torch.bfloat16, False, f"bfloat16: {name} has it, so no loss scaling is needed")
+    return Precision(*half, True, f"float16 with loss scaling: {name} has no bfloat16")
+
+
+def make_scaler(accelerator: Accelerator, precision: Precision) -> Any:
+    """A GradScaler that does nothing unless `precision` wants one.
+
+    On NPUs it must be torch_npu's own: a 910A saturates instead of showing inf, so only the chip's overflow
+    flag, which that one reads, tells.
+    """
+    if accelerator.family == "npu":
+        import torch_npu
+
+        return torch_npu.npu.amp.GradScaler(enabled=precision.scales)
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler(accelerator.family, enabled=precision.scales)
+    return torch.cuda.amp.GradScaler(enabled=precision.scales)  # torch before 2.3
+
+
+def make_adamw(
+    groups: list[Any], accelerator: Accelerator, *, lr: float, betas: Any, is_sharded: bool
+) -> torch.optim.Optimizer:
+    """AdamW with the device's fused kernel where it has one: NPU's own for whole parameters, torch's on CUDA and CPU.
+
+    The NPU's joins all parameters to one flat buffer, which sharded ones (FSDP) cannot be.
+    """
+    if accelerator.family == "npu":
+        if not is_sharded:
+            import torch_npu
+
+            fused: torch.optim.Optimizer = torch_npu.optim.NpuFusedAdamW(groups, lr=lr, betas=betas)
+            return fused
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, foreach=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=accelerator.family == "cuda")
+
+
+def worker_context(family: str) -> BaseContext | None:
+    """How data workers may start: torch_npu refuses a forked child of a process that holds an NPU, so they spawn."""
+    return multiprocessing.get_context("spawn") if family == "npu" else None

@@ -1,0 +1,1 @@
+"""Distributed strategies: replicated and sharded models, their weights and their memory."""

@@ -1,0 +1,77 @@
+"""Pretrained weights from safetensors files into a model that may be sharded: each rank reads its own rows only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Callable
+
+import torch
+from torch import nn
+
+from ascendrun.programs.trainer.strategies.fsdp2 import fill
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class BadWeights(Exception):
+    """The folder's files do not hold what the model needs; the message names what."""
+
+
+def read_into(
+    module: nn.Module, folder: Path, *, name_in_file: Callable[[str], str | None] = lambda name: name
+) -> None:
+    """`name_in_file`: a parameter's name in the files, None: it is not from there (an adapter's). A tied weight may be
+    in the files under either of its names. Raises BadWeights; one that is missing, before any is read."""
+    from safetensors import safe_open
+
+    files = file_of_tensor(folder)
+    wanted: dict[str, list[str]] = {}
+    targets: dict[str, torch.Tensor] = {}
+    for names, weight in named_with_ties(module):
+        candidates = [each for each in map(name_in_file, names) if each is not None]
+        if not candidates:
+            continue
+        found = next((each for each in candidates if each in files), None)
+        if found is None:
+            raise BadWeights(f"{folder}: no file holds {candidates[0]}, which the model needs")
+        wanted.setdefault(files[found], []).append(found)
+        targets[found] = weight
+    for file, names in wanted.items():
+        with safe_open(str(folder / file), framework="pt") as opened:
+            for name in names:
+                rows = opened.get_slice(name)
+                if list(rows.get_shape()) != list(targets[name].shape):
+                    raise BadWeights(
+                        f"{folder / file}: {name} has shape {rows.get_shape()}, the model wants "
+                        f"{list(targets[name].shape)}; the files are of another configuration"
+                    )
+                fill(targets[name], rows.__getitem__)
+
+
+def file_of_tensor(folder: Path) -> dict[str, str]:
+    """{tensor: file}. Raises BadWeights."""
+    if (folder / INDEX).is_file():
+        return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
+    if not (folder / SINGLE).is_file():
+        raise BadWeights(
+            f"{folder}: neither {SINGLE} nor {INDEX} is here; convert other formats with transformers' save_pretrained"
+        )
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(folder / SINGLE), framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), SINGLE)
+    except SafetensorError as error:
+        raise BadWeights(f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again") from error
+
+
+def named_with_ties(module: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Every parameter once, with all its names."""
+    names: dict[int, list[str]] = {}
+    weights: dict[int, torch.Tensor] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+        weights[id(weight)] = weight
+    return [(names[key], weights[key]) for key in names]

@@ -1,0 +1,163 @@
+"""A model over all ranks by DeepSpeed's ZeRO stage 3, with a configuration of our own and nothing compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies.engine import Adam, Engine, parameter_groups, size_of
+
+BUCKET_ELEMENTS = 50_000_000
+PERSISTED_ELEMENTS = 100_000
+"""Smaller weights stay whole on every rank: gathering them costs more than they do."""
+QUIET_OPS = ("deepspeed_shm_comm",)
+
+
+def prepare(here: Runtime) -> Any:
+    """The deepspeed module, kept from compiling anything; which device it is on was said at the start.
+
+    Its shared-memory operator for CPUs serves inference only, and costs 30 s of compiling at the first start.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(here.local_rank))
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as compatible
+
+    if here.family == "cpu":
+        for name in QUIET_OPS:
+            compatible[name] = False
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend=here.accelerator.backend, dist_init_required=False, verbose=False)
+    return deepspeed
+
+
+def configuration(
+    precision: Precision, *, trained: int, offload_optimizer: bool, offload_weights: bool
+) -> dict[str, Any]:
+    """Batches are ours to arrange, so DeepSpeed sees micro-batches of one and no accumulation of its own. `trained`:
+    how many weights; a bucket larger than them all is memory for nothing."""
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": max(1, min(BUCKET_ELEMENTS, trained)),
+        "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+        "stage3_param_persistence_threshold": PERSISTED_ELEMENTS,
+        "stage3_max_live_parameters": 10 * BUCKET_ELEMENTS,
+        "stage3_max_reuse_distance": 10 * BUCKET_ELEMENTS,
+    }
+    if offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if offload_weights:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": precision.compute == torch.bfloat16},
+        "fp16": {"enabled": precision.scales},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+class ZeroEngine(Engine):
+    """`module` may come sharded already, from `transformers` under its HfDeepSpeedConfig; frozen weights stay in the
+    compute precision, trained ones keep a float32 copy."""
+
+    how = "zero3"
+    is_sharded = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        here: Runtime,
+        *,
+        adam: Adam,
+        precision: Precision,
+        offload_optimizer: bool = False,
+        offload_weights: bool = False,
+    ) -> None:
+        self.deepspeed = prepare(here)
+        trained = sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
+        self.config = configuration(
+            precision, trained=trained, offload_optimizer=offload_optimizer, offload_weights=offload_weights
+        )
+        super().__init__(module, here, adam=adam, precision=precision)
+
+    def place(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def make_optimizer(self, adam: Adam) -> torch.optim.Optimizer:
+        own = torch.optim.AdamW(parameter_groups(self.module, adam), lr=adam.lr, betas=adam.betas)
+        self.engine, _, _, _ = self.deepspeed.initialize(
+            model=self.module, optimizer=own, config=self.config, dist_init_required=False
+        )
+        self.model = self.engine
+        return self.engine.optimizer  # type: ignore[no-any-return]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def accumulate(self, *, last: bool) -> Any:
+        self.engine.set_gradient_accumulation_boundary(last)
+        yield
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.gradients_ready = None
+        self.engine.backward(loss)
+
+    def finish(self, clip: float) -> float:
+        self.optimizer.clip_grad = clip  # type: ignore[attr-defined]
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return float("nan") if norm is None else float(norm)
+
+    def drop_gradients(self) -> None:
+        self.engine.zero_grad()
+
+    def common_state(self) -> dict[str, Any]:
+        return {"scaler": {}}
+
+    def own_state(self) -> dict[str, Any]:
+        state = dict(self.optimizer.state_dict())
+        scaler = state.pop("loss_scaler", None)
+        plain = {name: value for name, value in vars(scaler).items() if isinstance(value, (int, float, bool))}
+        state["zero_stage"] = int(state["zero_stage"])
+        return {"optimizer": state, "scaler": plain}
+
+    def load_state(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        state, scaler = dict(own["optimizer"]), self.optimizer.loss_scaler  # type: ignore[attr-defined]
+        vars(scaler).update(own["scaler"])
+        state["loss_scaler"] = scaler
+        everyone: Any = [state] * self.here.world_size  # it picks this rank's, the only one that it looks at
+        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)  # type: ignore[call-arg]
+        kept = getattr(self.optimizer, "persistent_parameters", [])
+        if kept:
+            kept[0].all_gather(kept)
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        trained = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+        whole: dict[str, torch.Tensor] = {}
+        for name, weight in trained.items():  # one at a time: together they may be larger than the device
+            with self.deepspeed.zero.GatheredParameters([weight]):
+                if self.here.is_first:
+                    whole[name] = weight.detach().cpu().clone().float()
+        return whole
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, weight in self.module.named_parameters():
+            if weight.requires_grad:
+                with self.deepspeed.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
+                    if self.here.is_first:
+                        weight.copy_(weights[name])

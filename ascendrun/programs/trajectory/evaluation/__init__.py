@@ -1,0 +1,1 @@
+"""Class probabilities, scores, calibration and plots."""

@@ -1,0 +1,52 @@
+"""Class probabilities of many samples, shared by all ranks, none lost and none counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.model import TrackClassifier, pad
+from ascendrun.programs.trajectory.points.tracks import Floats
+from ascendrun.programs.trajectory.tokens import Encoded, Ids
+
+
+def predict(
+    model: TrackClassifier, samples: Sequence[Encoded], runtime: Runtime, *, batch_size: int, multiple: int
+) -> Floats:
+    """Class probabilities, one row a sample, the same on every rank. All ranks must call it together.
+
+    Each rank takes every world_size-th sample by length, so the work is even, no sample is counted twice, and ranks
+    with fewer batches than others do not wait inside the model.
+    """
+    order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
+    mine = order[runtime.rank :: runtime.world_size]
+    rows: list[Floats] = []
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(mine), batch_size):
+            batch = [samples[i].ids() for i in mine[start : start + batch_size]]
+            rows += list(probabilities_of(model, batch, runtime.device, multiple=multiple))
+    model.train(was_training)
+    return merge(runtime.gather((mine, rows)), len(samples), model.head.out_features)
+
+
+def merge(parts: Sequence[tuple[list[int], list[Floats]]], count: int, classes: int) -> Floats:
+    """All ranks' rows in sample order; every sample must be there exactly once."""
+    numbers = [i for mine, _ in parts for i in mine]
+    assert sorted(numbers) == list(range(count)), "samples lost or counted twice"
+    whole = np.zeros((count, classes))
+    for mine, rows in parts:
+        if mine:
+            whole[mine] = np.stack(rows)
+    return whole
+
+
+def probabilities_of(model: TrackClassifier, rows: Sequence[Ids], device: torch.device, *, multiple: int) -> Floats:
+    """Of one batch, on this device; the model must be in eval mode and no gradients be wanted."""
+    ids, lengths = pad(rows, multiple=multiple)
+    answer: Floats = torch.softmax(model(ids.to(device), lengths.to(device)).float(), -1).double().cpu().numpy()
+    return answer

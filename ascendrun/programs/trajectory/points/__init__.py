@@ -1,0 +1,1 @@
+"""AIS points: readers, tracks, splits and synthetic tracks."""

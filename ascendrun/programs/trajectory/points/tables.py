@@ -1,0 +1,83 @@
+"""Tables in CSV and Parquet files: columns by name, and which lines of a file are no row of its table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from ascendrun.programs.trajectory.points.tracks import BadData
+
+SEPARATORS = ";\t|"
+NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`torn`: lines with too few or too many values, which hold no row; `first_torn`: the number of the first."""
+
+    columns: Mapping[str, Sequence[Any]]
+    torn: int = 0
+    first_torn: int | None = None
+
+
+def read_table(file: Path) -> Table:
+    """Raises BadData for a file that is no table."""
+    try:
+        return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
+    except (EOFError, OSError, zlib.error) as error:
+        raise BadData(f"{file}: cannot be read: {error}") from error
+
+
+def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise BadData(f"{file}: reading Parquet needs pyarrow; install it or give the data as CSV") from None
+    try:
+        return dict(parquet.read_table(file).to_pydict())
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise BadData(f"{file}: {error}") from error
+
+
+def read_csv(file: Path) -> Table:
+    """A ship's name in another encoding keeps nobody from reading where the ship was; an empty line is no line."""
+    body: list[list[str]] = []
+    torn, first_torn, began = 0, None, 1
+    with open_text(file) as lines:
+        first = lines.readline()
+        if any(mark in first for mark in NO_TEXT):
+            raise BadData(
+                f"{file}: is no UTF-8 text; convert it (iconv -t UTF-8), or give .csv.gz or .parquet their own endings"
+            )
+        rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
+        try:
+            header = next(rows, None)
+            if not header:
+                raise BadData(f"{file}: empty; the first line must name the columns")
+            began = rows.line_num + 1
+            for row in rows:
+                if len(row) == len(header):
+                    body.append(row)
+                elif row:
+                    torn += rows.line_num + 1 - began
+                    first_torn = first_torn or began
+                began = rows.line_num + 1
+        except csv.Error as error:
+            raise BadData(f"{file}: line {began}: {error}; is a quote not closed there?") from error
+    between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)
+    if between is not None:
+        raise BadData(f"{file}: its columns are parted by {between!r}; write commas there, and numbers with a point")
+    return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
+
+
+def open_text(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig", errors="replace", newline="")
+    return open(file, encoding="utf-8-sig", errors="replace", newline="")

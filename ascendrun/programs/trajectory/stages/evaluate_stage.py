@@ -1,0 +1,121 @@
+"""The evaluate stage: one classifier, or several that vote, before ships that none of them saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascendrun.programs.trainer.files import replace_text
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.data import Options, Samples, encode_all, make_samples
+from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
+from ascendrun.programs.trajectory.evaluation.plots import draw
+from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.stages.common import check_same, introduce
+from ascendrun.programs.trajectory.stages.predict import write_predictions
+from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
+from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_together
+
+
+def evaluate_stage(options: Options, here: Runtime) -> None:
+    """Chooses the adjustment on the validation ships (--adjust), reports on --split, saves what then classifies."""
+    paths = [Path(name) for name in options["model"]]
+    vote = load_vote(paths, here.accelerator)
+    samples = make_samples(options)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    if samples.text != vote.members[0].text:
+        raise BadData(f"the model reads {vote.members[0].text}, this data is {samples.text}; give both one grammar")
+    vote, validation = adjusted(vote, options, samples, here)
+    split = options["split"]
+    records = samples.records[split]
+    encoded = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
+    each = each_member_on(vote, encoded, here, options)
+    probabilities = put_together(vote, each)
+    truth = [sample.label for sample in encoded]
+    if min(truth) < 0:
+        raise BadData(f"split {split} holds classes that the model was not trained on; their tracks cannot be judged")
+    scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
+    baseline = majority(samples.labels("train"), truth, vote.names)
+    ships, by_ship, ship_truth = vote_by_ship([record.ship for record in records], probabilities, truth)
+    of_ships = score(ship_truth, by_ship.argmax(1).tolist(), vote.names) if len(ships) < len(records) else None
+    calibration = measure(probabilities, truth)
+    here.record(
+        done=True,
+        **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy, f"{split}_ece": calibration.ece},
+    )
+    text = as_text(scores, baseline, of_ships, calibration)
+    output = Path(options["output"]).absolute()
+    if here.local_rank == 0:
+        save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
+    if here.is_first:
+        report: dict[str, Any] = {
+            split: scores.as_json(),
+            "majority_baseline": baseline.as_json(),
+            "calibration": calibration.as_json(),
+            "by_ship": of_ships.as_json() if of_ships else None,
+            "validation": validation,
+            "members": {str(path): in_short(one, truth, vote.names) for path, one in zip(paths, each)},
+            "adjustment": {"temperature": vote.temperature, "prior_shift": vote.prior_shift, "chosen_on": "val"},
+            "data": {"digest": samples.digest, "segments": samples.facts["segments"]},
+            "options": dict(options),
+        }
+        replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+        replace_text(output / "report.txt", text + "\n")
+        write_predictions(output / "predictions.jsonl", records, probabilities, vote.names)
+        here.say(draw(output, scores, calibration))
+    here.say(
+        f"\n{split} split, {len(vote.members)} model(s), prior shift {vote.prior_shift}, temperature "
+        f"{vote.temperature}:\n\n{text}\n\nreport: {output}"
+    )
+
+
+def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> tuple[Vote, dict[str, Any]]:
+    """The vote with its adjustment, and what it and its members score on the validation ships."""
+    encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
+    each = each_member_on(vote, encoded, here, options)
+    truth, priors = [sample.label for sample in encoded], vote.members[0].priors
+    if options["adjust"] != "none":
+        share = options["macro_share"] if options["adjust"] == "prior" else -1.0
+        plain = put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
+        chosen = choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
+        vote = replace(vote, temperature=chosen.temperature, prior_shift=chosen.prior_shift)
+    return vote, {
+        "vote": in_short(put_together(vote, each), truth, vote.names),
+        "members": [in_short(one, truth, vote.names) for one in each],
+    }
+
+
+def in_short(probabilities: Floats, truth: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    scores = score(truth, probabilities.argmax(1).tolist(), names)
+    return {"macro_f1": round(scores.macro_f1, 4), "accuracy": round(scores.accuracy, 4)}
+
+
+def vote_by_ship(
+    ships: Sequence[str], probabilities: Floats, truth: Sequence[int]
+) -> tuple[list[str], Floats, list[int]]:
+    """Each ship once: the mean over its segments, and its class."""
+    rows: dict[str, list[int]] = {}
+    for i, ship in enumerate(ships):
+        rows.setdefault(ship, []).append(i)
+    means: Floats = np.stack([probabilities[each].mean(0) for each in rows.values()])
+    return list(rows), means, [truth[each[0]] for each in rows.values()]
+
+
+def as_text(scores: Scores, baseline: Scores, of_ships: Any, calibration: Calibration) -> str:
+    lines = [as_table(scores, baseline)]
+    if of_ships is not None:
+        lines += [f"by ship, its segments averaged: macro F1 {of_ships.macro_f1:.3f}  accuracy {of_ships.accuracy:.3f}"]
+    lines += [
+        "",
+        f"calibration: ECE {calibration.ece:.3f}  nats {calibration.nll:.3f}  Brier {calibration.brier:.3f}",
+        "confidence  accuracy  tracks",
+    ]
+    lines += [f"{each.confidence:10.3f}  {each.accuracy:8.3f}  {each.count:6d}" for each in calibration.bins]
+    return "\n".join([*lines, "", "rows: truth, columns: prediction", as_confusion(scores)])

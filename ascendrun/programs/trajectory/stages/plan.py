@@ -1,0 +1,132 @@
+"""`--mode=plan`: what pretraining and finetuning would do and need, reckoned on any machine, no device taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ascendrun.programs.trainer.devices.accelerator import Precision
+from ascendrun.programs.trainer.dry_run import batch_problems
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import memory
+from ascendrun.programs.trainer.target_device import planned
+from ascendrun.programs.trajectory import sizing
+from ascendrun.programs.trajectory.data import Options, Samples, make_samples
+from ascendrun.programs.trajectory.model import Sizes
+from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.pretrain import unlabelled
+from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
+from ascendrun.programs.trajectory.tokens import Encoded
+from ascendrun.programs.trajectory.train import plan_of, steps_of
+
+LARGE = 100_000_000
+"""Weights from which on a training is reckoned before it begins, too; smaller ones fit anywhere."""
+
+
+class TooLarge(Exception):
+    """It does not fit; the message has the numbers and the ways out."""
+
+
+def plan_stage(options: Options, here: Runtime) -> None:
+    """Raises TooLarge when a training would not fit, BadData when nothing can be said."""
+    ranks = options["ranks"] or here.world_size
+    try:
+        family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
+    except ValueError as error:
+        raise BadData(str(error)) from None
+    refuse(options)
+    if family == "cpu" and card_bytes is not None:
+        card_bytes //= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    samples = make_samples(options)
+    introduce(options, samples, here)
+    sizes, _ = begin_with(options, samples, here)
+    problems: list[str] = []
+    for name, rows, share in trainings(options, samples):
+        lines, wrong = account(
+            name, rows, share, sizes, options, ranks=ranks, family=family, precision=precision, card_bytes=card_bytes
+        )
+        here.say("\n".join(lines))
+        problems += wrong
+    if problems:
+        raise TooLarge("\n".join(problems))
+    here.record(done=True)
+
+
+def trainings(options: Options, samples: Samples) -> list[tuple[str, Sequence[Encoded], float]]:
+    """(name, tracks, share of the words that are asked for): what the options could start."""
+    asked = 1.0 if options["objective"] == "causal" else float(options["mask_rate"])
+    return [("pretrain", unlabelled(samples), asked), ("finetune", samples.encoded["train"], 0.0)]
+
+
+def account(
+    name: str,
+    rows: Sequence[Encoded],
+    share: float,
+    sizes: Sizes,
+    options: Options,
+    *,
+    ranks: int,
+    family: str,
+    precision: Precision,
+    card_bytes: int | None,
+) -> tuple[list[str], list[str]]:
+    """(what there is to know, why it would not fit)."""
+    plan = plan_of(rows, options)
+    heavy = sizing.heaviest(plan, options, family=family, world_size=ranks, asked_share=share)
+    steps, checkpointed = steps_of(options, plan), options["gradient_checkpointing"]
+    need = sizing.reckon(sizes, heavy, precision=precision, world_size=ranks, family=family, checkpointed=checkpointed)
+    needs = memory.amounts(need, card_bytes, family)
+    words = int(plan.lengths.sum())
+    lines = [
+        f"\n{name}: {len(rows)} tracks, {words:,} words; {plan.steps_per_epoch} steps an epoch of "
+        f"{options['batch_size']} tracks, {steps} steps in all; {precision.reason}",
+        f"  over {ranks} rank(s), each with {-(-options['batch_size'] // ranks)} tracks a step at most; the heaviest "
+        f"pass has {heavy.rows} tracks x {heavy.length} words, {heavy.of_step} pass(es) in its step",
+        f"  {needs}",
+    ]
+    lines += [
+        f"  note: {problem}"
+        for problem in batch_problems(
+            batch_size=options["batch_size"], world_size=ranks, micro_batch=options["micro_batch"], samples=len(rows)
+        )
+    ]
+    if card_bytes is None or need.on_card(family) <= card_bytes:
+        return lines, []
+    out = sizing.ways_out(
+        sizes,
+        heavy,
+        precision=precision,
+        world_size=ranks,
+        family=family,
+        card_bytes=card_bytes,
+        checkpointed=checkpointed,
+    )
+    return lines, [f"{name}: {needs}; try {', or '.join(out)}"]
+
+
+def warnings(name: str, samples: Samples, sizes: Sizes, options: Options, here: Runtime, *, weights: int) -> list[str]:
+    """Before a training begins: what does not divide, and whether a large model will not fit; an estimate is no fact,
+    so nothing is refused. For rank 0; nothing elsewhere."""
+    if not here.is_first:
+        return []
+    rows, share = next((rows, share) for each, rows, share in trainings(options, samples) if each == name)
+    if weights < LARGE or options["find_micro_batch"]:
+        return batch_problems(
+            batch_size=options["batch_size"],
+            world_size=here.world_size,
+            micro_batch=options["micro_batch"],
+            samples=len(rows),
+        )
+    family, precision, card_bytes = planned("", options["dtype"], here.accelerator)
+    lines, wrong = account(
+        name,
+        rows,
+        share,
+        sizes,
+        options,
+        ranks=here.world_size,
+        family=family,
+        precision=precision,
+        card_bytes=card_bytes,
+    )
+    return [*(line.strip() for line in lines), *wrong]

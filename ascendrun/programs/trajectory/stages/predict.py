@@ -1,0 +1,81 @@
+"""What a trained classifier says of many tracks: by file over all ranks, with what it cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ascendrun.programs.trainer.files import replacing
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.data import Options, encode_all, load_records
+from ascendrun.programs.trajectory.evaluation.scores import score
+from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.records import Record, load_prepared
+from ascendrun.programs.trajectory.stages.stream import classify_stream
+from ascendrun.programs.trajectory.store import Vote, load_vote
+from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
+
+
+def classify(options: Options, here: Runtime) -> None:
+    """Predictions for every track of --data (- : lines on standard input), with classes known or not; scores too where
+    they are known."""
+    vote = load_vote([Path(name) for name in options["model"]], here.accelerator)
+    if Path(options["data"]).name == "-":
+        classify_stream(vote, options, here)
+        return
+    records = records_to_classify(options, vote)
+    samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
+    warm = samples[: min(len(samples), options["batch_size"] * here.world_size)]
+    for _ in range(options["warm_up"]):
+        vote_on(vote, warm, here, options)
+    here.accelerator.synchronize()
+    began_s = time.monotonic()
+    probabilities = vote_on(vote, samples, here, options)
+    seconds = time.monotonic() - began_s
+    path = Path(options["output"]).absolute() / "predictions.jsonl"
+    if here.is_first:
+        write_predictions(path, records, probabilities, vote.names, with_all=options["probabilities"])
+    known = [i for i, sample in enumerate(samples) if sample.label >= 0]
+    if known:
+        scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
+        here.say(f"{len(known)} tracks of known class: macro F1 {scores.macro_f1:.3f} accuracy {scores.accuracy:.3f}")
+    tokens = sum(map(len, samples))
+    here.record(
+        done=True,
+        tracks=len(samples),
+        seconds=seconds,
+        tracks_per_s=len(samples) / seconds,
+        tokens_per_s=tokens / seconds,
+    )
+    here.say(
+        f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
+        f"{options['warm_up']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "
+        f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device"
+    )
+    here.say(f"{len(records)} predictions: {path}")
+
+
+def records_to_classify(options: Options, vote: Vote) -> list[Record]:
+    if options["prepared"]:
+        prepared = load_prepared(Path(options["prepared"]))
+        if prepared.facts["text"] != vote.members[0].text:
+            raise BadData(
+                f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
+                f"{vote.members[0].text}; prepare the data with the model's grammar"
+            )
+        return prepared.records[options["split"]]
+    return load_records(options, **vote.members[0].text)[0]
+
+
+def write_predictions(
+    path: Path, records: Sequence[Record], probabilities: Floats, names: Sequence[str], *, with_all: bool = True
+) -> None:
+    """One line a track: its class_name and confidence, and the truth where it is known."""
+    with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
+        for record, row in zip(records, probabilities):
+            said = {"track": record.id, "ship": record.ship, **answer(row, names, with_all=with_all)}
+            if record.label is not None:
+                said["truth"] = record.label
+            file.write(json.dumps(said) + "\n")

@@ -1,0 +1,204 @@
+"""The classifier behind HTTP: POST /predict and GET /health, on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Callable
+
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
+from ascendrun.programs.trajectory.data import Options
+from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.store import load_vote
+
+MOST_BYTES = 4 * 2**20
+MOST_TRACKS = 256
+SILENCE_S = 30.0
+ANSWER_S = 30.0
+"""So long after the stop signal the requests that are there may take to be answered."""
+POLL_S = 0.2
+
+
+class Refused(Exception):
+    """What is wrong with a request; `status`: HTTP's number for it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
+    """{"text"}, {"texts": […]}, {"points": […]} or {"tracks": [[…], …]}, with "probabilities": true where wanted."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error}") from None
+    if not isinstance(asked, dict):
+        raise Refused(400, "the body must be a JSON object")
+    keys = [key for key in ("text", "texts", "points", "tracks") if key in asked]
+    if len(keys) != 1:
+        raise Refused(400, 'give one of "text", "texts", "points", "tracks"')
+    given, with_all = asked[keys[0]], bool(asked.get("probabilities", False))
+    many: list[Any] = given if keys[0] in ("texts", "tracks") else [given]
+    if not isinstance(many, list) or not 0 < len(many) <= MOST_TRACKS:
+        raise Refused(413 if isinstance(many, list) and many else 400, f"give 1 to {MOST_TRACKS} tracks at once")
+    try:
+        if keys[0].startswith("text"):
+            said = classifier.predict_batch([str(text) for text in many], return_probs=with_all)
+        else:
+            said = [classifier.predict_track(points, return_probs=with_all) for points in many]
+    except FAULTS_OF_INPUT as error:
+        raise Refused(422, str(error)) from None
+    return said[0] if keys[0] in ("text", "points") else {"predictions": said}
+
+
+class Service(ThreadingHTTPServer):
+    """Knows how many requests wait for their answer. A connection on which nobody asks ends with the process."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    """Who comes in a burst is not sent away to try again a second later."""
+
+    def __init__(self, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.waiting = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        with self._changed:
+            self.waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.waiting -= 1
+                self._changed.notify_all()
+
+    def wait_for_answers(self, limit_s: float) -> bool:
+        """False: some are still to be given after so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.waiting == 0, limit_s)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no fault; its trace would fill the job's log."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def make_server(classifier: Classifier, host: str, port: int) -> Service:
+    """Bound, not yet serving. One prediction at a time; requests wait for each other, /health does not."""
+    turn = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = SILENCE_S
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self.path != "/health":
+                self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
+                return
+            self.reply(
+                200,
+                {
+                    "status": "ok",
+                    "classes": classifier.class_names,
+                    "device": str(classifier.device),
+                    "models": len(classifier.vote.members),
+                    "waiting": server.waiting,
+                },
+            )
+
+        def do_POST(self) -> None:
+            if self.path != "/predict":
+                self.close_connection = True
+                self.reply(404, {"error": "no such page; there are GET /health and POST /predict"})
+                return
+            with server.answering():
+                try:
+                    body = self.body()
+                    with turn:
+                        said = answer_request(classifier, body)
+                    self.reply(200, said)
+                except Refused as refused:
+                    self.reply(refused.status, {"error": str(refused)})
+
+        def body(self) -> bytes:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal():
+                self.close_connection = True
+                raise Refused(411, "Content-Length is missing")
+            if int(length) > MOST_BYTES:
+                self.close_connection = True
+                raise Refused(413, f"a body of {length} bytes; at most {MOST_BYTES}")
+            return self.rfile.read(int(length))
+
+        def reply(self, status: int, content: dict[str, Any]) -> None:
+            raw = json.dumps(content).encode() + b"\n"
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+            self.close_connection = True
+            self.reply(code, {"error": message or "no such request; there are GET /health and POST /predict"})
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Silent: a busy endpoint would fill the job's log."""
+
+    server = Service((host, port), Handler)
+    return server
+
+
+def serve_stage(options: Options, here: Runtime) -> None:
+    """Until the stop signal. Every rank serves at --port plus its local rank, each with a device of its own."""
+    classifier = Classifier.of(load_vote([Path(name) for name in options["model"]], here.accelerator), here.device)
+    for _ in range(options["warm_up"]):
+        classifier.predict_batch(["POINT_END"])
+    port = options["port"] + here.local_rank if options["port"] else 0
+    try:
+        server = make_server(classifier, options["host"], port)
+    except OSError as error:
+        raise BadData(
+            f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
+            "one, or an address of this machine"
+        ) from error
+    address: tuple[str, int] = (str(server.server_address[0]), int(server.server_address[1]))
+    print(f"serving on http://{address[0]}:{address[1]}: POST /predict, GET /health", flush=True)
+    here.record(event="serving", host=address[0], port=address[1])
+    has_answered = serve_until(server, lambda: here.stop_asked)
+    here.record(done=True)
+    here.say(
+        "asked to stop; "
+        + (
+            "no request is left"
+            if has_answered
+            else f"what was asked had no answer after {ANSWER_S:.0f} s, and gets none"
+        )
+    )
+
+
+def serve_until(server: Service, is_over: Callable[[], bool]) -> bool:
+    """Whether what was asked by then was answered, too."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL_S}, daemon=True)
+    thread.start()
+    over = threading.Event()
+    while not is_over():
+        over.wait(POLL_S)
+    server.shutdown()
+    while select.select([server], [], [], 0)[0]:  # they are connected, and nobody has looked at them yet
+        server.handle_request()
+    over.wait(POLL_S)
+    has_answered = server.wait_for_answers(ANSWER_S)
+    server.server_close()
+    thread.join()
+    return has_answered

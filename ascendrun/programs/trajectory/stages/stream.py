@@ -1,0 +1,78 @@
+"""Lines in, lines out: {"text"} or {"points"} on standard input, an answer on standard output for each, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, TextIO
+
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
+from ascendrun.programs.trajectory.data import Options
+from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.store import Vote
+
+
+def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
+    if here.world_size > 1:
+        raise BadData("--data=- reads one standard input, so it takes one rank; give a file to use several devices")
+    lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
+    answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["probabilities"])
+    here.record(done=True)
+
+
+def lines_until(is_over: Callable[[], bool], source: int) -> Iterator[bytes]:
+    """The lines of a file descriptor, each as soon as it is there, till its end or a signal after which `is_over`.
+
+    Reading alone would not end: Python begins it again after every signal.
+    """
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    rest = b""
+    try:
+        while not is_over():
+            if source not in select.select([source, woken], [], [])[0]:
+                os.read(woken, 1)
+                continue
+            piece = os.read(source, 2**16)
+            *lines, rest = (rest + piece).split(b"\n")
+            if not piece and rest:
+                lines.append(rest)
+            for line in lines:
+                if is_over():
+                    return
+                yield line
+            if not piece:
+                return
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wakes)
+
+
+def answer_lines(classifier: Classifier, lines: Iterable[bytes | str], out: TextIO, *, with_all: bool) -> None:
+    """Each at once: who waits for an answer before the next question is not kept waiting."""
+    for line in lines:
+        out.write(json.dumps(answer_line(classifier, line, with_all)) + "\n")
+        out.flush()
+
+
+def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> dict[str, Any]:
+    """A bad line gets {"error"} and does not end the stream."""
+    try:
+        asked = json.loads(line)
+        if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):
+            raise BadData('must be {"text": "…"} or {"points": [{…}, …]}')
+        said = (
+            classifier.predict_single(str(asked["text"]), return_probs=with_all)
+            if "text" in asked
+            else classifier.predict_track(asked["points"], return_probs=with_all)
+        )
+    except FAULTS_OF_INPUT as error:
+        return {"error": str(error)}
+    return {**({"id": asked["id"]} if "id" in asked else {}), **said}

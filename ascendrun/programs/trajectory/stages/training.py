@@ -1,0 +1,246 @@
+"""The stages from end to end: prepare, pretrain, finetune; and `train`, which does the first and last in one go."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ascendrun.programs.trainer import os_errors, runtime, task
+from ascendrun.programs.trainer.batch_finder import NoRoom
+from ascendrun.programs.trainer.data import Buckets
+from ascendrun.programs.trainer.devices.accelerator import choose_precision
+from ascendrun.programs.trainer.files import replace_text
+from ascendrun.programs.trainer.loop import Loop
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trainer.strategies import weights
+from ascendrun.programs.trainer.task import Progress
+from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared, make_samples, multiple_of, prepare
+from ascendrun.programs.trajectory.evaluation.evaluate import predict
+from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
+from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
+from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
+from ascendrun.programs.trajectory.records import save_prepared
+from ascendrun.programs.trajectory.stages import plan
+from ascendrun.programs.trajectory.stages.common import begin_with, check_same, introduce, refuse
+from ascendrun.programs.trajectory.stages.predict import write_predictions
+from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
+from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
+
+EXPECTED = (BadData, NoRoom, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
+"""Faults of what was given, not of this program: their message is the whole story."""
+
+
+# --- prepare ---
+
+
+def prepare_stage(options: Options, here: Runtime) -> None:
+    """Words, splits and vocabulary into --output, on every node: by its first rank, and all nodes must agree."""
+    folder = Path(options["output"]).absolute()
+    prepared = prepare(options)
+    if here.local_rank == 0:
+        save_prepared(prepared, folder)
+    samples = encode_prepared(prepared)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    here.record(done=True, **{f"segments_{name}": len(part) for name, part in samples.records.items()})
+    here.say(f"no segment is in two splits either, and no word names a class\nprepared: {folder}")
+
+
+def open_samples(options: Options, here: Runtime) -> Samples:
+    """What a training learns from. Options that cannot work are refused before it is read. Raises BadData."""
+    refuse(options)
+    try:
+        choose_precision(options["dtype"], here.accelerator)
+    except ValueError as error:
+        raise BadData(str(error)) from error
+    os_errors.check_writable(Path(options["output"]).absolute())
+    samples = make_samples(options)
+    check_same(samples.digest, here)
+    introduce(options, samples, here)
+    return samples
+
+
+def foresee(name: str, samples: Samples, model: Reader, sizes: Sizes, options: Options, here: Runtime) -> None:
+    for line in plan.warnings(name, samples, sizes, options, here, weights=sum(w.numel() for w in model.parameters())):
+        here.say(f"note: {line}")
+
+
+# --- pretrain ---
+
+
+def pretrain_stage(options: Options, here: Runtime) -> None:
+    samples = open_samples(options, here)
+    sizes, fill = begin_with(options, samples, here)
+    model = make_guesser(sizes, seed=options["seed"])
+    fill(model)
+    foresee("pretrain", samples, model, sizes, options, here)
+    here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
+    loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output"]))
+    if not ran_to_its_end(loop, options, here):
+        return
+    output = Path(options["output"]).absolute()
+    for name in ("final", "best"):
+        if name == "best":
+            loop.load_best()
+        if here.local_rank == 0:
+            save_pretrained(model.state_dict(), sizes, samples.vocabulary, samples.text, output / name)
+    if here.is_first:
+        replace_text(
+            output / "report.json",
+            json.dumps({"training": told_of(loop.progress, here, 0.0), "options": dict(options)}, indent=1) + "\n",
+        )
+    here.say(f"pretrained: {output}")
+    here.record(done=True)
+
+
+def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
+    """False: stopped by a signal, or out of time; its checkpoint was saved."""
+    if options["resume"] == "auto":
+        loop.resume()
+    if options["find_micro_batch"]:
+        assert isinstance(loop.plan, Buckets)
+        longest = [(int(number),) for number in np.argsort(-loop.plan.lengths)[:64]]
+        loop.find_micro_batch(longest)
+    if loop.run().is_complete:
+        return True
+    here.say(
+        f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
+        f"there, with the checkpoint in {loop.saver.parent}"
+    )
+    return False
+
+
+# --- train and finetune ---
+
+
+def finetune_stage(options: Options, here: Runtime) -> None:
+    learn(options, here, judges_test=False)
+
+
+def train(options: Options, here: Runtime) -> None:
+    """Trains, keeps the best model, reports on the test ships. Stopped by a signal it saves and returns early."""
+    learn(options, here, judges_test=True)
+
+
+def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
+    started_s = time.monotonic()
+    samples = open_samples(options, here)
+    sizes, fill = begin_with(options, samples, here)
+    model: Any = make_model(sizes, seed=options["seed"])
+    fill(model)
+    foresee("finetune", samples, model, sizes, options, here)
+    folder = runtime.checkpoint_folder(options["output"])
+    if options["freeze_epochs"]:
+        model = train_head(options, samples, model, here, folder)
+        if model is None:
+            here.say("stopped while the layers below were frozen; the same command goes on from there")
+            return
+    loop = make_loop(options, samples, model, here, folder)
+    if not ran_to_its_end(loop, options, here):
+        return
+    output = Path(options["output"]).absolute()
+    priors = [
+        count / len(samples.encoded["train"])
+        for count in np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()
+    ]
+    trained = Trained(model, sizes, samples.vocabulary, samples.names, samples.text, priors)
+    if here.local_rank == 0:
+        save_trained(trained, output / "final")
+    loop.load_best()
+    if here.local_rank == 0:
+        save_trained(trained, output / "best")
+    finish(
+        options,
+        samples,
+        trained,
+        loop.progress,
+        here,
+        time.monotonic() - started_s,
+        split="test" if judges_test else "val",
+    )
+
+
+def finish(
+    options: Options,
+    samples: Samples,
+    trained: Trained,
+    progress: Progress,
+    here: Runtime,
+    seconds: float,
+    *,
+    split: str,
+) -> None:
+    """The split's report and predictions, in `output` on rank 0's node."""
+    output = Path(options["output"]).absolute()
+    probabilities = predict(
+        trained.model,
+        samples.encoded[split],
+        here,
+        batch_size=options["batch_size"],
+        multiple=multiple_of(options, here.family),
+    )
+    truth = samples.labels(split)
+    scores = score(truth, probabilities.argmax(1).tolist(), samples.names)
+    baseline = majority(samples.labels("train"), truth, samples.names)
+    here.record(
+        step=progress.step,
+        baseline_macro_f1=baseline.macro_f1,
+        baseline_accuracy=baseline.accuracy,
+        **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy},
+    )
+    if here.is_first:
+        write_predictions(output / "predictions.jsonl", samples.records[split], probabilities, samples.names)
+        write_report(output, options, samples, progress, scores, baseline, here, seconds, split=split)
+    chosen = f"best model of step {progress.best_step}" if progress.best_step is not None else "last model"
+    where = "test split" if split == "test" else "validation split"
+    here.say(f"\n{where}, {chosen}:\n\n{as_table(scores, baseline)}\n\nreport, model and predictions: {output}")
+    here.record(done=True)
+
+
+def write_report(
+    output: Path,
+    options: Options,
+    samples: Samples,
+    progress: Progress,
+    scores: Scores,
+    baseline: Scores,
+    here: Runtime,
+    seconds: float,
+    *,
+    split: str,
+) -> None:
+    report = {
+        split: scores.as_json(),
+        "majority_baseline": baseline.as_json(),
+        "training": told_of(progress, here, seconds),
+        "data": {
+            "tracks": {name: len(part) for name, part in samples.records.items()},
+            "digest": samples.digest,
+            "cleaning": samples.facts["cleaning"],
+        },
+        "class_weights": class_weights(samples.labels("train"), len(samples.names), options["class_weights"]),
+        "options": dict(options),
+    }
+    replace_text(output / "report.json", json.dumps(report, indent=1) + "\n")
+    replace_text(
+        output / "report.txt",
+        f"{as_table(scores, baseline)}\n\nrows: truth, columns: prediction\n{as_confusion(scores)}\n",
+    )
+
+
+def told_of(progress: Progress, here: Runtime, seconds: float) -> dict[str, Any]:
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "seconds": round(seconds, 1),
+        "world_size": here.world_size,
+        "device": here.family,
+        "torch": torch.__version__,
+        "validation": progress.history,
+    }

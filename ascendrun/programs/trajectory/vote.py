@@ -1,0 +1,49 @@
+"""Class probabilities of several models together: their mean, adjusted, and the answer that a reader gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ascendrun.programs.trainer.runtime import Runtime
+from ascendrun.programs.trajectory.data import Options, multiple_of
+from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
+from ascendrun.programs.trajectory.evaluation.evaluate import predict
+from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.store import Vote
+from ascendrun.programs.trajectory.tokens import Encoded
+
+
+def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> Floats:
+    """The mean over the members, adjusted; the same on every rank."""
+    return put_together(vote, each_member_on(vote, samples, here, options))
+
+
+def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
+    if not samples:
+        raise BadData("there is no track to classify")
+    return [
+        predict(
+            member.model, samples, here, batch_size=options["batch_size"], multiple=multiple_of(options, here.family)
+        )
+        for member in vote.members
+    ]
+
+
+def put_together(vote: Vote, each: Sequence[Floats]) -> Floats:
+    mean: Floats = np.mean(each, axis=0)
+    return Adjustment(vote.temperature, vote.prior_shift).apply(mean, vote.members[0].priors)
+
+
+def ids_of(vote: Vote) -> dict[str, int]:
+    return {name: i for i, name in enumerate(vote.names)}
+
+
+def answer(row: Floats, names: Sequence[str], *, with_all: bool) -> dict[str, Any]:
+    best = int(row.argmax())
+    said: dict[str, Any] = {"class_name": names[best], "confidence": round(float(row[best]), 4)}
+    if with_all:
+        said["probabilities"] = {name: round(float(value), 4) for name, value in zip(names, row)}
+    return said
