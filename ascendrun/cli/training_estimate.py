@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.jobfile.launchers import PROGRAMS_PACKAGE
-from ascendrun.core.jobfile.options import ProgramOptions, make_arguments
 from ascendrun.core.jobfile.pipeline import StageJob
+from ascendrun.options import ProgramOptions, make_arguments
 
 TRAINS = ("train", "pretrain", "finetune")
 """Modes of bundled programs that train; the others are over before a device fills up."""

@@ -152,13 +152,14 @@ def _inside(state_dir: Path, folder: str) -> tuple[str, ...]:
 
 
 def _copy_programs(folder: Path) -> None:
-    """The package as ranks need it: its programs and their messages, and nothing of head or node."""
+    """The package as ranks need it: its programs, their options and messages, and nothing of head or node."""
     import ascendrun
 
     package = Path(ascendrun.__file__).resolve().parent
     for name in ("programs", "text"):
         shutil.copytree(package / name, folder / "ascendrun" / name, ignore=shutil.ignore_patterns(_CACHE))
-    shutil.copy(package / "__init__.py", folder / "ascendrun")
+    for name in ("__init__.py", "options.py"):
+        shutil.copy(package / name, folder / "ascendrun")
 
 
 def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tree:

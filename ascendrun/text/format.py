@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import string
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 UNKNOWN = {"zh": "未知"}
 SEPARATOR = {"zh": "、"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 class Formatter(string.Formatter):
@@ -94,6 +96,21 @@ def format_duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
+def is_hidden(character: str) -> bool:
+    """True for what cannot be seen or changes how its neighbours show: controls, bidi marks, line separators."""
+    return unicodedata.category(character) in _HIDDEN
+
+
+def quote(text: str, *, limit: int = 60) -> str:
+    """`text` in quotes, on one line, at most `limit` characters, hidden characters as escapes."""
+    safe = "".join(_escape(character) if is_hidden(character) else character for character in text[:limit])
+    return f"'{safe}'" + ("…" if len(text) > limit else "")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def _plural(count: float, words: str) -> str:
     one, _, many = words.partition(" ")
     return f"{count} {one if count == 1 else many}"
@@ -106,5 +123,5 @@ _SPECIAL: Mapping[str, Callable[[Any, str], str]] = {
     "bytes": lambda value, _: format_bytes(value),
     "duration": lambda value, _: format_duration(value),
     "percent": lambda value, _: f"{100 * value:.0f}%",
-    "quote": lambda value, _: repr(str(value)),
+    "quote": lambda value, _: quote(str(value)),
 }

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.options import parse_program_options
-from ascendrun.core.jobfile.spec import parse_job, resolve_paths
+from ascendrun.core.jobfile.spec import parse_job, parse_program_options, resolve_paths
 from ascendrun.core.jobs.plan import Folders, Tree, make_plan, render_plan
 from ascendrun.core.jobs.plan_view import render_text
 from ascendrun.core.reports import NodeReport, Route
@@ -18,10 +17,12 @@ PROGRAMS = {
         "trajectory",
         json.dumps(
             {
-                "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate"},
-                "data": {"type": "path", "default": "", "help": "tracks"},
-                "columns": {"type": "list", "default": [], "help": "names"},
-                "split_column": {"type": "bool", "default": True, "help": "keep the split"},
+                "options": {
+                    "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate"},
+                    "data": {"type": "path", "default": "", "help": "tracks"},
+                    "columns": {"type": "list", "default": [], "help": "names"},
+                    "split_column": {"type": "bool", "default": True, "help": "keep the split"},
+                }
             }
         ),
     )

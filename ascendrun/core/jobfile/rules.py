@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ascendrun.core.errors import Problem
-from ascendrun.core.jobfile.options import Option, ProgramOptions, WrongValue, check_value
 from ascendrun.core.jobfile.tree import key_place, place_of
 from ascendrun.core.jobfile.yaml_source import MappingNode, Place, ScalarNode, Source, find
 from ascendrun.core.jobs.rank_env import OWN_VARIABLES, VISIBLE_DEVICES, is_own_variable
 from ascendrun.core.message_format import shown, suggestion
+from ascendrun.options import JOB_FILE, OptionProblem, ProgramOptions, check_arguments
 
 MAX_WORD_BYTES = 131_071
 """Linux hands a process no single argument or variable above 128 KiB."""
@@ -56,10 +56,10 @@ class Draft:
         return self.source.is_spoilt(find(self.root, path))
 
     @property
-    def options(self) -> Mapping[str, Option] | None:
+    def table(self) -> ProgramOptions | None:
         """The options of the job's program; None when there is no such program."""
-        known = self.programs.get(self.data.get("program") or "") if isinstance(self.data.get("program"), str) else None
-        return known.options if known else None
+        name = self.data.get("program")
+        return self.programs.get(name) if isinstance(name, str) else None
 
 
 def broken_rules(draft: Draft) -> Iterator[Problem]:
@@ -68,18 +68,15 @@ def broken_rules(draft: Draft) -> Iterator[Problem]:
 
 
 def typed_args(draft: Draft) -> dict[str, Any]:
-    """`args` with each value of its option's type; wrong ones stay as they are (`broken_rules` tells them)."""
-    typed: dict[str, Any] = {}
-    for name, value in draft.section("args").items():
-        typed[name] = value
-        option = (draft.options or {}).get(name)
-        if option is None or value is None:
-            continue
-        try:
-            typed[name] = check_value(option, value, _source_text(draft, name))
-        except WrongValue:
-            continue
-    return typed
+    """`args` by option name, each value of its option's type; wrong ones stay as they are."""
+    return dict(draft.section("args")) if draft.table is None else _checked_args(draft, draft.table)[0]
+
+
+def _checked_args(draft: Draft, table: ProgramOptions) -> tuple[dict[str, Any], list[OptionProblem]]:
+    given = draft.section("args")
+    texts = {name: text for name in given if (text := _source_text(draft, name)) is not None}
+    spoilt = [name for name in given if draft.is_spoilt("args", name)]
+    return check_arguments(table, given, JOB_FILE, texts=texts, unchecked=spoilt)
 
 
 def list_form(command: str) -> str:
@@ -119,31 +116,17 @@ def _args(draft: Draft) -> Iterator[Problem]:
             "args belong to a program; a command has its own words", "put them into the command list"
         )
         return
-    if draft.options is None:
+    if draft.table is None:
         return
-    for name, value in args.items():
-        yield from _arg(draft, name, value)
-    for option in draft.options.values():
-        if option.required and args.get(option.name) is None:
+    for problem in _checked_args(draft, draft.table)[1]:
+        if problem.name is None:
             place = draft.key("args") if draft.has("args") else draft.key("program")
-            yield place.problem(f"args.{option.name} is missing: {option.help}")
-
-
-def _arg(draft: Draft, name: str, value: Any) -> Iterator[Problem]:
-    option = (draft.options or {}).get(name)
-    if option is None:
-        yield draft.key("args", name).problem(
-            f"{draft.data['program']} has no option {shown(name)}", suggestion(name, list(draft.options or ()))
-        )
-    elif isinstance(value, dict):
-        yield draft.value("args", name).problem(f"args.{name} is a mapping; an option takes a value or a list")
-    elif value is not None and not draft.is_spoilt("args", name):
-        try:
-            check_value(option, value, _source_text(draft, name))
-        except WrongValue as error:
-            yield draft.value("args", name).problem(f"args.{name} {error}", error.hint)
-            return
-        if option.type == "path" and str(value).startswith("~"):
+        else:
+            place = (draft.key if problem.is_name else draft.value)("args", problem.name)
+        yield place.problem(str(problem.message), str(problem.hint) if problem.hint else None)
+    for name, value in args.items():
+        option = draft.table.find(name)
+        if option is not None and option.type == "path" and isinstance(value, str) and value.startswith("~"):
             yield _home_problem(draft, "args", name)
 
 

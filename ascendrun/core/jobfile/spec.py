@@ -11,12 +11,12 @@ from pydantic import BaseModel, ValidationError
 from ascendrun.core.errors import InvalidInput, Problem
 from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema
-from ascendrun.core.jobfile.options import ProgramOptions, parse_program_options
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, side_by_side, split_stages
 from ascendrun.core.jobfile.rules import Draft, broken_rules, typed_args
 from ascendrun.core.jobfile.tree import apply_overrides, job_data, key_place, place_of
 from ascendrun.core.jobfile.yaml_source import ListNode, MappingNode, Node, Place, Source, find, read_yaml
 from ascendrun.core.message_format import closest, in_order, shown, suggestion
+from ascendrun.options import InvalidTableError, ProgramOptions, read_table
 
 __all__ = [
     "JobSpec",
@@ -42,6 +42,15 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 Path = tuple[Union[str, int], ...]
+
+
+def parse_program_options(name: str, json_text: str) -> ProgramOptions:
+    """The table of one program (`options.json`). Raises InvalidInput with all faults of the table."""
+    try:
+        return read_table(name, json_text)
+    except InvalidTableError as error:
+        file = f"{name}/options.json"
+        raise InvalidInput([Problem(file, error.line, error.column, str(fault)) for fault in error.faults]) from error
 
 
 def parse_job(
@@ -144,7 +153,8 @@ def require_hostfile(spec: JobSpec, file: str) -> str:
 
 
 def _is_path(known: ProgramOptions, name: str) -> bool:
-    return name in known.options and known.options[name].type == "path"
+    option = known.find(name)
+    return option is not None and option.type == "path"
 
 
 def _absolute(path: str, folder: str) -> str:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.errors import InvalidInput, NotFit, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
-from ascendrun.core.jobfile.options import make_arguments
 from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
 from ascendrun.core.names import fold_names
 from ascendrun.core.network import Network, candidate_ports, choose_network
 from ascendrun.core.reports import NodeReport
+from ascendrun.options import make_arguments
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec

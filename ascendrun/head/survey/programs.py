@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 
-from ascendrun.core.jobfile.options import ProgramOptions, parse_program_options
+from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.options import ProgramOptions
 
 OPTIONS_FILE = "options.json"
 

@@ -8,8 +8,7 @@ import pytest
 
 from ascendrun.core.errors import InvalidInput
 from ascendrun.core.hosts import parse_hostfile
-from ascendrun.core.jobfile.options import parse_program_options
-from ascendrun.core.jobfile.spec import parse_job
+from ascendrun.core.jobfile.spec import parse_job, parse_program_options
 from ascendrun.core.message_format import is_hidden
 
 HERE = Path(__file__).parent
@@ -18,18 +17,26 @@ PROGRAMS = {
         "trajectory",
         json.dumps(
             {
-                "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate", "min": 0, "max": 1},
-                "epochs": {"type": "int", "default": 10, "help": "passes", "min": 1},
-                "pooling": {"type": "str", "default": "mean", "help": "what is read", "choices": ["mean", "last"]},
-                "fp16": {"type": "bool", "default": False, "help": "half precision"},
-                "columns": {"type": "list", "default": [], "help": "names"},
-                "data": {"type": "path", "default": "", "help": "tracks"},
+                "options": {
+                    "lr": {"type": "float", "default": 1e-3, "help": "peak learning rate", "min": 0, "max": 1},
+                    "epochs": {"type": "int", "default": 10, "help": "passes", "min": 1},
+                    "pooling": {"type": "str", "default": "mean", "help": "what is read", "choices": ["mean", "last"]},
+                    "fp16": {"type": "bool", "default": False, "help": "half precision"},
+                    "columns": {"type": "list", "default": [], "help": "names"},
+                    "data": {"type": "path", "default": "", "help": "tracks"},
+                }
             }
         ),
     ),
     "needy": parse_program_options(
         "needy",
-        json.dumps({"base_model": {"type": "path", "default": None, "help": "the model to tune", "required": True}}),
+        json.dumps(
+            {
+                "options": {
+                    "base_model": {"type": "path", "default": None, "help": "the model to tune", "required": True}
+                }
+            }
+        ),
     ),
 }
 JOBS = sorted((HERE / "bad_jobs").glob("*.yaml"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ascendrun.core.errors import InvalidInput
-from ascendrun.core.jobfile.options import parse_program_options
 from ascendrun.core.jobfile.pipeline import StageJob
-from ascendrun.core.jobfile.spec import parse_job, parse_stages
+from ascendrun.core.jobfile.spec import parse_job, parse_program_options, parse_stages
 
-OPTIONS = '{"lr": {"type": "float", "help": "h"}, "epochs": {"type": "int", "help": "h"}}'
+OPTIONS = '{"options": {"lr": {"type": "float", "help": "h"}, "epochs": {"type": "int", "help": "h"}}}'
 PROGRAMS = {name: parse_program_options(name, OPTIONS) for name in ("trainer", "other")}
 COMMON = "name: pipe\nprogram: trainer\nargs: {lr: 1e-4, epochs: 3}\nenv: {A: 1, B: 2}\ndevices: {per_node: 4}\n"
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ascendrun.core.errors import InvalidInput, NotFit
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobSpec
-from ascendrun.core.jobfile.options import make_arguments
 from ascendrun.core.jobs.plan import PORT_TOKEN, Folders, Tree, choose_hosts, make_plan, prepare_request, render_plan
 from ascendrun.core.jobs.plan_view import render_text
 from ascendrun.core.jobs.rank_env import OWN_VARIABLES
@@ -19,6 +18,7 @@ from ascendrun.core.network import candidate_ports
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.node import layout
 from ascendrun.node import ranks as agent_ranks
+from ascendrun.options import make_arguments
 
 FOLDERS = Folders(work="/r/work", checkpoints="/r/ckpt", attempt="/r/attempt-1", trees="/r/trees")
 

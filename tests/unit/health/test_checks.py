@@ -438,7 +438,7 @@ def test_every_code_of_the_hosts_checks_is_planted_here():
 
 
 def test_a_program_of_ours_needs_torch():
-    from ascendrun.core.jobfile.options import ProgramOptions
+    from ascendrun.options import ProgramOptions
 
     spec = parse_job("name: j\nprogram: p\n", "job.yaml", programs={"p": ProgramOptions("p", {})})
     facts = {"n1": sound("n1"), "n2": sound("n2", python=PythonFacts(version="3.10.13", modules={"torch": None}))}

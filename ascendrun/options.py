@@ -1,0 +1,433 @@
+"""Options of the bundled programs: one table for each, checked alike in a job file and on a program's command line.
+
+A program's `options.json` has three parts, of which only `options` must be there:
+
+    "renamed": {"how": "strategy"}          the old name is an error; the hint is `write strategy: VALUE`
+    "refused": {"use_amp": "set dtype"}     a name that people bring along; the text is the hint (what to write instead)
+    "options": {"learning_rate": {"type": "float", "default": 1e-4, "help": "peak learning rate", "aliases": ["lr"]}}
+
+Keys of an option: `type` (one of TYPES), `default`, `help`, `choices`, `min` and `max` (inclusive), `required`, and
+
+    "aliases": ["lr"]                       other names, accepted without a warning; an error together with the name
+    "excludes": ["warmup_ratio"]            options that cannot be given with this one
+    "value_aliases": {"bf16": "bfloat16"}   other ways to write a value, accepted without a warning
+    "renamed_values": {"go-on": "continue"} old values: an error; the hint is `write NAME: continue`
+
+Chinese texts have the keys `option.PROGRAM.NAME` (help) and `option.PROGRAM.NAME.refused`. Standard library and
+`ascendrun.text` only: programs on nodes use this module too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from ascendrun.text import Text
+from ascendrun.text.suggest import closest, did_you_mean, suggestion
+
+TYPES = ("int", "float", "str", "bool", "path", "list")
+ROW_KEYS = (
+    *("type", "default", "help", "choices", "min", "max", "required"),
+    *("aliases", "excludes", "value_aliases", "renamed_values"),
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+Scalar = Union[None, bool, int, float, str]
+Argument = Union[Scalar, tuple[Scalar, ...]]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `choices` empty: any value; `low`, `high`: inclusive bounds, None: none."""
+
+    name: str
+    type: str
+    default: Argument
+    help: str
+    choices: tuple[Scalar, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    required: bool = False
+    aliases: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    value_aliases: Mapping[str, Scalar] = field(default_factory=dict)
+    renamed_values: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """All options of one program, by name, in the order of its table; its renamed and refused names."""
+
+    program: str
+    options: Mapping[str, Option]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, name: str) -> Option | None:
+        """The option with this name or alias."""
+        return self.options.get(name) or next((each for each in self.options.values() if name in each.aliases), None)
+
+    def help(self, option: Option) -> Text:
+        return Text(f"option.{self.program}.{option.name}", option.help.replace("{", "{{").replace("}", "}}"))
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How options are written where they are given: `args.lr` and `lr: 1` in a job file, `--lr` and `--lr=1`."""
+
+    prefix: str
+    pair: str
+
+    def name(self, name: str) -> str:
+        return self.prefix + name
+
+    def write(self, name: str, value: Argument) -> str:
+        return self.pair.format(name=name, value=_render(value))
+
+
+JOB_FILE = Notation("args.", "{name}: {value}")
+COMMAND_LINE = Notation("--", "--{name}={value}")
+
+
+@dataclass(frozen=True)
+class OptionProblem:
+    """What is wrong with one option. `name`: as it was given, None: a required option that was not. `is_name`: the
+    name is wrong, not the value."""
+
+    name: str | None
+    message: Text
+    hint: Text | None = None
+    is_name: bool = False
+
+
+class InvalidTableError(ValueError):
+    """A program's table is broken; `faults` are its texts."""
+
+    def __init__(self, faults: Collection[Text], line: int | None = None, column: int | None = None) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults, self.line, self.column = tuple(faults), line, column
+
+
+class InvalidValueError(ValueError):
+    """A value does not fit its option. `message`: what was expected and found, without the option's name."""
+
+    def __init__(self, message: Text, hint: Text | None = None) -> None:
+        super().__init__(str(message))
+        self.message, self.hint = message, hint
+
+
+def read_table(program: str, json_text: str) -> ProgramOptions:
+    """The table of one program. Raises InvalidTableError with every fault."""
+    try:
+        table = json.loads(json_text)
+    except ValueError as error:
+        text = Text("options.not-json", "invalid JSON: {error}", error=str(error))
+        raise InvalidTableError([text], getattr(error, "lineno", None), getattr(error, "colno", None)) from error
+    if not isinstance(table, dict) or not isinstance(table.get("options"), dict):
+        raise InvalidTableError([Text("options.no-table", "expected an object with the key 'options'")], 1, 1)
+    faults = list(_table_faults(table))
+    if faults:
+        raise InvalidTableError(faults)
+    options = {name: _make_option(name, row) for name, row in table["options"].items()}
+    return ProgramOptions(program, options, dict(table.get("renamed", {})), dict(table.get("refused", {})))
+
+
+def check_arguments(
+    table: ProgramOptions,
+    given: Mapping[str, Any],
+    notation: Notation,
+    *,
+    texts: Mapping[str, str] | None = None,
+    unchecked: Collection[str] = (),
+) -> tuple[dict[str, Any], list[OptionProblem]]:
+    """The given values by option name, aliases resolved and each of its option's type, and all problems.
+
+    A null counts as not given. `texts`: how values were written, which is what a text option gets for a number.
+    `unchecked`: names whose values are known to be wrong. A wrong value stays as it is.
+    """
+    values: dict[str, Any] = {}
+    problems: list[OptionProblem] = []
+    names: dict[str, str] = {}
+    for name, value in given.items():
+        option = table.find(name)
+        if option is None:
+            problems.append(_unknown_name(table, name, value, notation))
+            values[name] = value
+            continue
+        if option.name in names:
+            problems.append(_given_twice(name, names[option.name], notation))
+            continue
+        names[option.name] = name
+        values[option.name] = value
+        if value is None or name in unchecked:
+            continue
+        try:
+            values[option.name] = check_value(option, value, (texts or {}).get(name), notation)
+        except InvalidValueError as error:
+            text = Text("options.value", "{option}: {fault}", option=notation.name(name), fault=error.message)
+            problems.append(OptionProblem(name, text, error.hint))
+    problems.extend(_conflicts(table, values, names, notation))
+    for option in table.options.values():
+        if option.required and values.get(option.name) is None and names.get(option.name) not in unchecked:
+            text = Text(
+                "options.required",
+                "{option} is required: {help}",
+                option=notation.name(option.name),
+                help=table.help(option),
+            )
+            problems.append(OptionProblem(None, text))
+    return values, problems
+
+
+def check_value(option: Option, value: Any, text: str | None = None, notation: Notation = JOB_FILE) -> Argument:
+    """`value` as the option's type. `text`: how a number was written, which is what a text option gets.
+
+    Raises InvalidValueError.
+    """
+    written = value if isinstance(value, str) else text
+    if written is not None and written in option.renamed_values:
+        new = option.renamed_values[written]
+        raise InvalidValueError(
+            Text("options.renamed-value", "{old:quote} was renamed to {new:quote}", old=written, new=new),
+            _write(notation.write(option.name, new)),
+        )
+    if written is not None and written in option.value_aliases:
+        value = option.value_aliases[written]
+    if isinstance(value, Mapping):
+        raise InvalidValueError(_expected(option, Text("type.mapping", "a mapping")))
+    if option.type == "list":
+        return _check_list(option, value)
+    typed = _check_scalar(option, value, text)
+    if option.choices and typed not in option.choices:
+        near = closest(str(typed), [str(choice) for choice in option.choices])
+        raise InvalidValueError(
+            Text(
+                "options.choice",
+                "expected one of {choices}, got {value:quote}",
+                choices=[str(choice) for choice in option.choices],
+                value=str(typed),
+            ),
+            did_you_mean(near) if near else None,
+        )
+    if isinstance(typed, (int, float)) and not isinstance(typed, bool):
+        if option.low is not None and typed < option.low:
+            raise InvalidValueError(
+                Text("options.low", "expected at least {limit}, got {value}", limit=f"{option.low:g}", value=typed)
+            )
+        if option.high is not None and typed > option.high:
+            raise InvalidValueError(
+                Text("options.high", "expected at most {limit}, got {value}", limit=f"{option.high:g}", value=typed)
+            )
+    return typed
+
+
+def read_text(option: Option, text: str) -> Any:
+    """A value of the command line as a job file has it; what cannot be read stays text, for `check_value`."""
+    if option.type == "list":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if option.type == "bool":
+        return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(text.lower(), text)
+    if option.type in ("int", "float"):
+        try:
+            number = int(text) if option.type == "int" else float(text)
+        except ValueError:
+            return text
+        return number if math.isfinite(number) else text
+    return text
+
+
+def make_arguments(args: Mapping[str, Argument]) -> tuple[str, ...]:
+    """`--option=value` for every option given, in the order given; null means that the program's default holds."""
+    return tuple(COMMAND_LINE.write(name, value) for name, value in args.items() if value is not None)
+
+
+def _write(piece: str) -> Text:
+    return Text("options.write", "write {piece}", piece=piece)
+
+
+def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notation) -> OptionProblem:
+    """Renamed names come before names that are close: the closest one may be another option."""
+    new = table.options.get(table.renamed.get(name, ""))
+    if new is not None:
+        if isinstance(value, str):
+            value = new.renamed_values.get(value, value)
+        message = Text(
+            "options.renamed", "{old} was renamed to {new}", old=notation.name(name), new=notation.name(new.name)
+        )
+        is_shown = not isinstance(value, Mapping) and value is not None
+        return OptionProblem(name, message, _write(notation.write(new.name, value if is_shown else "…")), is_name=True)
+    if name in table.refused:
+        message = Text(
+            "options.refused",
+            "{option} is not an option of {program}",
+            option=notation.name(name),
+            program=table.program,
+        )
+        hint = Text(f"option.{table.program}.{name}.refused", table.refused[name])
+        return OptionProblem(name, message, hint, is_name=True)
+    message = Text(
+        "options.unknown", "unknown option {option} of {program}", option=notation.name(name), program=table.program
+    )
+    names = [*table.options, *(alias for option in table.options.values() for alias in option.aliases)]
+    return OptionProblem(name, message, suggestion(name, [notation.name(each) for each in names]), is_name=True)
+
+
+def _given_twice(name: str, earlier: str, notation: Notation) -> OptionProblem:
+    message = Text(
+        "options.same",
+        "{name} and {earlier} are the same option",
+        name=notation.name(name),
+        earlier=notation.name(earlier),
+    )
+    return OptionProblem(name, message, Text("options.remove", "remove {name}", name=notation.name(name)), is_name=True)
+
+
+def _conflicts(
+    table: ProgramOptions, values: Mapping[str, Any], names: Mapping[str, str], notation: Notation
+) -> list[OptionProblem]:
+    problems = []
+    for name, given in names.items():
+        for other in table.options[name].excludes:
+            if values.get(name) is not None and values.get(other) is not None:
+                message = Text(
+                    "options.excludes",
+                    "{name} cannot be combined with {other}",
+                    name=notation.name(given),
+                    other=notation.name(names[other]),
+                )
+                problems.append(OptionProblem(given, message, is_name=True))
+    return problems
+
+
+def _render(value: Argument) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ",".join(_render(item) for item in value)
+    return repr(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _check_scalar(option: Option, value: Argument, text: str | None) -> Scalar:
+    if isinstance(value, tuple):
+        raise InvalidValueError(_expected(option, Text("type.list", "a list")))
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if option.type == "bool" and isinstance(value, bool):
+        return value
+    if option.type == "float" and number is not None:
+        return float(number)
+    if option.type == "int" and number is not None and float(number) == int(number):
+        return int(number)
+    if option.type in ("str", "path"):
+        if isinstance(value, str) and (value or option.type == "str" or option.default == ""):
+            return value
+        if number is not None and text is not None:
+            return text
+    is_quoted = isinstance(value, str) and text is not None and _UNQUOTED[option.type].fullmatch(value)
+    raise InvalidValueError(
+        _expected(option, repr(value) if isinstance(value, str) else _render(value)),
+        Text("options.unquote", "remove the quotes") if is_quoted else None,
+    )
+
+
+def _check_list(option: Option, value: Argument) -> tuple[Scalar, ...]:
+    if not isinstance(value, tuple):
+        raise InvalidValueError(
+            _expected(option, repr(value) if isinstance(value, str) else _render(value)),
+            Text("options.write-list", "write [a, b]"),
+        )
+    bad = [repr(str(item)) for item in value if not _is_item(item)]
+    if bad:
+        raise InvalidValueError(
+            Text("options.items", "invalid list items: {items}", items=bad),
+            Text("options.items-hint", "an item must not be empty, contain a comma, or start or end with a space"),
+        )
+    return value
+
+
+def _is_item(item: object) -> bool:
+    """Whether the program gets the item back from the text in which commas join all items."""
+    if isinstance(item, str):
+        return bool(item) and item == item.strip() and "," not in item
+    return isinstance(item, (bool, int, float))
+
+
+def _expected(option: Option, found: Text | str) -> Text:
+    return Text("options.expected", "expected {expected}, got {found}", expected=_EXPECTED[option.type], found=found)
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_NEVER = re.compile(r"(?!)")
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
+_UNQUOTED = {"int": _NUMBER, "float": _NUMBER, "bool": re.compile("true|false"), "str": _NEVER, "path": _NEVER}
+_EXPECTED = {
+    "int": Text("type.integer", "an integer"),
+    "float": Text("type.number", "a number"),
+    "str": Text("type.string", "a string"),
+    "bool": Text("type.boolean", "true or false"),
+    "path": Text("type.path", "a path"),
+    "list": Text("type.list", "a list"),
+}
+
+
+def _table_faults(table: Mapping[str, Any]) -> list[Text]:
+    rows = table["options"]
+    faults = [_unknown_key(key) for key in table if key not in ("options", "renamed", "refused")]
+    for name, row in rows.items():
+        faults += [Text("options.row", "{option}: {fault}", option=name, fault=each) for each in _row_faults(name, row)]
+    taken = list(rows)
+    for row in rows.values():
+        taken += [each for each in row.get("aliases", ()) if isinstance(each, str)] if isinstance(row, dict) else []
+    taken += [name for part in ("renamed", "refused") for name in table.get(part, {})]
+    faults += [
+        Text("options.defined-twice", "{name} is defined twice", name=name)
+        for name in dict.fromkeys(taken)
+        if taken.count(name) > 1
+    ]
+    faults += [
+        Text("options.renamed-to-nothing", "renamed: {old}: unknown option {new}", old=old, new=str(new))
+        for old, new in table.get("renamed", {}).items()
+        if new not in rows
+    ]
+    return faults
+
+
+def _row_faults(name: str, row: Any) -> list[Text]:
+    if not _NAME.fullmatch(name):
+        return [Text("options.name", "invalid option name (expected a-z, 0-9, _)")]
+    if not isinstance(row, dict):
+        return [Text("options.row-form", "expected an object")]
+    faults = [_unknown_key(key) for key in row if key not in ROW_KEYS]
+    if row.get("type") not in TYPES:
+        faults.append(Text("options.type", "type: expected one of {types}", types=list(TYPES)))
+    if not isinstance(row.get("help"), str):
+        faults.append(Text("options.no-help", "help is required"))
+    for key, form in (("choices", list), ("aliases", list), ("excludes", list)):
+        if not isinstance(row.get(key, form()), form):
+            faults.append(Text("options.list-key", "{key}: expected a list", key=key))
+    return faults
+
+
+def _unknown_key(key: str) -> Text:
+    return Text("options.unknown-key", "unknown key {key:quote}", key=key)
+
+
+def _make_option(name: str, row: Mapping[str, Any]) -> Option:
+    default = row.get("default")
+    return Option(
+        name=name,
+        type=row["type"],
+        default=tuple(default) if isinstance(default, list) else default,
+        help=row["help"],
+        choices=tuple(row.get("choices") or ()),
+        low=row.get("min"),
+        high=row.get("max"),
+        required=bool(row.get("required", False)),
+        aliases=tuple(row.get("aliases", ())),
+        excludes=tuple(row.get("excludes", ())),
+        value_aliases=dict(row.get("value_aliases", {})),
+        renamed_values=dict(row.get("renamed_values", {})),
+    )
