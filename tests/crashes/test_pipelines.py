@@ -76,33 +76,45 @@ def test_a_failed_stage_calls_off_those_after_it_and_a_later_submit_goes_on_in_t
     assert head.run("submit", "pipe.yaml", "--resume", job, "--from", "judge").returncode == 0
 
 
-def follower(head: Head, *argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ascendrun", *argv],
-        env=head.environ(),
-        cwd=head.folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+class Follower:
+    """A command that follows, its output in files: what it has shown so far can be waited for."""
+
+    def __init__(self, head: Head, name: str, *argv: str) -> None:
+        self._files = head.folder / f"{name}.out", head.folder / f"{name}.err"
+        with open(self._files[0], "w") as out, open(self._files[1], "w") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ascendrun", *argv], env=head.environ(), cwd=head.folder, stdout=out, stderr=err
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        return any(file.stat().st_size for file in self._files)
+
+    def result(self) -> tuple[int, str, str]:
+        """(exit code, standard output, standard error), once it has ended."""
+        code = self._process.wait(timeout=DEADLINE_S)
+        return code, self._files[0].read_text(), self._files[1].read_text()
 
 
 def test_a_pipeline_goes_on_and_is_followed_when_the_controller_is_killed_between_its_stages(head: Head) -> None:
     job = pipeline(head)
     await_that(lambda: states(head) == ["RUNNING", "QUEUED", "QUEUED"])
-    logs, events = follower(head, "logs", "-f", "pipe"), follower(head, "events", "-f", job, "-o", "jsonl")
+    logs = Follower(head, "logs", "logs", "-f", "pipe")
+    events = Follower(head, "events", "events", "-f", job, "-o", "jsonl")
+    await_that(lambda: logs.has_begun and events.has_begun)  # killed before that, they would follow from after it
     with ControlClient(head.state_dir) as client:
         os.kill(int(client.call("status", timeout_s=DEADLINE_S)["pid"]), signal.SIGKILL)
     touch(head.folder / "prepared")
     waited = head.run("wait", job)
     assert waited.returncode == 0, waited.stderr
     assert states(head) == ["SUCCEEDED"] * 3
-    shown, talk = logs.communicate(timeout=DEADLINE_S)
-    assert logs.returncode == 0 and shown.count("of 0") == shown.count("of 1") == 2, shown + talk  # train and judge
+    code, shown, talk = logs.result()
+    assert code == 0 and shown.count("of 0") == shown.count("of 1") == 2, shown + talk  # train and judge
     assert [f"stage {n}/3" in talk for n in (1, 2, 3)] == [True] * 3 and f"{job}-3 SUCCEEDED" in talk
     assert talk.splitlines()[-1].startswith(f"{job} SUCCEEDED after ") and talk.endswith(": all 3 stages of pipe\n")
-    story = [json.loads(line) for line in events.communicate(timeout=DEADLINE_S)[0].splitlines()]
-    assert events.returncode == 0 and {line["job"] for line in story} == {f"{job}-{n}" for n in (1, 2, 3)}
+    code, shown, _ = events.result()
+    story = [json.loads(line) for line in shown.splitlines()]
+    assert code == 0 and {line["job"] for line in story} == {f"{job}-{n}" for n in (1, 2, 3)}
 
 
 def test_stopping_a_pipeline_stops_the_stage_that_runs_and_starts_no_other(head: Head) -> None:
