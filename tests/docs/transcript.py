@@ -1,7 +1,7 @@
 """Transcripts in documents: commands after `$ `, below each what it prints.
 
-`...` stands for anything left out, a number for any number (losses and times differ from machine to machine), a run of
-blanks for any run of blanks.
+`...` stands for anything left out, a number for any number (losses differ from machine to machine), a duration for any
+duration, a run of blanks for any run of blanks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Callable
 
 NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
+DURATION = r"(?:\d+[dhm])*\d+(?:\.\d+)?s"
+"""26s on one machine is 1m07s on a slower one."""
 
 
 def read_transcript(markdown: str) -> list[tuple[str, list[str]]]:
@@ -52,6 +54,12 @@ def _is_like(wanted: str, line: str) -> bool:
 
 def _pattern(text: str) -> str:
     """The text as a regular expression, its numbers and blanks made loose."""
-    pieces = re.split(rf"({NUMBER}|\s+)", text)
-    loose: dict[int, Callable[[str], str]] = {0: re.escape, 1: lambda piece: r"\s+" if piece.isspace() else NUMBER}
+    pieces = re.split(rf"(\b{DURATION}\b|{NUMBER}|\s+)", text)
+    loose: dict[int, Callable[[str], str]] = {0: re.escape, 1: _loose}
     return "".join(loose[n % 2](piece) for n, piece in enumerate(pieces))
+
+
+def _loose(piece: str) -> str:
+    if piece.isspace():
+        return r"\s+"
+    return DURATION if re.fullmatch(DURATION, piece) else NUMBER

@@ -1,0 +1,52 @@
+"""Every message of the product: from calls of Text(…) in the code, and from the tables."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A template. `values`: the names given at the call; None: they are not known there (a table, or `**values`)."""
+
+    key: str
+    english: str
+    values: frozenset[str] | None
+    place: str
+
+
+def fields(template: str) -> frozenset[str]:
+    """The names of a template's placeholders."""
+    return frozenset(name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(template) if name)
+
+
+def inline() -> Iterator[Message]:
+    """Every call of `Text("key", "English")` in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if "Text(" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Text":
+                place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
+                if not all(isinstance(argument, ast.Constant) for argument in node.args[:2]) or len(node.args) < 2:
+                    continue  # a table's row, or a copy of another text: its key is checked where it is written
+                key, english = (argument.value for argument in node.args[:2])  # type: ignore[attr-defined]
+                names = [keyword.arg for keyword in node.keywords]
+                yield Message(key, english, None if None in names else frozenset(filter(None, names)), place)
+
+
+def chinese() -> Mapping[str, str]:
+    rows: dict[str, str] = {}
+    for file in sorted((PACKAGE / "text" / "zh").glob("*.json")):
+        rows.update(json.loads(file.read_text(encoding="utf-8")))
+    return rows

@@ -1,0 +1,47 @@
+"""What a person reads is in the words of docs/style.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.voice import CHECKOUT, allowed_lines, doc_lines, message_lines, table_lines
+
+CEILINGS = {"messages": 640, "docs": 400, "tables": 361}
+"""How many lines may still match; lowered with every change, 0 at the end."""
+
+
+@pytest.mark.parametrize("kind", CEILINGS)
+def test_no_forbidden_word(kind: str) -> None:
+    lines = {"messages": message_lines, "docs": doc_lines, "tables": table_lines}[kind]()
+    assert len(lines) <= CEILINGS[kind], "\n".join(map(str, lines))
+
+
+def test_few_lines_are_excused_and_each_names_its_reason() -> None:
+    allowed = allowed_lines()
+    assert len(allowed) <= 20, "\n".join(allowed)
+
+
+def test_no_sentence_of_the_docs_is_longer_than_40_words() -> None:
+    """The goal is 25; a sentence with a list in it may take more."""
+    long = []
+    for page in [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for paragraph in re.split(r"\n\s*\n|\n(?=[-|#>*\d])", text):
+            if paragraph.startswith(("|", "    ", "#")):
+                continue
+            for sentence in re.split(r"(?<=[.!?:;])\s", re.sub(r"`[^`]*`|\([^)]*\)", "X", paragraph)):
+                if len(sentence.split()) > 40:
+                    long.append(f"{page.name}: {' '.join(sentence.split())[:120]}")
+    assert len(long) <= 60, "\n".join(long)
+
+
+def test_new_commit_subjects_are_short() -> None:
+    """Since the tree was formatted; a shallow clone has nothing to check."""
+    done = subprocess.run(
+        ["git", "log", "--format=%s", "b87d4b6..HEAD"], cwd=CHECKOUT, text=True, capture_output=True, check=False
+    )
+    if done.returncode == 0:
+        assert not [subject for subject in done.stdout.splitlines() if len(subject) > 72]
