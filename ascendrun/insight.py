@@ -164,6 +164,7 @@ class TopSource:
             hosts=both.hosts,
             ranks=both.ranks,
             jobs=seen.jobs,
+            ended=seen.ended,
             names=[host.name for host in self.hosts],
             refused=refused,
             was_asked=asked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +30,12 @@ WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 @dataclass(frozen=True)
 class Seen:
-    """`trouble`: why the samples could not be read; None: they could, or there are none."""
+    """`ended`: jobs and attempts that ended not long ago, of which samples may still list the processes.
+    `trouble`: why the samples could not be read; None: they could, or there are none."""
 
     jobs: tuple[JobSeen, ...]
     newest: Newest
+    ended: tuple[JobSeen, ...] = ()
     trouble: str | None = None
 
 
@@ -64,12 +67,12 @@ class TopReader:
             newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
         except StoreUnusable as error:
             trouble = str(error)
-        jobs = tuple(
-            self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in _live_jobs(self._state_dir)
-        )
+        live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})
+        jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in live)
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
-        return Seen(jobs, newest, trouble)
+        ended = [stored for stored in live if stored.job.state not in WITH_RANKS]
+        return Seen(jobs, newest, tuple(_ended_job(stored) for stored in (*ended, *over)), trouble)
 
     def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> JobSeen:
         job = stored.job
@@ -187,16 +190,41 @@ def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | Non
         store.close()
 
 
-def _live_jobs(state_dir: Path) -> list[StoredJob]:
+def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJob], list[StoredJob]]:
+    """(live jobs, those of `measured` that are over)"""
+    from ascendrun.core.errors import NotFound
     from ascendrun.head.state.store import Store
 
     store = Store.open_for_reading(state_dir)
     if store is None:
-        return []
+        return [], []
+    live: list[StoredJob] = []
+    over: list[StoredJob] = []
     try:
-        return [stored for stored in store.live_jobs() if not stored.job.is_terminal]
+        for stored in store.live_jobs():
+            (over if stored.job.is_terminal else live).append(stored)
+        for job_id in sorted(set(measured) - {stored.job.id for stored in (*live, *over)}):
+            with contextlib.suppress(NotFound):
+                over.append(store.find(job_id))
     finally:
         store.close()
+    return live, over
+
+
+def _ended_job(stored: StoredJob) -> JobSeen:
+    """Where the ranks of its last attempt ran. A host that did not confirm the end may still run them."""
+    job = stored.job
+    return JobSeen(
+        id=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        attempt=job.attempt,
+        hosts=job.hosts,
+        world_size=job.world_size,
+        ended_at_s=None if job.unconfirmed else job.ended_at_s,
+        places=tuple(place for node in job.nodes for place in _places(stored, node)),
+    )
 
 
 def _places(stored: StoredJob, node: NodeProgress) -> list[RankPlace]:

@@ -13,7 +13,7 @@ _NOT_OF_DEVICE = ("at", "host", "device", "family", "name", "pids", "source")
 _NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
 _NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
 _NOT_OF_JOB = ("at", "own_s")
-_MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}}
+_MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}, "ended_at_s": None}
 """What of a job is said by the rows of its ranks and hosts."""
 
 
@@ -29,7 +29,7 @@ def host_record(row: HostRow) -> dict[str, Any]:
 
 def job_record(row: JobRow) -> dict[str, Any]:
     job = as_record(dataclasses.replace(row.job, **_MANY))
-    return _flat(row, job=_without(job, _MANY), progress=_without(as_record(row.progress), _NOT_OF_JOB))
+    return _flat(row, job=_without(job, (*_MANY, "ended_at")), progress=_without(as_record(row.progress), _NOT_OF_JOB))
 
 
 def view_record(view: TopView) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from ascendrun.health.top.view import HostRow, JobRow, JobSeen, Progress, RankPl
 
 STALE_S = 60.0
 """A figure older than this says little of now: sampling takes 5 s, a hanging tool and a retry less than a minute."""
+ENDING_S = 15.0
+"""So long after the end of a rank a sample may still list its process: tools take seconds, rounds differ."""
 NEWEST_STEPS = 20
 SILENT = ("SUSPECT", "UNREACHABLE")
 ELSEWHERE = ("QUEUED", "BACKOFF")
@@ -29,13 +32,22 @@ def make_view(
     hosts: Sequence[HostSample] = (),
     ranks: Sequence[RankSample] = (),
     jobs: Sequence[JobSeen] = (),
+    ended: Sequence[JobSeen] = (),
     names: Sequence[str] = (),
     refused: Mapping[str, str] | None = None,
     was_asked: bool = False,
 ) -> TopView:
-    """`names`: hosts to show beside those of samples and jobs. `refused`: hosts that were asked just now and gave no
-    figures, and why. `was_asked`: hosts without a job were asked at all. Of hosts that are neither named nor held by
-    a live job only figures of now are shown: what was measured while a job ran there says nothing of what is."""
+    """Join what is known of jobs, ranks, devices and hosts at one moment.
+
+    Args:
+        ended: jobs that held hosts until a moment ago: samples measured before their end list their processes.
+        names: hosts to show in addition to those of samples and jobs.
+        refused: hosts that were queried just now without data, and why.
+        was_asked: hosts without a job were queried at all.
+
+    Of hosts that are neither named nor held by a live job only recent samples are shown: what was measured while a
+    job ran there does not describe the host now.
+    """
     refused = refused or {}
     kept = {*names, *refused, *(host for job in jobs for host in job.hosts)}
     devices = [one for one in devices if one.host in kept or now_s - one.at_s <= STALE_S]
@@ -45,10 +57,11 @@ def make_view(
     beside = {job.id: _beside_others(job) for job in jobs}
     silent = {host: word for job in jobs for host, word in job.liveness.items() if word in SILENT}
     samples = {(one.host, one.device): one for one in devices}
+    own = _OwnProcesses(jobs, ended, ranks)
     rows: list[TopRow] = []
     for key in {**samples, **on_device}:
         here = on_device.get(key, [])
-        known = _device_fields(key, samples.get(key), here, of_rank, now_s)
+        known = _device_fields(key, samples.get(key), own, now_s)
         for job, place in here:
             fields = _rank_fields(job, place, of_rank, beside[job.id], now_s)
             rows.append(_with_problems(TopRow(**{**known, **fields}), silent))
@@ -166,30 +179,46 @@ def _median_without(ordered: Sequence[float], one: float) -> float:
     return pick(count // 2) if count % 2 else (pick(count // 2 - 1) + pick(count // 2)) / 2
 
 
+class _OwnProcesses:
+    """The processes of ranks, running and ended, by host and by device."""
+
+    def __init__(self, jobs: Sequence[JobSeen], ended: Sequence[JobSeen], ranks: Sequence[RankSample]) -> None:
+        self._of_host: dict[str, list[tuple[int, float]]] = {}
+        self._used: dict[tuple[str, int], float] = {}
+        job_end_s = {job.id: math.inf for job in jobs} | {job.id: job.ended_at_s or math.inf for job in ended}
+        for job in (*jobs, *ended):
+            for place in job.places:
+                self._add(place.host, place.device, place.pid, job_end_s[job.id])
+        for rank in ranks:
+            self._add(rank.host, rank.device, rank.pid, job_end_s.get(rank.job, rank.at_s))
+
+    def _add(self, host: str, device: int | None, pid: int | None, until_s: float) -> None:
+        if pid is not None:
+            self._of_host.setdefault(host, []).append((pid, until_s))
+        if device is not None:
+            self._used[host, device] = max(until_s, self._used.get((host, device), -math.inf))
+
+    def external(self, sample: DeviceSample) -> tuple[int, ...] | None:
+        """The processes on the device that belong to no rank, None: unknown.
+
+        Where a rank used the device when it was measured but its own process is not listed, a child of it may be.
+        """
+        if not sample.pids:
+            return sample.pids
+        measured_s = sample.at_s - ENDING_S
+        own = {pid for pid, until_s in self._of_host.get(sample.host, ()) if until_s >= measured_s}
+        if not own.isdisjoint(sample.pids):
+            return tuple(pid for pid in sample.pids if pid not in own)
+        return None if self._used.get((sample.host, sample.device), -math.inf) >= measured_s else sample.pids
+
+
 def _device_fields(
-    key: tuple[str, int],
-    sample: DeviceSample | None,
-    here: Sequence[tuple[JobSeen, RankPlace]],
-    of_rank: Mapping[tuple[str, int, int], RankSample],
-    now_s: float,
+    key: tuple[str, int], sample: DeviceSample | None, own: _OwnProcesses, now_s: float
 ) -> dict[str, Any]:
     known: dict[str, Any] = {"host": key[0], "device": key[1], "sample": sample}
     if sample is None:
         return known
-    ours: set[int] = set()
-    for job, place in here:
-        measured = of_rank.get((job.id, job.attempt, place.rank))
-        ours.update(pid for pid in (place.pid, measured.pid if measured else None) if pid is not None)
-    return {**known, "foreign_pids": _foreign(sample.pids, ours, len(here)), "age_s": _age(sample.at_s, now_s)}
-
-
-def _foreign(pids: tuple[int, ...] | None, ours: set[int], ranks: int) -> tuple[int, ...] | None:
-    """Where a rank is but its own process is not listed, a child of it may be: then nothing can be told."""
-    if pids is None or not pids or not ranks:
-        return pids
-    if not ours & set(pids):
-        return None
-    return tuple(pid for pid in pids if pid not in ours)
+    return {**known, "foreign_pids": own.external(sample), "age_s": _age(sample.at_s, now_s)}
 
 
 def _rank_fields(

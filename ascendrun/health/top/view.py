@@ -47,7 +47,10 @@ class Slow:
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A live job as top needs it. `places`: () before it has a plan. `liveness`: by host, of those that are known."""
+    """A job as `top` needs it.
+
+    `ended_at_s` None: it is live. `places`: () before it has a plan. `liveness`: by host, of those that are known.
+    """
 
     id: str
     name: str
@@ -57,6 +60,7 @@ class JobSeen:
     hosts: tuple[str, ...]
     world_size: int
     started_at_s: float | None = None
+    ended_at_s: float | None = None
     places: tuple[RankPlace, ...] = ()
     progress: Mapping[int, Progress] = field(default_factory=dict)
     slow: Mapping[int, Slow] = field(default_factory=dict)

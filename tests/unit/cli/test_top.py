@@ -361,3 +361,13 @@ def test_waiting_jobs_are_listed_with_their_reason(say: Say, tmp_path: Path) -> 
     world.add_job("waits", ["n1"], state=State.QUEUED, steps=0)
     run = say("top", "--once")
     assert "waits" in run.out and "QUEUED" in run.out
+
+
+def test_processes_of_a_finished_job_are_not_external(tmp_path: Path) -> None:
+    world = make_world(tmp_path / "state")
+    hosts = ["npu01", "npu02", "npu03", "npu04"]
+    job = world.add_job("trained", hosts, state=State.SUCCEEDED, ended_s=5.0)
+    world.add_samples(hosts, job=job, age_s=8.0)
+    seen = TopSource(Cluster(Settings(state_dir=world.state_dir))).look(now_s=world.now_s)
+    assert (len(seen.rows), seen.totals.busy, len(seen.jobs)) == (32, 0, 0)
+    assert [row.problems for row in seen.rows] == [()] * 32

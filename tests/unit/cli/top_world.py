@@ -42,6 +42,7 @@ class TopWorld:
         steps: int = 40,
         slow: Mapping[int, float] = {},
         step_s: float = 1.5,
+        ended_s: float = 5.0,
     ) -> str:
         """A job on whole hosts; every rank has metrics, `slow` ranks take so many times as long a step."""
         nodes = tuple(
@@ -69,7 +70,7 @@ class TopWorld:
                 state=state,
                 reason="",
                 started_at_s=self.now_s - 800,
-                ended_at_s=self.now_s - 5 if state in TERMINAL else None,
+                ended_at_s=self.now_s - ended_s if state in TERMINAL else None,
                 nodes=nodes,
                 world_size=len(hosts) * per_node,
             )

@@ -114,6 +114,33 @@ def test_processes_of_others_are_named_only_when_that_is_certain(
     assert ("foreign" in row.problems) == bool(foreign)
 
 
+def test_processes_of_a_job_that_just_ended_are_not_external() -> None:
+    ended = job(places={0: ("a", 0), 1: ("a", 1)}, ended_at_s=NOW_S - 1, state="SUCCEEDED")
+    devices = [device(number=0, pids=(100,)), device(number=1, pids=(4711,)), device(number=2, pids=(555,))]
+    rows = rows_of(devices=devices, ended=[ended])
+    assert [rows[("a", number, None)].foreign_pids for number in range(3)] == [(), None, (555,)]
+    assert all(row.job is None for row in rows.values())
+
+
+def test_a_process_that_is_still_there_long_after_the_end_of_its_job_is_external() -> None:
+    ended = job(places={0: ("a", 0)}, ended_at_s=NOW_S - 40)
+    [row] = rows_of(devices=[device(pids=(100,))], ended=[ended]).values()
+    assert row.foreign_pids == (100,)
+    unconfirmed = replace(ended, ended_at_s=None)  # its host did not confirm that the ranks are gone
+    [row] = rows_of(devices=[device(pids=(100,))], ended=[unconfirmed]).values()
+    assert row.foreign_pids == ()
+
+
+def test_processes_of_an_ended_rank_or_attempt_are_not_external() -> None:
+    over = job(places={0: ("a", 0)})
+    over = replace(over, places=(replace(over.places[0], is_over=True),))
+    assert rows_of(devices=[device(pids=(100,))], jobs=[over])[("a", 0, None)].foreign_pids == ()
+    earlier = RankSample(NOW_S - 3, "a", "j-1", 1, 0, pid=77, device=0)
+    waits = job(places={}, hosts=("a",), state="BACKOFF", attempt=1)
+    [row] = rows_of(devices=[device(pids=(77,))], ranks=[earlier], jobs=[waits]).values()
+    assert row.foreign_pids == ()
+
+
 def test_what_is_not_well_is_named() -> None:
     world = [device(number=0, health="Alarm"), device(number=1, link_up=False), device(number=2, at_s=NOW_S - 300)]
     rows = rows_of(devices=world, names=["a"])
