@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ascendrun.ascend.tables import load_table
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
@@ -59,47 +60,41 @@ def chip_of(name: str) -> Chip | None:
     return None
 
 
-def device_faults(chip: Chip, device_ids: Sequence[int]) -> tuple[str, ...]:
-    """Why HCCL will not take these devices of one server together; () when it will or nobody knows."""
+def device_faults(chip: Chip, device_ids: Sequence[int]) -> tuple[Text, ...]:
+    """Why HCCL rejects these devices of one server together; () when it accepts them or no source states it."""
     ids = sorted(set(device_ids))
-    faults = []
+    faults: list[Text] = []
     if chip.device_counts is not None and len(ids) not in chip.device_counts:
-        allowed = ", ".join(str(count) for count in chip.device_counts)
-        faults.append(f"{len(ids)} devices: {chip.name} takes {allowed} of one server")
+        faults.append(
+            Text(
+                "chip.device-count",
+                "{chip} supports {allowed} devices per server, got {count}",
+                chip=chip.name,
+                allowed=chip.device_counts,
+                count=len(ids),
+            )
+        )
     if chip.topology == "rings2x4" and len(ids) in (2, 4) and len({number // 4 for number in ids}) > 1:
-        faults.append(f"devices {_joined(ids)}: 2 or 4 must lie in one ring, 0-3 or 4-7")
+        faults.append(Text("chip.ring", "2 or 4 devices must be in one ring (0-3 or 4-7), got {ids:ranks}", ids=ids))
     if chip.dies_per_npu == 2 and len(ids) > 1:
         halves = [number for number in ids if number ^ 1 not in ids]
         if halves:
-            faults.append(f"devices {_joined(halves)}: take both dies of an NPU, 0 with 1, 2 with 3 and so on")
+            faults.append(
+                Text(
+                    "chip.dies",
+                    "devices must include both dies of an NPU (0 and 1, 2 and 3, …), got only {ids:ranks}",
+                    ids=halves,
+                )
+            )
     return tuple(faults)
-
-
-def peak_fp16_tflops(
-    chip: Chip | None, *, aicore_count: int | None = None, aicore_mhz: int | None = None
-) -> Peak | None:
-    """cores x clock x 8192; counts from `npu-smi info -t common` come before the table's; None when neither knows."""
-    table = load_table("chips")
-    measured = aicore_count is not None and aicore_mhz is not None
-    cores = aicore_count if measured else (chip.aicore_count if chip else None)
-    mhz = aicore_mhz if measured else (chip.aicore_mhz if chip else None)
-    if cores is None or mhz is None:
-        return None
-    tflops = cores * mhz * 1e6 * table["flop_per_core_cycle"] / 1e12
-    doubt = None if measured or chip is None else chip.doubt
-    return Peak(tflops, measured, table["flop_about"], doubt)
-
-
-def _joined(ids: Sequence[int]) -> str:
-    return ",".join(str(number) for number in ids)
 
 
 @lru_cache(maxsize=1)
 def _rows() -> tuple[tuple[re.Pattern[str], Chip], ...]:
     rows = []
     for row in load_table("chips")["rows"]:
-        said = dict(row)
-        pattern = re.compile(said.pop("pattern"))
-        counts = said.pop("device_counts")
-        rows.append((pattern, Chip(**said, device_counts=None if counts is None else tuple(counts))))
+        values = dict(row)
+        pattern = re.compile(values.pop("pattern"))
+        counts = values.pop("device_counts")
+        rows.append((pattern, Chip(**values, device_counts=None if counts is None else tuple(counts))))
     return tuple(rows)

@@ -1,6 +1,6 @@
 """Whether torch_npu, torch, CANN, Python, driver and firmware of one node belong together.
 
-judge_versions(Versions(...)) -> [VersionFact(pair, verdict: fits | misfit | unknown, says, hint, source)]
+compare_versions(Versions(...)) -> [VersionFact(pair, outcome: compatible | incompatible | unknown, …)]
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Any
 from ascendrun.ascend.install import DriverVersion, FirmwareVersion, driver_takes_firmware
 from ascendrun.ascend.tables import load_table
 from ascendrun.ascend.versions import parse_version, release_of
+from ascendrun.text import Text
 
-FITS, MISFIT, UNKNOWN = "fits", "misfit", "unknown"
+COMPATIBLE, INCOMPATIBLE, UNKNOWN = "compatible", "incompatible", "unknown"
+
+HDK_HINT = Text("version.hdk.hint", "install driver and firmware of one HDK release, driver first")
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFact:
-    """One pair. `misfit` carries the way out in `hint`; `unknown` says in `says` what is not known."""
+    """One pair. An incompatible one has a `hint`; the message of an unknown one states what is not known."""
 
     pair: str
-    verdict: str
-    says: str
-    hint: str | None
+    outcome: str
+    message: Text
+    hint: Text | str | None
     source: str | None
 
 
@@ -58,7 +61,7 @@ class Release:
     doubt: str | None
 
 
-def judge_versions(versions: Versions) -> tuple[VersionFact, ...]:
+def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
     """A fact for each pair of which both sides were seen, and one for torch_npu itself when the table lacks it."""
     facts: list[VersionFact] = []
     release = None
@@ -74,8 +77,14 @@ def judge_versions(versions: Versions) -> tuple[VersionFact, ...]:
     if versions.driver is not None and versions.firmware is not None:
         facts.append(_driver_firmware(versions.driver, versions.firmware))
     if versions.driver is not None and versions.cann is not None:
-        says = f"driver {versions.driver.version}, CANN {versions.cann}: no complete public table of which fits which"
-        facts.append(VersionFact("driver/cann", UNKNOWN, says, "compare with Huawei's firmware and driver page", None))
+        message = Text(
+            "version.driver-cann",
+            "driver {driver}, CANN {cann}: no complete public compatibility table",
+            driver=versions.driver.version,
+            cann=versions.cann,
+        )
+        hint = Text("version.driver-cann.hint", "compare with Huawei's page of firmware and drivers")
+        facts.append(VersionFact("driver/cann", UNKNOWN, message, hint, None))
     return tuple(facts)
 
 
@@ -125,9 +134,13 @@ def _older(version: str | None, bound: str | None) -> bool | None:
 
 
 def _unlisted(torch_npu: str) -> VersionFact:
-    says = f"torch_npu {torch_npu} is not in the table of releases: which CANN it needs is not known"
-    hint = "install a released version, or look at https://github.com/Ascend/pytorch"
-    return VersionFact("torch_npu", UNKNOWN, says, hint, None)
+    message = Text(
+        "version.unlisted",
+        "torch_npu {torch_npu} is not a known release; the CANN that it requires is unknown",
+        torch_npu=torch_npu,
+    )
+    hint = Text("version.unlisted.hint", "install a released version, or see https://github.com/Ascend/pytorch")
+    return VersionFact("torch_npu", UNKNOWN, message, hint, None)
 
 
 def _with_torch(torch_npu: str, torch: str | None, release: Release | None) -> list[VersionFact]:
@@ -137,13 +150,40 @@ def _with_torch(torch_npu: str, torch: str | None, release: Release | None) -> l
     seen = release_of(torch)
     pair, source = "torch_npu/torch", _source(release) or "torch_npu versions begin with their torch's"
     if needed is None or seen is None:
-        return [VersionFact(pair, UNKNOWN, f"torch_npu {torch_npu}, torch {torch}: cannot be compared", None, None)]
+        message = Text(
+            "version.not-comparable",
+            "torch_npu {torch_npu} and torch {torch} cannot be compared",
+            torch_npu=torch_npu,
+            torch=torch,
+        )
+        return [VersionFact(pair, UNKNOWN, message, None, None)]
     if needed == seen:
-        return [VersionFact(pair, FITS, f"torch_npu {torch_npu} is made for torch {needed}", None, source)]
-    says = f"torch_npu {torch_npu} needs torch {needed}, this is {torch}"
+        message = Text(
+            "version.made-for",
+            "torch_npu {torch_npu} is built for {name} {required}",
+            torch_npu=torch_npu,
+            name="torch",
+            required=needed,
+        )
+        return [VersionFact(pair, COMPATIBLE, message, None, source)]
+    message = Text(
+        "version.torch",
+        "torch_npu {torch_npu} requires torch {required}, found {torch}",
+        torch_npu=torch_npu,
+        required=needed,
+        torch=torch,
+    )
     others = [row.torch_npu for row in releases_for(torch=torch)]
-    hint = f"pip install torch=={needed}" + (f", or torch_npu=={others[0]} for torch {seen}" if others else "")
-    return [VersionFact(pair, MISFIT, says, hint, source)]
+    hint: Text | str = f"pip install torch=={needed}"
+    if others:
+        hint = Text(
+            "version.torch.hint",
+            "pip install torch=={required}, or torch_npu=={other} for torch {torch}",
+            required=needed,
+            other=others[0],
+            torch=seen,
+        )
+    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
 
 
 def _with_cann(torch_npu: str, cann: str | None, release: Release | None) -> list[VersionFact]:
@@ -151,18 +191,50 @@ def _with_cann(torch_npu: str, cann: str | None, release: Release | None) -> lis
         return []
     pair, source = "torch_npu/cann", _source(release)
     if release.cann is None:
-        says = f"torch_npu {torch_npu} is newer than the table: which CANN it needs is not known (this is {cann})"
-        return [VersionFact(pair, UNKNOWN, says, None, source)]
+        message = Text(
+            "version.cann-unknown",
+            "torch_npu {torch_npu} is newer than the compatibility table; its CANN is unknown (found {cann})",
+            torch_npu=torch_npu,
+            cann=cann,
+        )
+        return [VersionFact(pair, UNKNOWN, message, None, source)]
     if _same(release.cann, cann):
-        return [VersionFact(pair, FITS, f"torch_npu {torch_npu} is made for CANN {release.cann}", None, source)]
+        message = Text(
+            "version.made-for",
+            "torch_npu {torch_npu} is built for {name} {required}",
+            torch_npu=torch_npu,
+            name="CANN",
+            required=release.cann,
+        )
+        return [VersionFact(pair, COMPATIBLE, message, None, source)]
     one, needed = parse_version(cann), parse_version(release.cann)
     fitting = [row.torch_npu for row in releases_for(cann=cann, torch=release.torch)]
-    choice = f"; for CANN {cann} take torch_npu=={fitting[0]}" if fitting else ""
+    hint = Text("version.cann.hint", "install CANN {required}", required=release.cann)
+    if fitting:
+        hint = Text(
+            "version.cann-or.hint",
+            "install CANN {required}, or torch_npu=={other} for CANN {cann}",
+            required=release.cann,
+            other=fitting[0],
+            cann=cann,
+        )
     if one is None or needed is None or one > needed:
-        says = f"torch_npu {torch_npu} is made for CANN {release.cann}; whether it works with {cann} is not stated"
-        return [VersionFact(pair, UNKNOWN, says, f"install CANN {release.cann}{choice}", source)]
-    says = f"torch_npu {torch_npu} is made for CANN {release.cann}, this is the older {cann}"
-    return [VersionFact(pair, MISFIT, says, f"install CANN {release.cann}{choice}", source)]
+        message = Text(
+            "version.cann-not-stated",
+            "torch_npu {torch_npu} is built for CANN {required}; no source states whether it works with {cann}",
+            torch_npu=torch_npu,
+            required=release.cann,
+            cann=cann,
+        )
+        return [VersionFact(pair, UNKNOWN, message, hint, source)]
+    message = Text(
+        "version.cann-older",
+        "torch_npu {torch_npu} is built for CANN {required}, found the older {cann}",
+        torch_npu=torch_npu,
+        required=release.cann,
+        cann=cann,
+    )
+    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
 
 
 def _with_python(torch_npu: str, python: str | None, release: Release | None) -> list[VersionFact]:
@@ -171,38 +243,77 @@ def _with_python(torch_npu: str, python: str | None, release: Release | None) ->
         return []
     pair, source = "torch_npu/python", _source(release)
     if found is None:
-        return [VersionFact(pair, UNKNOWN, f"Python {python!r}: not a version", None, None)]
+        message = Text("version.not-a-python", "{python:quote} is not a version of Python", python=python)
+        return [VersionFact(pair, UNKNOWN, message, None, None)]
     known: Sequence[str] = (*(release.python or ()), *(release.wheels or ()))
     if found[1] in known:
-        return [VersionFact(pair, FITS, f"torch_npu {torch_npu} is made for Python {found[1]}", None, source)]
-    listed = ", ".join(sorted(set(known), key=lambda one: [int(part) for part in one.split(".")]))
-    says = f"torch_npu {torch_npu} is made for Python {listed}, this is {python}"
-    return [VersionFact(pair, MISFIT, says, f"use one of Python {listed}", source)]
+        message = Text(
+            "version.made-for",
+            "torch_npu {torch_npu} is built for {name} {required}",
+            torch_npu=torch_npu,
+            name="Python",
+            required=found[1],
+        )
+        return [VersionFact(pair, COMPATIBLE, message, None, source)]
+    listed = sorted(set(known), key=lambda version: [int(part) for part in version.split(".")])
+    message = Text(
+        "version.python",
+        "torch_npu {torch_npu} is built for Python {required}, found {python}",
+        torch_npu=torch_npu,
+        required=listed,
+        python=python,
+    )
+    hint = Text("version.python.hint", "use Python {required}", required=listed)
+    return [VersionFact(pair, INCOMPATIBLE, message, hint, source)]
 
 
 def _torch_build(torch: str, arch: str | None) -> list[VersionFact]:
     local = torch.partition("+")[2]
     if local.startswith(("cu", "rocm")):
-        says = f"torch {torch} is a build for another accelerator; torch_npu refuses two at once"
+        message = Text(
+            "version.other-build",
+            "torch {torch} is built for another accelerator; torch_npu rejects such builds",
+            torch=torch,
+        )
         hint = "pip install torch=={} --index-url https://download.pytorch.org/whl/cpu".format(torch.partition("+")[0])
-        return [VersionFact("torch/build", MISFIT, says, hint, "torch_npu/__init__.py")]
+        return [VersionFact("torch/build", INCOMPATIBLE, message, hint, "torch_npu/__init__.py")]
     if arch == "x86_64" and local == "":
-        says = f"torch {torch} on x86_64 does not say which build it is; torch_npu needs the CPU build"
-        return [VersionFact("torch/build", UNKNOWN, says, None, "torch_npu wheel metadata")]
-    return [VersionFact("torch/build", FITS, f"torch {torch} is no build for another accelerator", None, None)]
+        message = Text(
+            "version.build-unknown",
+            "torch {torch} on x86_64 does not name its build; torch_npu requires the CPU build",
+            torch=torch,
+        )
+        return [VersionFact("torch/build", UNKNOWN, message, None, "torch_npu wheel metadata")]
+    message = Text("version.build", "torch {torch} is not built for another accelerator", torch=torch)
+    return [VersionFact("torch/build", COMPATIBLE, message, None, None)]
 
 
 def _driver_firmware(driver: DriverVersion, firmware: FirmwareVersion) -> VersionFact:
-    both = f"driver {driver.version}, firmware {firmware.version}"
+    values = {"driver": driver.version, "firmware": firmware.version}
     source = "compatible_version_fw and compatible_version_drv of the version.info files"
     fits = driver_takes_firmware(driver, firmware)
     if fits is None:
-        return VersionFact("driver/firmware", UNKNOWN, f"{both}: neither names the other", None, source)
+        message = Text(
+            "version.firmware-unknown",
+            "driver {driver}, firmware {firmware}: neither version file names the other",
+            **values,
+        )
+        return VersionFact("driver/firmware", UNKNOWN, message, None, source)
     if fits:
-        return VersionFact("driver/firmware", FITS, f"{both}: each takes the other", None, source)
-    wanted = ", ".join(f"{one.low} to {one.high}" for one in driver.firmware_intervals)
-    says = f"{both}: the driver takes firmware {wanted}" if wanted else f"{both}: the firmware takes other drivers"
-    return VersionFact("driver/firmware", MISFIT, says, "install both from one HDK release, driver first", source)
+        message = Text("version.firmware", "driver {driver} is compatible with firmware {firmware}", **values)
+        return VersionFact("driver/firmware", COMPATIBLE, message, None, source)
+    wanted = [f"{interval.low}-{interval.high}" for interval in driver.firmware_intervals]
+    message = (
+        Text(
+            "version.firmware-interval",
+            "driver {driver} requires firmware {required}, found {firmware}",
+            required=wanted,
+            **values,
+        )
+        if wanted
+        else Text("version.driver-interval", "firmware {firmware} requires other drivers, found {driver}", **values)
+    )
+    return VersionFact("driver/firmware", INCOMPATIBLE, message, HDK_HINT, source)
 
 
 def _same(one: str | None, other: str) -> bool:

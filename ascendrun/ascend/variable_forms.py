@@ -1,4 +1,4 @@
-"""The forms that values of Ascend variables have, and settings that do not go together."""
+"""The forms of values of Ascend variables, and settings that cannot be combined."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import re
 from collections.abc import Mapping
 
 from ascendrun.ascend.reading import read_float, read_ip
+from ascendrun.text import Text
 
-Fault = tuple[str, str]  # what is wrong, the way out
+Fault = tuple[Text, "Text | str"]
+"""What is wrong, and the hint."""
+Conflict = tuple[str, Text, "Text | str"]
+"""The name of the variable to report at, what is wrong, and the hint."""
 
 _ALGORITHMS = ("NA", "ring", "H-D_R", "NHR", "NB", "AHC", "pipeline", "pairwise")
 _LEVEL = re.compile(r"level([0-2]):([A-Za-z_-]{1,20})")
@@ -26,7 +30,7 @@ _ALLOC_RANGES: Mapping[str, tuple[float, float] | None] = {
 
 
 def fault_of(kind: str, value: str) -> Fault | None:
-    """What is wrong with the form of a value of that kind; None when it is well or the kind has no form."""
+    """What is wrong with the form of a value of that kind; None when it is valid or the kind has no form."""
     check = {
         "ip": _ip,
         "ifname": _ifname,
@@ -41,61 +45,85 @@ def fault_of(kind: str, value: str) -> Fault | None:
 
 
 def effective_ids(value: str) -> tuple[int, ...]:
-    """What the runtime takes from ASCEND_RT_VISIBLE_DEVICES: it stops at the first word that is no number."""
+    """What the runtime takes from ASCEND_RT_VISIBLE_DEVICES: it stops at the first item that is not a number."""
     ids: list[int] = []
-    for word in value.split(","):
-        if not re.fullmatch(r"[0-9]{1,9}", word):
+    for item in value.split(","):
+        if not re.fullmatch(r"[0-9]{1,9}", item):
             break
-        ids.append(int(word))
+        ids.append(int(item))
     return tuple(ids)
 
 
 def _ids(value: str) -> Fault | None:
     ids = effective_ids(value)
-    hint = "ascending ids, commas only: 0,1,2,3"
+    hint = Text("variable.ids.hint", "list ids in ascending order, separated by commas: 0,1,2,3")
     if len(ids) < len(value.split(",")):
-        seen = ",".join(str(number) for number in ids) or "no device at all"
-        return f"the runtime stops reading at the first word that is no number and takes {seen}", hint
+        if not ids:
+            return Text(
+                "variable.ids-none", "the runtime stops at the first item that is not a number and uses no device"
+            ), hint
+        seen = ",".join(map(str, ids))
+        return Text(
+            "variable.ids-truncated",
+            "the runtime stops at the first item that is not a number and uses {ids}",
+            ids=seen,
+        ), hint
     if len(set(ids)) < len(ids):
-        return "an id stands twice: the runtime refuses it (EE2002)", hint
+        return Text("variable.ids-twice", "duplicate id: the runtime rejects it (EE2002)"), hint
     if list(ids) != sorted(ids):
-        return "not ascending: the runtime refuses it (EE2002)", hint
+        return Text("variable.ids-unsorted", "ids are not ascending: the runtime rejects them (EE2002)"), hint
     return None
 
 
 def _visible(value: str) -> Fault | None:
-    word = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
-    if value == "void" or re.fullmatch(rf"{word}(?:,{word})*", value):
+    item = r"(?:[0-9]{1,5}(?:-[0-9]{1,5})?|Ascend[A-Za-z0-9]+-[0-9]{1,5})"
+    if value == "void" or re.fullmatch(rf"{item}(?:,{item})*", value):
         return None
-    return "not a list of ids or ranges", "0-3,6 or 0,1 or void"
+    return (
+        Text("variable.visible", "expected a list of ids or ranges"),
+        Text("variable.visible.hint", "write 0-3,6 or 0,1 or void"),
+    )
 
 
 def _ip(value: str) -> Fault | None:
     if read_ip(value.partition("%")[0]):
         return None
-    return "not one IPv4 or IPv6 address", "an address of this very node: ip -brief address"
+    return (
+        Text("variable.ip", "expected one IPv4 or IPv6 address"),
+        Text("variable.ip.hint", "set an address of the node itself: ip -brief address"),
+    )
 
 
 def _ifname(value: str) -> Fault | None:
     names = value.lstrip("^").lstrip("=").split(",")
     if all(re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", name) for name in names):
         return None
-    return "not a list of interface names", "eth,enp (prefixes), =eth0 (exact), ^docker (all but), ^=eth0"
+    return (
+        Text("variable.ifname", "expected a list of interface names"),
+        Text("variable.ifname.hint", "write eth,enp (prefixes), =eth0 (exact), ^docker (all except) or ^=eth0"),
+    )
 
 
 def _ports(value: str) -> Fault | None:
     if value == "auto":
         return None
-    for word in value.split(","):
-        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", word)
+    for item in value.split(","):
+        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last <= 65535:
-            return f"{word!r} is no port or range", "50000-50031,50100 or auto, ports from 1 to 65535"
+            return (
+                Text("variable.ports", "{item:quote} is not a port or a range of ports", item=item),
+                Text("variable.ports.hint", "write 50000-50031,50100 (ports from 1 to 65535) or auto"),
+            )
     return None
 
 
 def _path(value: str) -> Fault | None:
-    return None if value.startswith("/") else ("not an absolute path: where the rank starts decides", "/...")
+    if value.startswith("/"):
+        return None
+    return Text("variable.path", "not an absolute path: it depends on the working directory of the rank"), Text(
+        "variable.path.hint", "set an absolute path"
+    )
 
 
 def _algorithm(value: str) -> Fault | None:
@@ -103,69 +131,103 @@ def _algorithm(value: str) -> Fault | None:
         for level in filter(None, part.split("=")[-1].split(";")):
             found = _LEVEL.fullmatch(level.strip())
             if found is None or found[2] not in _ALGORITHMS or (found[1] == "0" and found[2] != "NA"):
-                return f"{level!r} is no level with an algorithm", "level0:NA;level1:ring (level0 takes NA only)"
+                return (
+                    Text("variable.algorithm", "{level:quote} is not LEVEL:ALGORITHM", level=level),
+                    Text("variable.algorithm.hint", "write level0:NA;level1:ring (level0 accepts only NA)"),
+                )
     return None
 
 
 def _alloc(value: str) -> Fault | None:
-    said: dict[str, str] = {}
+    given: dict[str, str] = {}
     for pair in value.split(","):
         key, found, setting = pair.strip().partition(":")
         if not found:
-            return f"{pair!r} is not key:value", "expandable_segments:True"
-        said[key] = setting
-    for key, setting in said.items():
+            message = Text("variable.not-a-pair", "{pair:quote} is not KEY:VALUE", pair=pair)
+            return message, "expandable_segments:True"
+        given[key] = setting
+    for key, setting in given.items():
         limits = _ALLOC_RANGES.get(key)
         if limits and read_float(setting, *limits) is None:
-            return f"{key}:{setting} is out of its range", f"see {key} in the docs of PYTORCH_NPU_ALLOC_CONF"
-    clash = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in said]
-    if said.get("expandable_segments") == "True" and clash:
-        return f"expandable_segments:True excludes {' and '.join(clash)}", "drop one of them"
+            return (
+                Text("variable.alloc-range", "{key}:{value} is out of range", key=key, value=setting),
+                Text("variable.alloc-range.hint", "see {key} in the documentation of PYTORCH_NPU_ALLOC_CONF", key=key),
+            )
+    clash = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in given]
+    if given.get("expandable_segments") == "True" and clash:
+        return (
+            Text("variable.alloc-exclusive", "expandable_segments:True cannot be combined with {keys}", keys=clash),
+            Text("variable.remove-one", "remove one of them"),
+        )
     return None
 
 
-def conflicts(environment: Mapping[str, str], family: str | None) -> list[tuple[str, str, str]]:
-    """Settings that do not go together: (name to report at, what is wrong, the way out). Defaults count as set."""
+def conflicts(environment: Mapping[str, str], family: str | None) -> list[Conflict]:
+    """Settings that cannot be combined. Defaults count as set."""
     return _timeouts(environment) + _switches(environment, family)
 
 
-def _timeouts(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    found = []
+def _timeouts(environment: Mapping[str, str]) -> list[Conflict]:
+    found: list[Conflict] = []
     connect = _number(environment, "HCCL_CONNECT_TIMEOUT", 120)
     execute = _number(environment, "HCCL_EXEC_TIMEOUT", 1836)
     if connect and execute and connect >= execute:
         at = "HCCL_EXEC_TIMEOUT" if "HCCL_EXEC_TIMEOUT" in environment else "HCCL_CONNECT_TIMEOUT"
-        says = f"HCCL_CONNECT_TIMEOUT {connect} s should be less than HCCL_EXEC_TIMEOUT {execute} s"
-        found.append((at, says, f"HCCL_EXEC_TIMEOUT={connect + 600}"))
+        message = Text(
+            "variable.connect-timeout",
+            "HCCL_CONNECT_TIMEOUT ({connect} s) must be less than HCCL_EXEC_TIMEOUT ({execute} s)",
+            connect=connect,
+            execute=execute,
+        )
+        found.append((at, message, f"HCCL_EXEC_TIMEOUT={connect + 600}"))
     event = _number(environment, "HCCL_EVENT_TIMEOUT", 1868)
     if execute and event and event <= execute and {"HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT"} & set(environment):
         at = "HCCL_EVENT_TIMEOUT" if "HCCL_EVENT_TIMEOUT" in environment else "HCCL_EXEC_TIMEOUT"
-        says = f"HCCL_EVENT_TIMEOUT {event} s must be more than HCCL_EXEC_TIMEOUT {execute} s"
-        found.append((at, says, f"HCCL_EVENT_TIMEOUT={execute + 60}"))
+        message = Text(
+            "variable.event-timeout",
+            "HCCL_EVENT_TIMEOUT ({event} s) must be more than HCCL_EXEC_TIMEOUT ({execute} s)",
+            event=event,
+            execute=execute,
+        )
+        found.append((at, message, f"HCCL_EVENT_TIMEOUT={execute + 60}"))
     is_aiv = environment.get("HCCL_OP_EXPANSION_MODE") == "AIV"
     if is_aiv and "HCCL_EXEC_TIMEOUT" in environment and (execute or 0) > 1091:
-        found.append(("HCCL_EXEC_TIMEOUT", "in AIV mode HCCL waits 1091 s at most", "unset HCCL_OP_EXPANSION_MODE"))
+        message = Text("variable.aiv-timeout", "HCCL waits 1091 s at most in AIV mode")
+        found.append(
+            ("HCCL_EXEC_TIMEOUT", message, Text("variable.unset-expansion-mode", "unset HCCL_OP_EXPANSION_MODE"))
+        )
     return found
 
 
-def _switches(environment: Mapping[str, str], family: str | None) -> list[tuple[str, str, str]]:
-    found = []
+def _switches(environment: Mapping[str, str], family: str | None) -> list[Conflict]:
+    found: list[Conflict] = []
     if "PYTORCH_NPU_ALLOC_CONF" in environment and "PYTORCH_ALLOC_CONF" in environment:
-        found.append(("PYTORCH_ALLOC_CONF", "torch_npu refuses both allocator settings at once", "keep one of them"))
+        message = Text(
+            "variable.two-allocators", "torch_npu rejects PYTORCH_ALLOC_CONF together with PYTORCH_NPU_ALLOC_CONF"
+        )
+        found.append(("PYTORCH_ALLOC_CONF", message, Text("variable.remove-one", "remove one of them")))
     if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get("TASK_QUEUE_ENABLE", "0") != "0":
-        says = "TASK_QUEUE_ENABLE is ignored while ASCEND_LAUNCH_BLOCKING=1"
-        found.append(("TASK_QUEUE_ENABLE", says, "unset ASCEND_LAUNCH_BLOCKING"))
+        message = Text("variable.queue-ignored", "TASK_QUEUE_ENABLE is ignored with ASCEND_LAUNCH_BLOCKING=1")
+        hint = Text("variable.unset-blocking", "unset ASCEND_LAUNCH_BLOCKING")
+        found.append(("TASK_QUEUE_ENABLE", message, hint))
     roce, pcie = environment.get("HCCL_INTRA_ROCE_ENABLE"), environment.get("HCCL_INTRA_PCIE_ENABLE")
     if (roce, pcie) in (("1", "1"), ("0", None), (None, "0")):
         at = "HCCL_INTRA_ROCE_ENABLE" if roce is not None else "HCCL_INTRA_PCIE_ENABLE"
-        says = f"HCCL_INTRA_ROCE_ENABLE={roce} with HCCL_INTRA_PCIE_ENABLE={pcie} is no valid pair"
-        found.append((at, says, "unset both, or one 1 and the other 0"))
+        message = Text(
+            "variable.roce-pcie",
+            "HCCL_INTRA_ROCE_ENABLE={roce} cannot be combined with HCCL_INTRA_PCIE_ENABLE={pcie}",
+            roce=roce or "-",
+            pcie=pcie or "-",
+        )
+        hint = Text("variable.roce-pcie.hint", "unset both, or set one to 1 and the other to 0")
+        found.append((at, message, hint))
     alloc = environment.get("PYTORCH_NPU_ALLOC_CONF", "")
     if environment.get("TORCH_HCCL_ZERO_COPY") == "1" and "expandable_segments:True" not in alloc and family == "A3":
-        says = "TORCH_HCCL_ZERO_COPY needs expandable segments"
-        found.append(("TORCH_HCCL_ZERO_COPY", says, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"))
+        message = Text("variable.zero-copy", "TORCH_HCCL_ZERO_COPY requires expandable segments")
+        found.append(("TORCH_HCCL_ZERO_COPY", message, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"))
     if "HCCL_WHITELIST_FILE" in environment and environment.get("HCCL_WHITELIST_DISABLE", "1") == "1":
-        found.append(("HCCL_WHITELIST_FILE", "the whitelist is off, the file is not read", "HCCL_WHITELIST_DISABLE=0"))
+        message = Text("variable.whitelist-off", "the file is not read because the whitelist is off")
+        found.append(("HCCL_WHITELIST_FILE", message, "HCCL_WHITELIST_DISABLE=0"))
     return found
 
 

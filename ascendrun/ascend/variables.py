@@ -1,6 +1,6 @@
 """Environment variables of HCCL, the Ascend runtime and torch_npu: what a value means before a job finds out.
 
-judge_variable(name, value, chip), judge_environment(environment, chip) -> (VariableFinding, ...)
+check_variable(name, value, chip), check_environment(environment, chip) -> (VariableFinding, ...)
 known_variables() -> {name: Variable}
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Callable
 from ascendrun.ascend import variable_forms as forms
 from ascendrun.ascend.chips import Chip
 from ascendrun.ascend.tables import load_table
+from ascendrun.text import Text
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -38,7 +39,6 @@ class Variable:
     families: tuple[str, ...] | None
     by_family: Mapping[str, Mapping[str, Any]]
     harmful: tuple[Mapping[str, str], ...]
-    note: str | None
     source: str
     verified: bool
     doubt: str | None
@@ -46,7 +46,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class VariableFinding:
-    """`code`: form, range, step, harmful, no-effect, unknown or conflict. `hint`: the way out.
+    """A setting that is wrong. `code`: form, range, step, harmful, no-effect, unknown or conflict.
 
     `severity`: error (the job will fail or not get what it asked for), warning (it will hurt), note.
     """
@@ -55,8 +55,8 @@ class VariableFinding:
     value: str
     code: str
     severity: str
-    says: str
-    hint: str
+    message: Text
+    hint: Text | str
     source: str | None
 
 
@@ -64,7 +64,7 @@ def known_variables() -> Mapping[str, Variable]:
     return _variables()
 
 
-def judge_variable(name: str, value: str, chip: Chip | None = None) -> tuple[VariableFinding, ...]:
+def check_variable(name: str, value: str, chip: Chip | None = None) -> tuple[VariableFinding, ...]:
     """What is wrong with one setting on one chip; without a chip only what holds for all; () for what is none of ours.
 
     A name of HCCL's or torch_npu's that the table lacks is reported as unknown: newer, or misspelt.
@@ -74,67 +74,101 @@ def judge_variable(name: str, value: str, chip: Chip | None = None) -> tuple[Var
         return _not_in_table(name, value)
     found: list[VariableFinding] = []
 
-    def say(code: str, severity: str, says: str, hint: str) -> None:
-        found.append(VariableFinding(name, value, code, severity, says, hint, variable.source))
+    def report(code: str, severity: str, message: Text, hint: Text | str) -> None:
+        found.append(VariableFinding(name, value, code, severity, message, hint, variable.source))
 
     if chip is not None and variable.families is not None and chip.family not in variable.families:
-        only = ", ".join(variable.families)
-        say("no-effect", NOTE, f"{chip.name} does not read it, only {only}", "drop it")
+        message = Text(
+            "variable.not-read", "not read by {chip}, only by {families}", chip=chip.name, families=variable.families
+        )
+        report("no-effect", NOTE, message, _hint("remove"))
         return tuple(found)
     if value == "":
-        say("form", NOTE, "set to nothing", "unset it, or give a value")
+        message = Text("variable.empty", "empty value")
+        report("form", NOTE, message, Text("variable.empty.hint", "unset it, or set a value"))
         return tuple(found)
-    _judge_form(variable, value, chip, say)
+    _judge_form(variable, value, chip, report)
     for rule in variable.harmful:
         if _applies(rule["when"], value):
-            say("harmful", rule["severity"], rule["says"], rule["hint"])
+            message = Text(f"variable.{name}.{_name_of(rule['when'])}.message", rule["message"])
+            report("harmful", rule["severity"], message, _hint(rule["hint"]))
     return tuple(found)
 
 
-def judge_environment(environment: Mapping[str, str], chip: Chip | None = None) -> tuple[VariableFinding, ...]:
+def check_environment(environment: Mapping[str, str], chip: Chip | None = None) -> tuple[VariableFinding, ...]:
     """Each variable by itself, then those that do not go together."""
     ours = sorted(filter(_may_be_ours, environment))
-    found = [one for name in ours for one in judge_variable(name, environment[name], chip)]
-    for name, says, hint in forms.conflicts(environment, chip.family if chip else None):
+    found = [one for name in ours for one in check_variable(name, environment[name], chip)]
+    for name, message, hint in forms.conflicts(environment, chip.family if chip else None):
         source = _variables()[name].source if name in _variables() else None
-        found.append(VariableFinding(name, environment[name], "conflict", WARNING, says, hint, source))
+        found.append(VariableFinding(name, environment[name], "conflict", WARNING, message, hint, source))
     return tuple(found)
 
 
-Say = Callable[[str, str, str, str], None]
+Report = Callable[[str, str, Text, "Text | str"], None]
 
 
-def _judge_form(variable: Variable, value: str, chip: Chip | None, say: Say) -> None:
+def _hint(code: str) -> Text:
+    """One of the hints that rows of the table share."""
+    return Text(f"variable.hint.{code}", load_table("variables")["hints"][code])
+
+
+def _name_of(when: str) -> str:
+    """The condition of a row as a part of its message's key."""
+    return when if when == "any" else f"is-{when[1:]}" if when.startswith("=") else f"has-{when[1:].replace(':', '-')}"
+
+
+def _judge_form(variable: Variable, value: str, chip: Chip | None, report: Report) -> None:
     own = variable.by_family.get(chip.family, {}) if chip else {}
     if variable.kind == "int":
-        _judge_int(variable, own, value, say)
+        _judge_int(variable, own, value, report)
     elif variable.kind == "choice":
         choices = tuple(own.get("choices", variable.choices))
         if value not in choices:
-            say("range", ERROR, f"not one of {', '.join(choices)}", f"set one of {', '.join(choices)}, or unset it")
+            message = Text("variable.not-a-choice", "expected one of {choices}", choices=choices)
+            hint = Text("variable.not-a-choice.hint", "set one of {choices}, or unset it", choices=choices)
+            report("range", ERROR, message, hint)
     else:
         fault = forms.fault_of(variable.kind, value)
         if fault:
-            say("form", WARNING if variable.kind == "path" else ERROR, *fault)
+            report("form", WARNING if variable.kind == "path" else ERROR, *fault)
 
 
-def _judge_int(variable: Variable, own: Mapping[str, Any], value: str, say: Say) -> None:
+def _judge_int(variable: Variable, own: Mapping[str, Any], value: str, report: Report) -> None:
     low, high = own.get("min", variable.low), own.get("max", variable.high)
     step, unit = own.get("step", variable.step), f" {variable.unit}" if variable.unit else ""
-    shown = f"{low} to {high}{unit}" if high is not None else f"{low}{unit} or more"
+    limits = (
+        Text("variable.at-least", "{low}{unit} or more", low=low, unit=unit)
+        if high is None
+        else Text("variable.range", "{low} to {high}{unit}", low=low, high=high, unit=unit)
+    )
+    hint = Text("variable.limits.hint", "set {limits}, or unset it", limits=limits)
     if not re.fullmatch(r"[0-9]{1,18}", value):
-        say("form", ERROR, "not a whole number", f"set {shown}, or unset it")
+        report("form", ERROR, Text("variable.not-an-integer", "expected an integer"), hint)
         return
     number = int(value)
     if number < low or (high is not None and number > high):
-        say("range", ERROR, f"outside {shown}", f"set {shown}, or unset it")
+        report("range", ERROR, Text("variable.out-of-range", "expected {limits}", limits=limits), hint)
     elif step and number % step:
         below, above = number - number % step, number - number % step + step
         if own.get("rounds", False):
-            says = f"this chip rounds down to a multiple of {step}{unit}: {max(below, step)}{unit} will hold"
-            say("step", NOTE, says, f"set {above}" if below < step else f"set {below} or {above}")
+            message = Text(
+                "variable.rounded",
+                "this chip rounds down to a multiple of {step}{unit}; the effective value is {effective}{unit}",
+                step=step,
+                unit=unit,
+                effective=max(below, step),
+            )
+            report("step", NOTE, message, _set_one_of(*((above,) if below < step else (below, above))))
         else:
-            say("step", ERROR, f"not a multiple of {step}", f"set {below} or {above}")
+            message = Text("variable.not-a-multiple", "expected a multiple of {step}", step=step)
+            report("step", ERROR, message, _set_one_of(below, above))
+
+
+def _set_one_of(*values: int) -> Text:
+    if len(values) == 1:
+        return Text("variable.set", "set {value}", value=values[0])
+    return Text("variable.set-either", "set {low} or {high}", low=values[0], high=values[1])
 
 
 def _applies(when: str, value: str) -> bool:
@@ -153,13 +187,18 @@ def _may_be_ours(name: str) -> bool:
 def _not_in_table(name: str, value: str) -> tuple[VariableFinding, ...]:
     for rule in load_table("variables")["prefixes"]:
         if name.startswith(rule["prefix"]):
-            finding = VariableFinding(name, value, "no-effect", rule["severity"], rule["says"], rule["hint"], None)
-            return (finding,)
+            message = Text(f"variable.{rule['prefix'].rstrip('_')}.message", rule["message"])
+            return (VariableFinding(name, value, "no-effect", rule["severity"], message, _hint(rule["hint"]), None),)
     if not name.startswith(("HCCL_", "P2P_HCCL_")):
         return ()
     near = difflib.get_close_matches(name, _variables(), n=1, cutoff=0.85)
-    hint = f"did you mean {near[0]}?" if near else "check its name in the HCCL docs of your CANN"
-    return (VariableFinding(name, value, "unknown", NOTE, "not in our table: newer than it, or misspelt", hint, None),)
+    message = Text("variable.unknown", "unknown variable: misspelled, or newer than this version of ascendrun")
+    hint = (
+        Text("variable.did-you-mean", "did you mean {name}?", name=near[0])
+        if near
+        else Text("variable.unknown.hint", "check the name in the HCCL documentation of your CANN version")
+    )
+    return (VariableFinding(name, value, "unknown", NOTE, message, hint, None),)
 
 
 @lru_cache(maxsize=1)
@@ -178,7 +217,6 @@ def _variables() -> Mapping[str, Variable]:
             families=tuple(row["families"]) if "families" in row else None,
             by_family=row.get("by_family", {}),
             harmful=tuple(row.get("harmful", ())),
-            note=row.get("note"),
             source=row["source"],
             verified=row["verified"],
             doubt=row.get("doubt"),

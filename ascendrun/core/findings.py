@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ascendrun.text import Text
+
 
 class Severity(str, Enum):
     """FAIL stops a start; WARN will hurt sooner or later; NOTE is worth knowing."""
@@ -30,7 +32,7 @@ class Finding:
     code: str
     severity: Severity
     hosts: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str | Text] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
 
 

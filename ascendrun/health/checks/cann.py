@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ascendrun.ascend.compatibility import MISFIT, UNKNOWN, VersionFact, Versions, judge_versions
+from ascendrun.ascend.compatibility import HDK_HINT, INCOMPATIBLE, UNKNOWN, VersionFact, Versions, compare_versions
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.checks.devices import npu_nodes
 from ascendrun.health.survey.check_context import Check, World, differing
 from ascendrun.health.survey.facts import NodeFacts
+from ascendrun.text import Text
 
-_MISFITS: Mapping[str, tuple[str, Severity]] = {
+_INCOMPATIBLE: Mapping[str, tuple[str, Severity]] = {
     "torch_npu/torch": ("torch-npu-torch", Severity.FAIL),
     "torch/build": ("torch-build", Severity.FAIL),
     "torch_npu/cann": ("torch-npu-cann", Severity.WARN),
@@ -45,20 +46,20 @@ def _cann(facts: NodeFacts) -> str | None:
 
 def check_versions_fit(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        judged = judge_versions(versions_of(facts))
+        judged = compare_versions(versions_of(facts))
         for fact in judged:
-            if fact.verdict == MISFIT and fact.pair in _MISFITS:
-                code, severity = _MISFITS[fact.pair]
+            if fact.outcome == INCOMPATIBLE and fact.pair in _INCOMPATIBLE:
+                code, severity = _INCOMPATIBLE[fact.pair]
                 yield _misfit(code, severity, host, fact)
-            elif fact.verdict == UNKNOWN and fact.pair in _UNPROVEN:
+            elif fact.outcome == UNKNOWN and fact.pair in _UNPROVEN:
                 yield _misfit("versions-unproven", Severity.NOTE, host, fact)
-        if not any(fact.verdict == MISFIT and fact.pair == "driver/firmware" for fact in judged):
+        if not any(fact.outcome == INCOMPATIBLE and fact.pair == "driver/firmware" for fact in judged):
             yield from _boards(host, facts)
 
 
 def _misfit(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
     evidence = (f"source: {fact.source}",) if fact.source else ()
-    return Finding(code, severity, (host,), {"says": fact.says, "hint": fact.hint or ""}, evidence)
+    return Finding(code, severity, (host,), {"says": fact.message, "hint": fact.hint or ""}, evidence)
 
 
 def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
@@ -67,12 +68,17 @@ def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
     bad = sorted(npu_id for npu_id, board in boards.items() if board.compatibility == "NOK")
     if bad:
         board = boards[bad[0]]
-        says = f"driver {board.software_version}, firmware {board.firmware_version}: npu-smi calls them not compatible"
+        says = Text(
+            "version.not-compatible",
+            "npu-smi reports driver {driver} and firmware {firmware} as not compatible",
+            driver=board.software_version,
+            firmware=board.firmware_version,
+        )
         yield Finding(
             "driver-firmware",
             Severity.WARN,
             (host,),
-            {"says": says, "hint": "install both from one HDK release, driver first"},
+            {"says": says, "hint": HDK_HINT},
             (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",),
         )
 
@@ -174,7 +180,7 @@ CHECKS: tuple[Check, ...] = (
         "version-compatibility",
         check_versions_fit,
         "driver, firmware, CANN, torch_npu, torch and Python fit each other",
-        (*(code for code, _ in _MISFITS.values()), "versions-unproven"),
+        (*(code for code, _ in _INCOMPATIBLE.values()), "versions-unproven"),
     ),
     Check("cann-mixed", check_cann_mixed, "CANN's parts are of one release", ("cann-mixed",)),
     Check(

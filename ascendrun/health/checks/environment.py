@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
 from ascendrun.ascend.compatibility import minimum_for, too_old_for
-from ascendrun.ascend.variables import judge_environment
+from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.names import fold_names
 from ascendrun.health.env_view import is_secret
@@ -46,13 +46,13 @@ def check_ascend_variables(world: World) -> Iterator[Finding]:
     if world.family != "npu":
         return
     for host, facts in world.facts.items():
-        for one in judge_environment(rank_variables(world, host), chip_of_node(facts.npu)):
+        for one in check_environment(rank_variables(world, host), chip_of_node(facts.npu)):
             code = "variable-conflict" if one.code == "conflict" else "variable-wrong"
             yield Finding(
                 code,
                 _SEVERITIES[one.severity],
                 (host,),
-                {"name": one.name, "value": one.value[:80], "says": one.says, "hint": one.hint},
+                {"name": one.name, "value": one.value[:80], "says": one.message, "hint": one.hint},
             )
 
 

@@ -15,6 +15,7 @@ from ascendrun.health.survey.check_context import Check, World, compare
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import NpuFacts, Owner, chips_by_device
 from ascendrun.health.survey.npu_probes import DRIVER_NODES
+from ascendrun.text import Text
 
 HBM_SHARE_LEAST = 0.95
 """Of the rated size; below it Huawei's own fault diagnosis calls the memory short."""
@@ -73,7 +74,7 @@ def _tool_error(host: str, errors: tuple[ToolError, ...]) -> Finding:
         _ERROR_CODES.get(first.kind, "npu-smi-error"),
         Severity.FAIL,
         (host,),
-        {"says": first.says, "hint": first.hint or "run it there: npu-smi info"},
+        {"says": first.message, "hint": first.hint or Text("tool-error.hint", "run on this node: npu-smi info")},
         tuple(error.text for error in errors[:3]),
     )
 
@@ -214,7 +215,7 @@ def _code_lines(facts: NpuFacts, npu_ids: Iterable[int]) -> Iterator[str]:
     for npu_id in sorted(npu_ids):
         for code in _codes_of(facts, npu_id):
             fault = fault_of(code)
-            known = f": {fault.says}" if fault is not None and fault.says else ""
+            known = f": {fault.message}" if fault is not None and fault.message else ""
             class_name = f" ({fault.fault_class.name})" if fault is not None and fault.fault_class else ""
             yield f"NPU {npu_id} error code {code}{known}{class_name}"
 
@@ -241,8 +242,10 @@ def _fault_codes(world: World, host: str, facts: NpuFacts) -> Iterator[Finding]:
                 {
                     "npu": str(chip.npu_id),
                     "code": code,
-                    "says": (fault.says if fault is not None else None) or "not in our table",
-                    "hint": of_class.hint if of_class is not None else "look it up in Huawei's fault list",
+                    "says": (fault.message if fault is not None else None) or Text("fault.unknown", "unknown code"),
+                    "hint": of_class.hint
+                    if of_class is not None
+                    else Text("fault.unknown.hint", "see Huawei's list of fault codes"),
                 },
             )
 

@@ -13,7 +13,7 @@ from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.survey.check_context import World, compare
 from ascendrun.health.survey.facts import NodeFacts, Unreached
-from ascendrun.health.texts import fix_of, render
+from ascendrun.health.texts import fix_of, render, rendered
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def view_findings(findings: tuple[Finding, ...], lang: str) -> tuple[FindingView
                 says=words.says,
                 advice=words.advice,
                 evidence=finding.evidence,
-                values=dict(finding.values),
+                values=rendered(finding, lang),
                 fix=fix_of(finding),
             )
         )

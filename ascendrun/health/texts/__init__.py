@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 from ascendrun.core.findings import Finding
-from ascendrun.health.texts.phrases import translated
+from ascendrun.text import Text
 
 LANGUAGES = ("en", "zh")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -30,17 +30,24 @@ def render(finding: Finding, lang: str = "en") -> Words:
     """The finding in words; a code without words (of a newer release, say) shows itself and its values."""
     row = texts(lang).get(finding.code) or texts("en").get(finding.code)
     if row is None:
-        values = ", ".join(f"{name}={value}" for name, value in finding.values.items())
+        values = ", ".join(f"{name}={value}" for name, value in rendered(finding, lang).items())
         return Words(f"{finding.code} {values}".strip(), "")
-    told = translated(finding.values, lang)
+    told = rendered(finding, lang)
     return Words(fill(row["says"], told), fill(row.get("advice", ""), told))
+
+
+def rendered(finding: Finding, lang: str) -> Mapping[str, str]:
+    """The values of a finding with its nested texts in a language."""
+    return {name: value.render(lang) if isinstance(value, Text) else value for name, value in finding.values.items()}
 
 
 def fix_of(finding: Finding) -> str | None:
     """The shell command for the finding's hosts that mends it; None: a person has to think first."""
     command = fixes().get(finding.code)
     return (
-        None if command is None else fill(command, {name: shlex.quote(value) for name, value in finding.values.items()})
+        None
+        if command is None
+        else fill(command, {name: shlex.quote(str(value)) for name, value in finding.values.items()})
     )
 
 

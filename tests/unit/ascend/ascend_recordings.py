@@ -18,6 +18,7 @@ from ascendrun.ascend import (
     npu_smi_views,
     nvidia_smi,
 )
+from ascendrun.text import Text
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "ascend"
 
@@ -82,6 +83,8 @@ def plain(value):
     """A reading as JSON can hold it."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Text):
+        return value.key
     if isinstance(value, (tuple, list)):
         return [plain(one) for one in value]
     if isinstance(value, dict):

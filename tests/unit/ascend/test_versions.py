@@ -2,7 +2,7 @@ import pytest
 from ascend_recordings import FILES, FOLDER, read
 
 from ascendrun.ascend import compatibility, install
-from ascendrun.ascend.compatibility import FITS, MISFIT, UNKNOWN, Versions, judge_versions
+from ascendrun.ascend.compatibility import COMPATIBLE, INCOMPATIBLE, UNKNOWN, Versions, compare_versions
 from ascendrun.ascend.versions import is_within, parse_version, release_of
 
 ASCENDING = [
@@ -57,21 +57,21 @@ def test_a_mixed_install_shows_more_than_one_cann():
 
 
 def verdicts(**versions):
-    return {fact.pair: fact.verdict for fact in judge_versions(Versions(**versions))}
+    return {fact.pair: fact.outcome for fact in compare_versions(Versions(**versions))}
 
 
 def test_a_set_made_for_each_other_fits():
     fits = verdicts(torch_npu="2.6.0", torch="2.6.0+cpu", cann="8.2.RC1", python="3.10.12", arch="x86_64")
-    assert fits == dict.fromkeys(("torch_npu/torch", "torch_npu/cann", "torch_npu/python", "torch/build"), FITS)
+    assert fits == dict.fromkeys(("torch_npu/torch", "torch_npu/cann", "torch_npu/python", "torch/build"), COMPATIBLE)
 
 
 def test_another_torch_an_older_cann_and_another_python_do_not_fit():
     found = verdicts(torch_npu="2.6.0", torch="2.5.1", cann="8.1.RC1", python="3.13.0")
-    assert [found[pair] for pair in ("torch_npu/torch", "torch_npu/cann", "torch_npu/python")] == [MISFIT] * 3
+    assert [found[pair] for pair in ("torch_npu/torch", "torch_npu/cann", "torch_npu/python")] == [INCOMPATIBLE] * 3
 
 
 def test_a_cuda_build_of_torch_does_not_fit():
-    assert verdicts(torch="2.6.0+cu124")["torch/build"] == MISFIT
+    assert verdicts(torch="2.6.0+cu124")["torch/build"] == INCOMPATIBLE
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_what_no_source_says_is_unknown_not_wrong(torch_npu, cann):
 
 def test_a_build_of_ones_own_is_unknown_but_still_needs_its_torch():
     found = verdicts(torch_npu="2.1.0.post8.dev20241009", torch="1.11.0", cann="8.0.RC3")
-    assert (found["torch_npu"], found["torch_npu/torch"], "torch_npu/cann" in found) == (UNKNOWN, MISFIT, False)
+    assert (found["torch_npu"], found["torch_npu/torch"], "torch_npu/cann" in found) == (UNKNOWN, INCOMPATIBLE, False)
 
 
 def test_a_misfit_names_the_release_that_would_fit():
-    facts = judge_versions(Versions(torch_npu="2.6.0.post3", torch="2.6.0", cann="8.2.RC1"))
-    hints = [fact.hint for fact in facts if fact.verdict == MISFIT]
-    assert hints == ["install CANN 8.3.RC1; for CANN 8.2.RC1 take torch_npu==2.6.0"]
+    facts = compare_versions(Versions(torch_npu="2.6.0.post3", torch="2.6.0", cann="8.2.RC1"))
+    hints = [fact.hint.values for fact in facts if fact.outcome == INCOMPATIBLE]
+    assert hints == [{"required": "8.3.RC1", "other": "2.6.0", "cann": "8.2.RC1"}]
 
 
 def test_driver_and_cann_together_are_openly_unknown():
@@ -97,14 +97,14 @@ def test_driver_and_cann_together_are_openly_unknown():
 
 
 def test_nothing_seen_means_nothing_said():
-    assert judge_versions(Versions()) == ()
+    assert compare_versions(Versions()) == ()
 
 
 def test_every_misfit_has_a_way_out():
     for release in compatibility.releases_for():
         for torch, cann, python in (("1.0.0", "1.0.0", "2.7.1"), ("9.9.9", "99.0.0", "3.99.0")):
-            facts = judge_versions(Versions(release.torch_npu, torch, cann, python))
-            assert all(fact.hint for fact in facts if fact.verdict == MISFIT)
+            facts = compare_versions(Versions(release.torch_npu, torch, cann, python))
+            assert all(fact.hint for fact in facts if fact.outcome == INCOMPATIBLE)
 
 
 def test_every_release_begins_with_its_torch_and_python_lists_are_versions():
