@@ -19,6 +19,7 @@ from ascendrun.health.survey.sections import read_sections
 from ascendrun.health.survey.survey_request import Wish
 from ascendrun.health.texts import LANGUAGES, placeholders, texts
 from ascendrun.sim.ascend.scenario import Scenario
+from ascendrun.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))
 from npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
