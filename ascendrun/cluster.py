@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import CannotConnect, Conflict, DeadlineExceeded, NotFound
+from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.state.settings import Settings, spool_dir
@@ -142,10 +142,10 @@ class Cluster:
         return self._pipeline_view(stages) if stages else None
 
     def job(self, ref: str) -> JobDetail:
-        """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFound."""
+        """By id, name (the newest of that name) or unambiguous start of an id. Raises NotFoundError."""
         with self._reading() as store:
             if store is None:
-                raise NotFound(
+                raise NotFoundError(
                     f"no job {ref!r}: nothing was ever submitted with {self.settings.state_dir}",
                     hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
                 )
@@ -160,23 +160,23 @@ class Cluster:
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         """Asks for a stop and returns at once; `now` skips the grace. Of a pipeline all its stages are stopped.
 
-        Raises NotFound; Conflict when it has ended.
+        Raises NotFoundError; ConflictError when it has ended.
         """
         live = [stored.job.id for stored in self.stages(ref) if not stored.job.is_terminal]
         job = self.job(ref).job
         wanted = tuple(reversed(live or [job.id]))  # the last stage first: none begins when the one before it ends
-        ended: list[Conflict] = []
+        ended: list[ConflictError] = []
         for job_id in wanted:
             try:
                 self._ask("stop", {"job": job_id, "now": now}, repeat=True)
-            except Conflict as conflict:  # a stage may end while the others are stopped
+            except ConflictError as conflict:  # a stage may end while the others are stopped
                 ended.append(conflict)
         if len(ended) == len(wanted):
             raise ended[-1]
         return self.job(job.id).job
 
     def wait(self, ref: str, *, timeout_s: float | None = None) -> JobDetail:
-        """Returns when the job, or the whole pipeline, has ended. Raises DeadlineExceeded."""
+        """Returns when the job, or the whole pipeline, has ended. Raises DeadlineExceededError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             detail = self.job(ref)
@@ -184,7 +184,7 @@ class Cluster:
             if detail.job.ended_at_s is not None and is_over:
                 return detail
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineExceeded(
+                raise DeadlineExceededError(
                     f"{detail.job.id} is still {detail.job.state} after {timeout_s:g} s",
                     hint=f"the job goes on; `ascendrun logs -f {detail.job.id}` follows it",
                 )
@@ -318,24 +318,24 @@ class Cluster:
     # The controller
 
     def ensure_controller(self) -> None:
-        """Starts the controller when none runs. Raises CannotConnect when it does not come up."""
+        """Starts the controller when none runs. Raises UnreachableError when it does not come up."""
         self._client().close()
 
     def controller_status(self, *, timeout_s: float = 10.0) -> Mapping[str, Any] | None:
-        """What the running controller says of itself, or None when none runs. Raises DeadlineExceeded."""
+        """What the running controller says of itself, or None when none runs. Raises DeadlineExceededError."""
         from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             with ControlClient(self.settings.state_dir) as client:
                 return client.call("status", timeout_s=timeout_s)
-        except CannotConnect:
+        except UnreachableError:
             return None
 
     def _status_now(self) -> Mapping[str, Any] | None:
         """For who shows it beside other things: None also when the controller is too busy, or paused, to tell."""
         try:
             return self.controller_status(timeout_s=STATUS_S)
-        except DeadlineExceeded:
+        except DeadlineExceededError:
             return None
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
@@ -345,7 +345,7 @@ class Cluster:
         try:
             with ControlClient(self.settings.state_dir) as client:
                 client.call("shutdown", timeout_s=timeout_s)
-        except CannotConnect:
+        except UnreachableError:
             return
         from ascendrun.head.loop.daemon import wait_until_free
 
@@ -362,7 +362,7 @@ class Cluster:
 
         try:
             return ControlClient(self.settings.state_dir)
-        except CannotConnect:
+        except UnreachableError:
             from ascendrun.head.loop.daemon import start_controller
 
             start_controller(self.settings.state_dir, deadline_s=CONTROLLER_START_S)
@@ -377,7 +377,7 @@ class Cluster:
             try:
                 with self._client() as client:
                     return client.call(op, fields, timeout_s=timeout_s)
-            except CannotConnect:
+            except UnreachableError:
                 if not repeat or time.monotonic() > until:
                     raise
             time.sleep(POLL_S)  # a killed controller's socket may still accept for a moment

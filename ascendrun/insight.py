@@ -35,7 +35,7 @@ FRESH_S = 60.0
 def samples(state_dir: Path, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
     """The newest sample of every device, host and rank; an empty one when nothing was measured.
 
-    `since_s`: not older than that, None: than a minute. Raises StoreUnusable.
+    `since_s`: not older than that, None: than a minute. Raises StoreUnusableError.
     """
     from ascendrun.head.state.sample_store import SampleStore
 
@@ -54,7 +54,7 @@ def fresh_samples(
     """How these hosts and their devices are at this moment: asks each one's agent, and keeps what they say.
 
     Also {host: why it gave no figures}; every host is in one of the two within `timeout_s`. `family`: npu or cuda,
-    None: whatever is there. Raises CannotConnect (no controller comes up), DeadlineExceeded.
+    None: whatever is there. Raises UnreachableError (no controller comes up), DeadlineExceededError.
     """
     from dataclasses import asdict
 
@@ -80,7 +80,7 @@ def fresh_samples(
 
 def wish_samples(cluster: Cluster, hosts: Sequence[Host], timeout_s: float = 20.0) -> None:
     """Has these hosts asked as `fresh_samples` does, and does not wait: what they say is kept. A host that is being
-    asked is not asked twice. Raises CannotConnect (no controller comes up)."""
+    asked is not asked twice. Raises UnreachableError (no controller comes up)."""
     from dataclasses import asdict
 
     from ascendrun.head.protocol.control_socket import ControlClient
@@ -131,11 +131,11 @@ class TopSource:
 
     def must_ask(self, *, now_s: float) -> bool:
         """Whether a look that waits for answers would ask hosts, which takes a moment."""
-        from ascendrun.head.state.state_dir import StoreUnusable
+        from ascendrun.head.state.state_dir import StoreUnusableError
 
         try:
             newest = samples(self.cluster.settings.state_dir, since_s=now_s - KEPT_S)
-        except StoreUnusable:
+        except StoreUnusableError:
             newest = Newest()
         return bool(self._unsampled(newest, now_s, KEPT_S))
 
@@ -143,7 +143,7 @@ class TopSource:
         """`answer_s`: so long it waits for the hosts that are asked; 0: what they say is in a later look. It does not
         wait when of all of them younger figures than KEPT_S are there.
 
-        Raises StoreUnusable, CannotConnect (no controller comes up for the live jobs).
+        Raises StoreUnusableError, UnreachableError (no controller comes up for the live jobs).
         """
         from ascendrun.health.top.join import make_view
 
@@ -233,7 +233,7 @@ class EventStream:
     matter.
 
     `pipeline`: its id; the jobs of all its stages, later ones too. `since_s`: no older lines; `kinds`: only these. Its
-    calls raise StoreUnusable.
+    calls raise StoreUnusableError.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ def notice_targets(settings: Settings) -> tuple[NoticeTargetView, ...]:
 
 
 def try_notices(settings: Settings, *, name: str | None = None) -> tuple[NoticeTestResult, ...]:
-    """Sends a test notice to one target, or all. Raises NotFound, Conflict."""
+    """Sends a test notice to one target, or all. Raises NotFoundError, ConflictError."""
     from ascendrun.head.state.notice_settings import NoticeSettings
     from ascendrun.query.notice_view import send_tests
 
@@ -307,7 +307,7 @@ def try_notices(settings: Settings, *, name: str | None = None) -> tuple[NoticeT
 
 
 def count_states(state_dir: Path) -> Mapping[str, int]:
-    """How many jobs stand in each state, ended ones too. Raises StoreUnusable."""
+    """How many jobs stand in each state, ended ones too. Raises StoreUnusableError."""
     from collections import Counter
 
     from ascendrun.head.state.store import Store
@@ -325,7 +325,8 @@ def count_states(state_dir: Path) -> Mapping[str, int]:
 
 
 def report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """What one job did, where its time went and what it cost, as of now. Raises NotFound, Conflict, StoreUnusable."""
+    """What one job did, where its time went and what it cost, as of now. Raises NotFoundError, ConflictError,
+    StoreUnusableError."""
     from ascendrun.query.report_reader import find_report
 
     return find_report(state_dir, ref, now_s=now_s)
@@ -335,7 +336,8 @@ def report(state_dir: Path, ref: str, *, now_s: float) -> Report:
 
 
 def explain(cluster: Cluster, ref: str, *, attempt: int | None = None, lang: str = "en") -> Explanation:
-    """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFound, Conflict."""
+    """Why a job's attempt ended, in words; of a job that runs, what is odd about it. Raises NotFoundError,
+    ConflictError."""
     from ascendrun.query.explain import explain_job
 
     return explain_job(
@@ -350,18 +352,19 @@ def explain(cluster: Cluster, ref: str, *, attempt: int | None = None, lang: str
 
 def verdict(state_dir: Path, ref: str, *, lang: str = "en") -> str | None:
     """One sentence: who failed first and why. None where there is none: it did not fail, or nobody knows."""
-    from ascendrun.core.errors import NotFound
+    from ascendrun.core.errors import NotFoundError
     from ascendrun.query.explain import verdict_line
 
     try:
         return verdict_line(state_dir, ref, lang=lang, now_s=time.time())
-    except NotFound:
+    except NotFoundError:
         return None
 
 
 def gather(cluster: Cluster, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
     """Brings what the job's hosts have of the attempt (None: the newest): (host, None) when it is here, (host, why not)
-    else, each host as it comes. Raises NotFound, Conflict, CannotConnect (no controller comes up), DeadlineExceeded."""
+    else, each host as it comes. Raises NotFoundError, ConflictError, UnreachableError (no controller comes up),
+    DeadlineExceededError."""
     from ascendrun.head.protocol.control_socket import ControlClient
 
     fields = {"job": cluster.job(ref).job.id, "attempt": attempt}
@@ -373,11 +376,11 @@ def gather(cluster: Cluster, ref: str, *, attempt: int | None = None) -> Iterato
 
 def _liveness(cluster: Cluster, *, timeout_s: float) -> Mapping[str, Mapping[str, str]]:
     """By job and host, as the running controller sees it; {} where none runs, or it is too busy to tell."""
-    from ascendrun.core.errors import DeadlineExceeded
+    from ascendrun.core.errors import DeadlineExceededError
 
     try:
         status = cluster.controller_status(timeout_s=timeout_s)
-    except DeadlineExceeded:
+    except DeadlineExceededError:
         return {}
     found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
     return found
@@ -399,7 +402,7 @@ def bundle(
 ) -> Bundle:
     """Packs what is known of a job, credentials taken out. `path` None: <layout>-<job>.tar.gz in this folder;
     `layout`: ascendrun or ascend-fd; `is_dry`: only tells what would be in it. `environ`: variables whose values are
-    hidden when their names say "secret". Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
+    hidden when their names say "secret". Raises NotFoundError, ConflictError, StoreUnusableError, CannotWriteError."""
     from ascendrun.query.bundle_job import Wish, bundle_job
 
     wish = Wish(path=path, layout=layout, with_logs=with_logs, max_bytes=max_bytes, is_dry=is_dry)

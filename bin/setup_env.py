@@ -60,7 +60,7 @@ sys.exit(None if "pip" in names else "pip is missing")
 """
 
 
-class SetupFailed(Exception):
+class SetupError(Exception):
     """The lines to show; the first says what failed."""
 
 
@@ -120,7 +120,7 @@ class Environment:
             os.close(self.lock_fd)
 
     def run(self, step: str, argv: Sequence[str]) -> None:
-        """Runs one command into the log. Raises SetupFailed with the log's tail."""
+        """Runs one command into the log. Raises SetupError with the log's tail."""
         log_path = self.folder / "bootstrap.log"
         environ = {name: value for name, value in os.environ.items() if name not in MISLEADING}
         environ.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
@@ -148,7 +148,7 @@ class Environment:
             self.progress.end("failed")
             lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
             tail = lines[-LOG_TAIL_LINES:]
-            raise SetupFailed(f"{step}: exit code {code}", *(f"  | {line}" for line in tail), f"  log: {log_path}")
+            raise SetupError(f"{step}: exit code {code}", *(f"  | {line}" for line in tail), f"  log: {log_path}")
         self.progress.end("done")
 
     def wait(self, child: subprocess.Popen[bytes]) -> int:
@@ -223,11 +223,11 @@ class Environment:
         write_atomically(entry, os.path.relpath(CHECKOUT, entry.parent))
 
     def link_packages(self, below: Environment) -> None:
-        """Raises SetupFailed when there is no such environment."""
+        """Raises SetupError when there is no such environment."""
         site, packages = self.site_packages(), below.site_packages()
         assert site is not None, "the environment was just made"
         if packages is None:
-            raise SetupFailed(
+            raise SetupError(
                 f"{below.folder} has no Python that runs",
                 f"  make it first: bin/setup-env --venv '{below.folder}' train",
             )
@@ -277,7 +277,7 @@ def refuse_other_python(environment: Environment) -> None:
     """ASCENDRUN_PYTHON chooses when the environment is made; it never throws a working one away."""
     theirs = os.path.realpath(environment.python)
     if os.environ.get("ASCENDRUN_PYTHON") and theirs != own_interpreter():
-        raise SetupFailed(
+        raise SetupError(
             f"{environment.folder} was made with {theirs}, ASCENDRUN_PYTHON is {own_interpreter()}",
             f"  unset ASCENDRUN_PYTHON, or make it anew: rm -r '{environment.folder}'",
         )
@@ -318,7 +318,7 @@ def bring_up(
     for group in missing:
         try:
             environment.install(group, groups[group])
-        except SetupFailed:
+        except SetupError:
             begun.unlink()  # pip ended by itself: it left no package half written
             raise
         if group == "base":
@@ -348,7 +348,7 @@ def main(argv: Sequence[str]) -> int:
         environment.folder.mkdir(exist_ok=True)
         with environment.locked():
             bring_up(environment, wanted, groups, below)
-    except SetupFailed as error:
+    except SetupError as error:
         print(*(f"ascendrun: {line}" for line in error.args), sep="\n", file=sys.stderr)
         return 3
     except OSError as error:

@@ -10,7 +10,7 @@ from ascendrun.text import Text
 
 Fault = tuple[Text, "Text | str"]
 """What is wrong, and the hint."""
-Conflict = tuple[str, Text, "Text | str"]
+ConflictError = tuple[str, Text, "Text | str"]
 """The name of the variable to report at, what is wrong, and the hint."""
 
 _ALGORITHMS = ("NA", "ring", "H-D_R", "NHR", "NB", "AHC", "pipeline", "pairwise")
@@ -162,13 +162,13 @@ def _alloc(value: str) -> Fault | None:
     return None
 
 
-def conflicts(environment: Mapping[str, str], family: str | None) -> list[Conflict]:
+def conflicts(environment: Mapping[str, str], family: str | None) -> list[ConflictError]:
     """Settings that cannot be combined. Defaults count as set."""
     return _timeouts(environment) + _switches(environment, family)
 
 
-def _timeouts(environment: Mapping[str, str]) -> list[Conflict]:
-    found: list[Conflict] = []
+def _timeouts(environment: Mapping[str, str]) -> list[ConflictError]:
+    found: list[ConflictError] = []
     connect = _number(environment, "HCCL_CONNECT_TIMEOUT", 120)
     execute = _number(environment, "HCCL_EXEC_TIMEOUT", 1836)
     if connect and execute and connect >= execute:
@@ -199,8 +199,8 @@ def _timeouts(environment: Mapping[str, str]) -> list[Conflict]:
     return found
 
 
-def _switches(environment: Mapping[str, str], family: str | None) -> list[Conflict]:
-    found: list[Conflict] = []
+def _switches(environment: Mapping[str, str], family: str | None) -> list[ConflictError]:
+    found: list[ConflictError] = []
     if "PYTORCH_NPU_ALLOC_CONF" in environment and "PYTORCH_ALLOC_CONF" in environment:
         message = Text(
             "variable.two-allocators", "torch_npu rejects PYTORCH_ALLOC_CONF together with PYTORCH_NPU_ALLOC_CONF"

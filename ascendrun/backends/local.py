@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
-from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosed
+from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
 from ascendrun.head.state.settings import Settings
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
@@ -30,11 +30,11 @@ class LocalConnection:
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ChildStream:
         if self._is_closed:
-            raise StreamClosed("closed by this side")
+            raise StreamClosedError("closed by this side")
         try:
             stream = ChildStream(["/bin/sh", "-c", command], env=self._env, cwd=os.path.expanduser("~"))
         except OSError as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"this machine cannot start a process ({(error.strerror or str(error)).lower()})",
                 hint="too many processes or open files? see ulimit -a",
             ) from error
@@ -68,7 +68,7 @@ class LocalBackend:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             root.chmod(0o700)
         except OSError as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{host.name}: its folder {root} cannot be made ({(error.strerror or str(error)).lower()})",
                 hint="free some space there, or set ASCENDRUN_STATE_DIR to another folder",
             ) from error
@@ -76,9 +76,10 @@ class LocalBackend:
 
 
 def local_root(settings: Settings, name: str) -> Path:
-    """The node root of the local host `name`. Raises CannotConnect for a name that would lead out of the state dir."""
+    """The node root of the local host `name`. Raises UnreachableError for a name that would lead out of the state
+    dir."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise CannotConnect(
+        raise UnreachableError(
             f"{name!r}: not a name for a local host",
             hint="use letters, digits, dots, dashes and underscores in the hostfile",
         )
@@ -95,13 +96,13 @@ def local_environment(root: Path) -> dict[str, str]:
 
 
 def read_login(root: Path) -> dict[str, str]:
-    """The variables of the host's own login; {} where it has none of its own. Raises CannotConnect."""
+    """The variables of the host's own login; {} where it has none of its own. Raises UnreachableError."""
     path = root / LOGIN_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise CannotConnect(f"{path} cannot be read ({error})", hint="mend it, or remove it") from error
+        raise UnreachableError(f"{path} cannot be read ({error})", hint="mend it, or remove it") from error
     pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
     return {name: value for name, equals, value in pairs if equals}

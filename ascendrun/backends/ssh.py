@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AuthFailed, CannotConnect
+from ascendrun.core.errors import AuthenticationError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshConfig, SshTarget, parse_jump
 from ascendrun.head.ssh.host_keys import (
@@ -56,7 +56,7 @@ class SshBackend:
         self._known_files: dict[str, KnownHostsFile] = {}
         self._lock = threading.Lock()
         self._keys: KeyRing | None = None
-        self._refused: dict[tuple[str, int, str], tuple[float, AuthFailed]] = {}
+        self._refused: dict[tuple[str, int, str], tuple[float, AuthenticationError]] = {}
         self._jumps: dict[str, _Jump] = {}
         self._reasons: dict[str, str] = {}
         self._targets: dict[Host, SshTarget] = {}
@@ -69,9 +69,9 @@ class SshBackend:
             if reason is not None:
                 return self._connect_openssh(host, target, deadlines)
             return self._connect_paramiko(host, target, deadlines)
-        except CannotConnect as error:
+        except UnreachableError as error:
             self._read_anew(host)
-            if isinstance(error, AuthFailed):
+            if isinstance(error, AuthenticationError):
                 self._note_refusal(target, error)
             raise
 
@@ -96,7 +96,7 @@ class SshBackend:
             return look_up(known_names(target), own=self._own, others=others)
 
     def scan_host_key(self, host: Host, *, deadlines: Deadlines) -> HostKey:
-        """The key that `host` shows, without any login attempt. Raises CannotConnect."""
+        """The key that `host` shows, without any login attempt. Raises UnreachableError."""
         target = self.resolve(host)
         if self.why_openssh(host) is not None:
             from ascendrun.head.ssh.openssh import scan_host_key
@@ -135,17 +135,17 @@ class SshBackend:
             keys.close()
 
     def _connect_paramiko(self, host: Host, target: SshTarget, deadlines: Deadlines) -> Connection:
-        from ascendrun.head.ssh.paramiko_transport import NoCommonAlgorithm
+        from ascendrun.head.ssh.paramiko_transport import NoCommonAlgorithmError
 
         obstacle = target.why_openssh or self._jump_reason(target)
         if obstacle is not None:  # only when paramiko was asked for: it would dial elsewhere than the config says
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{target.label}: paramiko cannot do what the ssh config asks for ({obstacle})",
                 hint="let ascendrun choose the transport for this host, or use OpenSSH",
             )
         try:
             return self._make_connection(target, deadlines)
-        except NoCommonAlgorithm as error:
+        except NoCommonAlgorithmError as error:
             if self._transport != "auto":
                 raise
             with self._lock:
@@ -237,11 +237,11 @@ class SshBackend:
             self._reasons.pop(host.name, None)
             self._jumps = {text: jump for text, jump in self._jumps.items() if jump.is_up}
 
-    def _note_refusal(self, target: SshTarget, error: AuthFailed) -> None:
-        from ascendrun.head.ssh.paramiko_transport import NoKey
+    def _note_refusal(self, target: SshTarget, error: AuthenticationError) -> None:
+        from ascendrun.head.ssh.paramiko_transport import NoKeyError
 
         self._key_ring().forget_failures()
-        if not isinstance(error, NoKey):
+        if not isinstance(error, NoKeyError):
             with self._lock:
                 self._refused[_login(target)] = (time.monotonic() + AUTH_PAUSE_S, error)
 
@@ -250,7 +250,7 @@ class SshBackend:
             until, error = self._refused.get(_login(target), (0.0, None))
         left_s = until - time.monotonic()
         if error is not None and left_s > 0:
-            raise AuthFailed(f"{error.message}; not tried again for {left_s:.0f} s", hint=error.hint)
+            raise AuthenticationError(f"{error.message}; not tried again for {left_s:.0f} s", hint=error.hint)
 
 
 class _Jump:
@@ -262,14 +262,14 @@ class _Jump:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(HANDSHAKES_PER_JUMP)
         self._connection: ParamikoConnection | None = None
-        self._failure: CannotConnect | None = None
+        self._failure: UnreachableError | None = None
         self._failed_at = 0.0
 
     def dial(self, target: SshTarget, deadlines: Deadlines) -> Any:
-        """A channel to `target` through the jump host. Raises CannotConnect or its children, about either host."""
+        """A channel to `target` through the jump host. Raises UnreachableError or its children, about either host."""
         patience_s = deadlines.tcp_s + deadlines.banner_s + deadlines.kex_s + deadlines.auth_s
         if not self._slots.acquire(timeout=patience_s):
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{target.label}: the jump host {self._target.label} was busy for {patience_s:.0f} s",
                 hint="it answers too slowly; see its load",
             )
@@ -287,7 +287,7 @@ class _Jump:
                 "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=deadlines.tcp_s
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{target.label}: not reached through the jump host {self._target.label} ({error})",
                 hint=f"try: ssh -J {self._target.address}:{self._target.port} -p {target.port} {target.address}",
             ) from error
@@ -301,7 +301,7 @@ class _Jump:
                 raise type(self._failure)(self._failure.message, hint=self._failure.hint)  # it failed while we waited
             try:
                 self._connection = self._make(self._target, deadlines)
-            except CannotConnect as error:
+            except UnreachableError as error:
                 self._failure, self._failed_at = error, time.monotonic()
                 raise
             return self._connection

@@ -26,7 +26,7 @@ class CliContext:
 
     @property
     def settings(self) -> Settings:
-        """Raises InvalidInput with every wrong setting."""
+        """Raises InvalidInputError with every wrong setting."""
         if self._settings is None:
             from ascendrun.head.state.settings import load_settings
 

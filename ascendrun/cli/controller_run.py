@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def run_controller(settings: Settings) -> int:
-    """Returns when the controller has ended. Raises Conflict when another process is the controller."""
+    """Returns when the controller has ended. Raises ConflictError when another process is the controller."""
     from ascendrun.backends import controller
 
     if not controller.run_controller(settings):
-        from ascendrun.core.errors import Conflict
+        from ascendrun.core.errors import ConflictError
 
-        raise Conflict(f"a controller already runs for {settings.state_dir}", hint="ascendrun controller status")
+        raise ConflictError(f"a controller already runs for {settings.state_dir}", hint="ascendrun controller status")
     return 0

@@ -14,7 +14,7 @@ from ascendrun.cli.sanitise import sanitise, sanitise_line
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
+    from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -44,18 +44,18 @@ def print_error(error: Exception, ctx: CliContext) -> int:
 
 def describe_error(error: AscendrunError) -> str:
     """One sentence and the way out; for an invalid input every problem with its place in the source."""
-    from ascendrun.core.errors import InvalidInput
+    from ascendrun.core.errors import InvalidInputError
 
-    if isinstance(error, InvalidInput) and error.problems:
+    if isinstance(error, InvalidInputError) and error.problems:
         lines = describe_problems(error)
     else:
-        lines = [f"error: {sanitise(error.message)}"]
+        lines = [f"error: {sanitise(str(error.message))}"]
     if error.hint:
-        lines.append(f"hint: {sanitise(error.hint)}")
+        lines.append(f"hint: {sanitise(str(error.hint))}")
     return "\n".join(lines)
 
 
-def describe_problems(error: InvalidInput) -> list[str]:
+def describe_problems(error: InvalidInputError) -> list[str]:
     lines = []
     sources: dict[str, list[str]] = {}
     for problem in error.problems:
@@ -128,10 +128,10 @@ def _write_crash(error: Exception, ctx: CliContext) -> Path | None:
 
 
 def _crash_folders(ctx: CliContext) -> list[Path]:
-    from ascendrun.core.errors import InvalidInput
+    from ascendrun.core.errors import InvalidInputError
 
     temporary = Path(tempfile.gettempdir()) / f"ascendrun-crashes-{os.getuid()}"
     try:
         return [ctx.settings.state_dir / "crashes", temporary]
-    except InvalidInput:
+    except InvalidInputError:
         return [temporary]

@@ -12,7 +12,7 @@ from ascendrun.cli.log_view import FOLD_WINDOW_S, LogView
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.screen import Screen
 from ascendrun.cluster import Cluster, JobDetail, JobView
-from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.jobs.job import TERMINAL
 from ascendrun.core.logs.folding import FoldedLine, Folder, fold
 from ascendrun.core.logs.log_lines import LogLine, merge
@@ -108,7 +108,7 @@ class _Following:
         """As `_look`; while the controller does not answer, what was known before: the job does not depend on it."""
         try:
             detail = self._look()
-        except (CannotConnect, DeadlineExceeded) as error:
+        except (UnreachableError, DeadlineExceededError) as error:
             now_s = time.monotonic()
             if self._blind_since_s is None:
                 self._blind_since_s = now_s

@@ -90,7 +90,8 @@ def parse_since(text: str, *, now_s: float) -> float:
 def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None) -> tuple[Host, ...]:
     """The hosts of the hostfile, or of the setting `hostfile`; with `names` those of them, `npu[01-04]` or `@group`.
 
-    With names but no file anywhere, the names themselves are the hosts. Raises InvalidInput, NotFound, UsageError.
+    With names but no file anywhere, the names themselves are the hosts. Raises InvalidInputError, NotFoundError,
+    UsageError.
     """
     from ascendrun.core.hosts import select_hosts
 
@@ -104,19 +105,19 @@ def hosts_of(ctx: CliContext, *, hostfile: str | None, names: str | None = None)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    from ascendrun.core.errors import InvalidInput, Problem
+    from ascendrun.core.errors import InvalidInputError, Problem
     from ascendrun.core.hosts import parse_hostfile
 
     try:
         raw = path.read_bytes()
     except OSError as error:
         hint = "`ascendrun init` shows skeletons of hostfiles"
-        raise InvalidInput([Problem(str(path), None, None, f"cannot be read: {error.strerror}", hint)]) from error
+        raise InvalidInputError([Problem(str(path), None, None, f"cannot be read: {error.strerror}", hint)]) from error
     return parse_hostfile(raw, str(path))
 
 
 def parse_host_words(words: list[str]) -> tuple[Host, ...]:
-    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInput naming the word."""
+    """Hosts named on the command line: `npu[01-04],gw user@10.0.0.3`. Raises InvalidInputError naming the word."""
     from ascendrun.core.hosts import parse_hostfile
     from ascendrun.core.names import split_list
 

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 
 JOB_FILE = "job.yaml"
 
@@ -34,13 +34,13 @@ def list_skeletons() -> tuple[Skeleton, ...]:
 def copy_skeleton(name: str, target: Path) -> tuple[Path, ...]:
     """Copies the skeleton's files into `target` (made when missing); returns the new files, the job file first.
 
-    Raises NotFound for an unknown name; Conflict when a file is there already, and then nothing was copied.
+    Raises NotFoundError for an unknown name; ConflictError when a file is there already, and then nothing was copied.
     """
     skeleton = _find(name)
     copies = {target / place: source for place, source in skeleton.files.items()}
     taken = [str(path) for path in copies if path.exists() or path.is_symlink()]
     if taken:
-        raise Conflict(
+        raise ConflictError(
             f"{', '.join(taken)}: there already; nothing was copied",
             hint=f"name another folder: ascendrun init {name} FOLDER",
         )
@@ -61,7 +61,7 @@ def _find(name: str) -> Skeleton:
     skeletons = {skeleton.name: skeleton for skeleton in list_skeletons()}
     if name in skeletons:
         return skeletons[name]
-    raise NotFound(f"there is no skeleton {name!r}", hint=f"there are: {', '.join(skeletons)}")
+    raise NotFoundError(f"there is no skeleton {name!r}", hint=f"there are: {', '.join(skeletons)}")
 
 
 def _from_folder(folder: Path) -> Skeleton:

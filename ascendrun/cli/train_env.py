@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Callable
 
-from ascendrun.core.errors import NotFit
+from ascendrun.core.errors import PreflightError
 
 PACKAGES = {
     "torch": "torch",
@@ -37,7 +37,8 @@ def ensure_training_stack(python: str | None, progress: Callable[[str], None] | 
     """Returns when `python` (None: our own) can import what the bundled programs import; for nodes with addr=local.
 
     Where that is the checkout's own .venv, what is missing is installed, which takes minutes the first time; `progress`
-    is called with every line about it (None: the lines go to stderr). Any other Python is its owner's: raises NotFit
+    is called with every line about it (None: the lines go to stderr). Any other Python is its owner's: raises
+    PreflightError
     with the pip command. Nothing is imported.
     """
     missing = _missing_here() if _is_ours(python) else _missing_in(str(python))
@@ -78,7 +79,7 @@ def _missing_in(python: str) -> tuple[str, ...]:
         return tuple(PACKAGES[module] for module in json.loads(answer.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         detail = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise NotFit(
+        raise PreflightError(
             f"{python} does not run on this machine: {detail[-1] if detail else error!r}",
             hint="set the job's python: to a Python that does, or leave it out",
         ) from error
@@ -102,10 +103,12 @@ def _install(setup: Path, progress: Callable[[str], None], missing: Sequence[str
         for line in child.stderr or ():
             progress(line.rstrip("\n"))
     if child.returncode != 0:
-        raise NotFit("the training stack could not be installed", hint=f"see {setup.parent.parent}/.venv/bootstrap.log")
+        raise PreflightError(
+            "the training stack could not be installed", hint=f"see {setup.parent.parent}/.venv/bootstrap.log"
+        )
 
 
-def _lacks(python: str, missing: Sequence[str]) -> NotFit:
+def _lacks(python: str, missing: Sequence[str]) -> PreflightError:
     commands = [["torch"], [name for name in missing if name != "torch"]] if "torch" in missing else [list(missing)]
     pip = " && ".join(shlex.join([python, "-m", "pip", "install", *names]) for names in commands if names)
-    return NotFit(f"{python} lacks {', '.join(missing)}, which the bundled programs need", hint=pip)
+    return PreflightError(f"{python} lacks {', '.join(missing)}, which the bundled programs need", hint=pip)

@@ -20,9 +20,9 @@ from ascendrun.options import ProgramOptions, make_arguments
 TRAINS = ("train", "pretrain", "finetune")
 """Modes of bundled programs that train; the others are over before a device fills up."""
 RECKONS = "plan"
-TOO_LARGE = "TooLarge: "
+TOO_LARGE = "ModelTooLargeError: "
 """How a program's error begins that says so."""
-BAD_INPUT = ("BadData: ", "BadWeights: ")
+BAD_INPUT = ("InvalidDataError: ", "InvalidWeightsError: ")
 """How those begin whose words say all."""
 LIMIT_S = 600.0
 ON_A_NODE = "on a node, in the job's place: --set args.mode=plan"

@@ -1,104 +1,149 @@
-"""Every error that a user can meet: a stable code, the thing, the fact, the way out, and an exit code."""
+"""Every error that a user can meet: a stable code, what failed, a hint, and an exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from ascendrun.text import Text, from_json, to_json
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of one input: where it stands, what is wrong, how to mend it.
+    """One fault of one input or of one host: its location, what is wrong, how to fix it.
 
-    `line` and `column` count from 1; None means that the problem has no place (a missing file, a flag).
+    `file` is a file, a flag or a host. `line` and `column` count from 1; None: the problem has no such place.
     """
 
     file: str
     line: int | None
     column: int | None
-    message: str
-    hint: str | None = None
+    message: Text | str
+    hint: Text | str | None = None
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         tail = f" ({self.hint})" if self.hint else ""
         return f"{place}: {self.message}{tail}"
 
+    def to_json(self) -> dict[str, Any]:
+        return {name: to_json(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Problem:
+        return cls(**from_json(row))
+
 
 class AscendrunError(Exception):
-    """The parent of all: `message` says thing and fact, `hint` the way out (a command where there is one)."""
+    """The parent of all. `message` and `hint` are texts; str only for what is not ours (the output of a tool).
+
+    `problems`: every single fault found, where there may be several.
+    """
 
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 8
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: Text | str, *, hint: Text | str | None = None, problems: Sequence[Problem] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.problems: tuple[Problem, ...] = tuple(problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as data for a socket or a store: code, and texts with their keys and values."""
+        return {
+            "code": self.code,
+            "message": to_json(self.message),
+            "hint": to_json(self.hint),
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+    @staticmethod
+    def from_json(row: Mapping[str, Any]) -> AscendrunError:
+        """The error of `to_json`, of the class with its code; AscendrunError when no class has it."""
+        kind = next((kind for kind in _kinds(AscendrunError) if kind.code == row.get("code")), AscendrunError)
+        message, hint = from_json(row.get("message") or ""), from_json(row.get("hint"))
+        error = kind.__new__(kind)
+        AscendrunError.__init__(
+            error, message, hint=hint, problems=list(map(Problem.from_json, row.get("problems") or ()))
+        )
+        return error
 
 
-class InvalidInput(AscendrunError):
+class InvalidInputError(AscendrunError):
     """A file or a flag is wrong; carries every problem found, in the order of the file."""
 
-    code = "invalid"
+    code = "invalid-input"
     exit_code = 2
 
-    def __init__(self, problems: Sequence[Problem], *, hint: str | None = None) -> None:
-        self.problems: tuple[Problem, ...] = tuple(problems)
-        count = len(self.problems)
-        head = f"{self.problems[0].file}: {count} problem{'s' if count != 1 else ''}" if count else "invalid input"
-        super().__init__(head, hint=hint)
+    def __init__(self, problems: Sequence[Problem], *, hint: Text | str | None = None) -> None:
+        count = len(problems)
+        message = (
+            Text("input.problems", "{file}: {count:plural problem problems}", file=problems[0].file, count=count)
+            if count
+            else Text("input.invalid", "invalid input")
+        )
+        super().__init__(message, hint=hint, problems=problems)
 
 
-class NotFit(AscendrunError):
-    """A node refused or failed a check before the start; nothing was started."""
+class PreflightError(AscendrunError):
+    """A check before the start failed; no process was started. `problems`: one for each host and fault."""
 
-    code = "not-fit"
+    code = "preflight-failed"
     exit_code = 3
 
 
-class NotFound(AscendrunError):
-    """No such job, node or rank."""
+class NotFoundError(AscendrunError):
+    """Unknown job, node or rank."""
 
     code = "not-found"
     exit_code = 4
 
 
-class CannotConnect(AscendrunError):
-    """A node (or the controller) could not be reached; usual causes: wrong address, sshd down, a firewall."""
+class UnreachableError(AscendrunError):
+    """A node, or the controller, cannot be reached; usual causes: wrong address, sshd down, a firewall."""
 
     code = "unreachable"
     exit_code = 5
 
 
-class AuthFailed(CannotConnect):
-    """sshd took none of our keys; usual causes: wrong user, key not in authorized_keys, locked key."""
+class AuthenticationError(UnreachableError):
+    """sshd accepted no key; usual causes: wrong user, key not in authorized_keys, locked key."""
 
-    code = "auth"
+    code = "auth-failed"
 
 
-class HostKeyUnknown(CannotConnect):
-    """The node's host key was never recorded; `ascendrun trust` shows and records it."""
+class HostKeyUnknownError(UnreachableError):
+    """The node's host key is not recorded; `ascendrun trust` shows and records it."""
 
     code = "host-key-unknown"
 
 
-class HostKeyChanged(CannotConnect):
-    """The node showed another host key than the recorded one; nothing was sent to it."""
+class HostKeyChangedError(UnreachableError):
+    """The node's host key differs from the recorded one; nothing was sent to the node."""
 
     code = "host-key-changed"
 
 
-class Conflict(AscendrunError):
-    """The wish does not fit the state: devices held, a job already ended, another controller."""
+class ConflictError(AscendrunError):
+    """The request does not fit the state: devices in use, a job that has ended, another controller."""
 
     code = "conflict"
     exit_code = 7
 
 
-class DeadlineExceeded(AscendrunError):
-    """No answer within the named deadline."""
+class DeadlineExceededError(AscendrunError):
+    """No response within the named deadline."""
 
     code = "deadline"
     exit_code = 124
+
+
+def _kinds(kind: type[AscendrunError]) -> Iterator[type[AscendrunError]]:
+    """A class and all below it; the parents of equal codes first."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)

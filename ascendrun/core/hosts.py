@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple
 
-from ascendrun.core.errors import InvalidInput, NotFound, Problem
+from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.core.jobfile.source_text import decode_text
 from ascendrun.core.message_format import MAX_PROBLEMS, closest, in_order, is_hidden, shown, suggestion
-from ascendrun.core.names import MAX_NAMES, BadNames, expand_names, fold_names, is_name, split_list
+from ascendrun.core.names import MAX_NAMES, InvalidNamesError, expand_names, fold_names, is_name, split_list
 
 LOCAL_ADDRESS = "local"
 """`addr=local` in a hostfile: this very machine, reached without SSH, with a node root of its own."""
@@ -56,7 +56,7 @@ class _Word(NamedTuple):
     column: int
 
 
-class _Bad(ValueError):
+class _InvalidHostError(ValueError):
     """A value does not parse: what is wrong, and the way out."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -66,7 +66,8 @@ class _Bad(ValueError):
 
 
 def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
-    """The hosts in the order of the file. Raises InvalidInput with every problem of the file, each at line and column.
+    """The hosts in the order of the file. Raises InvalidInputError with every problem of the file, each at line
+    and column.
 
     DeepSpeed's and Open MPI's files (`host slots=N [max_slots=M]`) are read as they are.
     """
@@ -95,14 +96,15 @@ def parse_hostfile(text: str | bytes, file: str) -> tuple[Host, ...]:
     if not hosts and not problems:
         problems.append(Problem(file, 1, 1, "names no host", "one host a line: npu01 slots=8"))
     if problems:
-        raise InvalidInput(in_order(problems))
+        raise InvalidInputError(in_order(problems))
     return tuple(hosts)
 
 
 def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
     """Those of `hosts` that `wanted` names, in the order of the file: `npu[01-03],gpu7`, or `@group`.
 
-    Raises NotFound for a name or group that the file does not have, InvalidInput for a text that is no set of names.
+    Raises NotFoundError for a name or group that the file does not have, InvalidInputError for a text that is no
+    set of names.
     """
     names: dict[str, None] = {}
     for piece in split_list(wanted):
@@ -111,7 +113,7 @@ def select_hosts(hosts: Sequence[Host], wanted: str) -> tuple[Host, ...]:
     missing = [name for name in names if name not in known]
     if missing:
         near = closest(missing[0], known)
-        raise NotFound(
+        raise NotFoundError(
             f"the hostfile has no {fold_names(missing)}",
             hint=f"did you mean {near}?" if near else f"it has {fold_names(known)}",
         )
@@ -123,14 +125,14 @@ def _names_of(piece: str, hosts: Sequence[Host], wanted: str) -> Sequence[str]:
         members = [host.name for host in hosts if piece[1:] in host.groups]
         if not members:
             groups = sorted({group for host in hosts for group in host.groups})
-            raise NotFound(
+            raise NotFoundError(
                 f"no host of the hostfile is in the group {shown(piece[1:])}", hint=suggestion(piece[1:], groups)
             )
         return members
     try:
         return expand_names(piece)
-    except BadNames as error:
-        raise InvalidInput(
+    except InvalidNamesError as error:
+        raise InvalidInputError(
             [Problem(wanted, None, None, f"{shown(piece)}: {error}", "npu[01-03],npu07 or @group")]
         ) from error
 
@@ -162,7 +164,7 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
     values = _parse_values(words[1:], number, file, problems)
     try:
         names, user = _parse_names(words[0].text)
-    except _Bad as error:
+    except _InvalidHostError as error:
         problems.append(Problem(file, number, words[0].column, error.message, error.hint))
         return ()
     if user is not None:
@@ -184,21 +186,25 @@ def _parse_line(line: str, number: int, file: str, problems: list[Problem]) -> S
 def _parse_names(word: str) -> tuple[Sequence[str], str | None]:
     user, at, name = word.rpartition("@")
     if at and not _USER.fullmatch(user):
-        raise _Bad(f"{shown(user)} is no user name", "write user=NAME")
+        raise _InvalidHostError(f"{shown(user)} is no user name", "write user=NAME")
     if name.startswith("-"):
-        raise _Bad(f"{shown(name)} starts with a dash", "ssh would read it as an option")
+        raise _InvalidHostError(f"{shown(name)} starts with a dash", "ssh would read it as an option")
     if "=" in name:
-        raise _Bad(f"{shown(name)} stands where the host's name belongs", "the name comes first: npu01 slots=8")
+        raise _InvalidHostError(
+            f"{shown(name)} stands where the host's name belongs", "the name comes first: npu01 slots=8"
+        )
     head, colon, tail = name.rpartition(":")
     if colon and tail.isdigit() and is_name(head):
-        raise _Bad(f"{shown(name)}: is the number slots or a port?", f"write {head} slots={tail} or {head} port={tail}")
+        raise _InvalidHostError(
+            f"{shown(name)}: is the number slots or a port?", f"write {head} slots={tail} or {head} port={tail}"
+        )
     if colon:
         hint = "give an IPv6 address a name: npu01 addr=fe80::1" if ":" in head else "one host a line: npu01 slots=8"
-        raise _Bad(f"{shown(name)} is no host name", hint)
+        raise _InvalidHostError(f"{shown(name)} is no host name", hint)
     try:
         names = expand_names(name)
-    except BadNames as error:
-        raise _Bad(f"{shown(name)}: {error}", "npu01, or npu[01-16] for many") from error
+    except InvalidNamesError as error:
+        raise _InvalidHostError(f"{shown(name)}: {error}", "npu01, or npu[01-16] for many") from error
     for each in names:
         if re.fullmatch(r"[0-9.]+", each):
             _check_address(each)
@@ -211,9 +217,9 @@ def _parse_values(words: Sequence[_Word], number: int, file: str, problems: list
         try:
             key, value = _parse_pair(word.text)
             if key in values:
-                raise _Bad(f"{key} is given twice on this line", "leave one")
+                raise _InvalidHostError(f"{key} is given twice on this line", "leave one")
             values[key] = value
-        except _Bad as error:
+        except _InvalidHostError as error:
             problems.append(Problem(file, number, word.column, error.message, error.hint))
     return values
 
@@ -222,13 +228,13 @@ def _parse_pair(word: str) -> tuple[str, Any]:
     key, equals, value = (part.strip(" \t") for part in word.partition("="))
     key = "max_slots" if key == "max-slots" else key
     if not equals:
-        raise _Bad(f"{shown(word)} is not key=value", "one host a line; keys: " + ", ".join(KEYS))
+        raise _InvalidHostError(f"{shown(word)} is not key=value", "one host a line; keys: " + ", ".join(KEYS))
     if not key:
-        raise _Bad(f"{shown(word)} has no key before '='", "write it without spaces: slots=8")
+        raise _InvalidHostError(f"{shown(word)} has no key before '='", "write it without spaces: slots=8")
     if key not in KEYS:
-        raise _Bad(f"unknown key {shown(key)}", suggestion(key, KEYS))
+        raise _InvalidHostError(f"unknown key {shown(key)}", suggestion(key, KEYS))
     if not value:
-        raise _Bad(f"{key}= has no value", f"write {_EXAMPLES[key]} without spaces, or leave it out")
+        raise _InvalidHostError(f"{key}= has no value", f"write {_EXAMPLES[key]} without spaces, or leave it out")
     return key, _READERS[key](value)
 
 
@@ -242,13 +248,15 @@ def _parse_port(value: str) -> int:
 
 def _whole(value: str, key: str, low: int, high: int, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
-        raise _Bad(f"{key}={value if is_name(value) else shown(value)} is no whole number from {low} to {high}", hint)
+        raise _InvalidHostError(
+            f"{key}={value if is_name(value) else shown(value)} is no whole number from {low} to {high}", hint
+        )
     return int(value)
 
 
 def _parse_user(value: str) -> str:
     if not _USER.fullmatch(value):
-        raise _Bad(f"{shown(value)} is no user name", "letters, digits, '.', '_', '-'")
+        raise _InvalidHostError(f"{shown(value)} is no user name", "letters, digits, '.', '_', '-'")
     return value
 
 
@@ -256,7 +264,7 @@ def _parse_address(value: str) -> str:
     if value == LOCAL_ADDRESS:
         return value
     if value.lower() == LOCAL_ADDRESS:
-        raise _Bad(f"{shown(value)} is no address", "this machine is addr=local, in small letters")
+        raise _InvalidHostError(f"{shown(value)} is no address", "this machine is addr=local, in small letters")
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     _check_address(bare)
     return bare
@@ -269,24 +277,26 @@ def _check_address(value: str) -> None:
         except ValueError:
             head, _, tail = value.rpartition(":")
             hint = f"write addr={head} port={tail}" if tail.isdigit() and is_name(head) else "addr=10.0.0.3"
-            raise _Bad(f"{shown(value)} is no address", hint) from None
+            raise _InvalidHostError(f"{shown(value)} is no address", hint) from None
         zone = value.partition("%")[2]
         if "%" in value and not is_name(zone):
-            raise _Bad(f"{shown(value)}: {shown(zone)} is no interface", "addr=fe80::1%eth0")
+            raise _InvalidHostError(f"{shown(value)}: {shown(zone)} is no interface", "addr=fe80::1%eth0")
     elif not is_name(value):
         hint = "one line for each host that has an addr" if "[" in value else "an IP address, a name, or local"
-        raise _Bad(f"{shown(value)} is no address", hint)
+        raise _InvalidHostError(f"{shown(value)} is no address", hint)
 
 
 def _parse_devices(value: str) -> tuple[int, ...]:
     parts = value.split(",")
     if not all(re.fullmatch(r"0|[1-9][0-9]{0,3}", part) for part in parts):
-        raise _Bad(f"devices={shown(value)} is no list of device ids", "write them out: devices=0,1,2,3")
+        raise _InvalidHostError(f"devices={shown(value)} is no list of device ids", "write them out: devices=0,1,2,3")
     ids = tuple(int(part) for part in parts)
     if len(set(ids)) != len(ids):
-        raise _Bad("devices names an id twice", "devices=" + ",".join(str(one) for one in sorted(set(ids))))
+        raise _InvalidHostError(
+            "devices names an id twice", "devices=" + ",".join(str(one) for one in sorted(set(ids)))
+        )
     if list(ids) != sorted(ids):
-        raise _Bad(
+        raise _InvalidHostError(
             "devices must ascend (CANN ignores ids out of order)",
             "devices=" + ",".join(str(one) for one in sorted(ids)),
         )
@@ -297,9 +307,9 @@ def _parse_groups(value: str) -> tuple[str, ...]:
     groups = tuple(value.split(","))
     for group in groups:
         if not _GROUP.fullmatch(group):
-            raise _Bad(f"{shown(group)} is no group name", "letters, digits, '.', '_', '-': groups=a,b")
+            raise _InvalidHostError(f"{shown(group)} is no group name", "letters, digits, '.', '_', '-': groups=a,b")
     if len(set(groups)) != len(groups):
-        raise _Bad("groups names a group twice", "leave one")
+        raise _InvalidHostError("groups names a group twice", "leave one")
     return groups
 
 

@@ -18,7 +18,7 @@ _Ranges = list[tuple[int, int, int]]
 _Piece = Union[str, _Ranges]
 
 
-class BadNames(ValueError):
+class InvalidNamesError(ValueError):
     """The text is no set of names; the message says why."""
 
 
@@ -30,7 +30,7 @@ def is_name(text: str) -> bool:
 def expand_names(text: str) -> tuple[str, ...]:
     """`npu[01-03,07]` as names, in the order written; a text without brackets is one name.
 
-    Raises BadNames, before anything is built, when the range is malformed or holds more than MAX_NAMES.
+    Raises InvalidNamesError, before anything is built, when the range is malformed or holds more than MAX_NAMES.
     """
     pieces = _split_pieces(text)
     total = 1
@@ -38,16 +38,16 @@ def expand_names(text: str) -> tuple[str, ...]:
         if isinstance(piece, list):
             total *= sum(high - low + 1 for low, high, _ in piece)
         if total > MAX_NAMES:
-            raise BadNames(f"more than {MAX_NAMES} names")
+            raise InvalidNamesError(f"more than {MAX_NAMES} names")
     names = [""]
     for piece in pieces:
         ends = [piece] if isinstance(piece, str) else _numbers(piece)
         names = [start + end for start in names for end in ends]
     for name in names:
         if not is_name(name):
-            raise BadNames("a host name has letters, digits, '.', '_', '-', and starts with a letter or digit")
+            raise InvalidNamesError("a host name has letters, digits, '.', '_', '-', and starts with a letter or digit")
     if len(set(names)) != len(names):
-        raise BadNames("the range names a host twice")
+        raise InvalidNamesError("the range names a host twice")
     return tuple(names)
 
 
@@ -86,7 +86,7 @@ def _split_pieces(text: str) -> list[_Piece]:
         end = match.end()
         pieces.append(match.group(2) if match.group(1) is None else _parse_ranges(match.group(1)))
     if end != len(text):
-        raise BadNames("unmatched bracket")
+        raise InvalidNamesError("unmatched bracket")
     return pieces
 
 
@@ -99,12 +99,12 @@ def _parse_ranges(inside: str) -> _Ranges:
     for part in inside.split(","):
         match = _RANGE_PART.fullmatch(part)
         if not match:
-            raise BadNames("a range is written [01-16] or [1,3,7-9]")
+            raise InvalidNamesError("a range is written [01-16] or [1,3,7-9]")
         low, high = match.group(1), match.group(2) or match.group(1)
         padded = low.startswith("0") and len(low) > 1
         if len(high) < len(low) or (padded and len(high) != len(low)):
-            raise BadNames(f"{low}-{high}: both ends need the same number of digits")
+            raise InvalidNamesError(f"{low}-{high}: both ends need the same number of digits")
         if int(high) < int(low):
-            raise BadNames(f"{low}-{high} counts down")
+            raise InvalidNamesError(f"{low}-{high} counts down")
         ranges.append((int(low), int(high), len(low) if padded else 1))
     return ranges

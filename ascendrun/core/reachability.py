@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ascendrun.core.names import BadNames, expand_names, fold_names, split_list
+from ascendrun.core.names import InvalidNamesError, expand_names, fold_names, split_list
 
 GATHER_S = 10.0
 """A connection that is made anew within moments is not worth a word; hosts behind one dead switch get one line."""
@@ -49,7 +49,7 @@ def unreachable_hosts(story: Iterable[tuple[str, str]]) -> set[str]:
 def _hosts_of(text: str) -> Sequence[str]:
     try:
         return [name for piece in split_list(text.partition(": ")[0]) for name in expand_names(piece)]
-    except BadNames:
+    except InvalidNamesError:
         return ()
 
 

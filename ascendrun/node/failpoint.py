@@ -12,7 +12,7 @@ import signal
 VARIABLE = "ASCENDRUN_FAILPOINT"
 
 
-class FailpointHit(RuntimeError):
+class FailpointError(RuntimeError):
     """Raised by the action `raise`."""
 
 
@@ -47,4 +47,4 @@ def failpoint(name: str) -> None:
     elif entry[1] == "pause":
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        raise FailpointHit(name)
+        raise FailpointError(name)

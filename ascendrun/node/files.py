@@ -7,7 +7,7 @@ import json
 import os
 import stat
 
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private_dir(path: str) -> None:
-    """Makes `path` and its missing parents (0700). Raises Refusal when it belongs to somebody else, OSError."""
+    """Makes `path` and its missing parents (0700). Raises OperationError when it belongs to somebody else, OSError."""
     try:
         os.makedirs(path, 0o700)
     except FileExistsError:
         pass
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise Refusal("bad-folder", f"{path} is no folder", "remove what stands there")
+        raise OperationError("bad-folder", f"{path} is no folder", "remove what stands there")
     if found.st_uid != os.geteuid():
-        raise Refusal(
+        raise OperationError(
             "bad-folder",
             "%s belongs to user %d, not to %d" % (path, found.st_uid, os.geteuid()),
             "remove it, or set ASCENDRUN_NODE_ROOT to a folder of your own",

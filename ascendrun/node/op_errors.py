@@ -19,7 +19,7 @@ _UNWRITABLE = {
 }
 
 
-class Refusal(Exception):
+class OperationError(Exception):
     """An operation's "no". `code` is stable and for programs; `hint` is the way out, None when there is none."""
 
     def __init__(self, code: str, message: str, hint: str | None = None) -> None:
@@ -32,13 +32,15 @@ class Refusal(Exception):
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
-def refusal_of(error: OSError, doing: str) -> Refusal:
+def refusal_of(error: OSError, doing: str) -> OperationError:
     """The refusal that fits an operating system's error: disk-full, bad-folder or os-error.
 
     `doing` names the thing, such as "cannot write /home/x/.ascendrun".
     """
     if error.errno in _FULL:
-        return Refusal("disk-full", f"{doing}: {_FULL[error.errno]}", "free some space there, then try again")
+        return OperationError("disk-full", f"{doing}: {_FULL[error.errno]}", "free some space there, then try again")
     if error.errno in _UNWRITABLE:
-        return Refusal("bad-folder", f"{doing}: {_UNWRITABLE[error.errno]}", "check the folder's owner, mode and mount")
-    return Refusal("os-error", f"{doing}: {error.strerror or error}", None)
+        return OperationError(
+            "bad-folder", f"{doing}: {_UNWRITABLE[error.errno]}", "check the folder's owner, mode and mount"
+        )
+    return OperationError("os-error", f"{doing}: {error.strerror or error}", None)

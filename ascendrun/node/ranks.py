@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 from ascendrun.node import layout
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def start_rank(
 ) -> Started:
     """Starts the command, through bash when there is a set-up. `enter` runs in the child before the command.
 
-    Raises Refusal("cannot-start") saying what the system said: no such command, not executable, too long.
+    Raises OperationError("cannot-start") saying what the system said: no such command, not executable, too long.
     """
     inner = [to_bytes(part) for part in argv]
     if setup is None:
@@ -95,7 +95,7 @@ def start_rank(
     try:
         outer = [b"bash", b"-c", to_bytes(SETUP_SCRIPT), b"ascendrun-setup", b"%d" % theirs, to_bytes(setup)]
         return Started(_popen(outer + inner, env, cwd=cwd, umask=umask, enter=enter, keep=(theirs,)), ours)
-    except Refusal:
+    except OperationError:
         os.close(ours)
         raise
     finally:
@@ -134,11 +134,11 @@ def _popen(
     return process
 
 
-def explain_start_failure(error: Exception, command: str, cwd: str) -> Refusal:
+def explain_start_failure(error: Exception, command: str, cwd: str) -> OperationError:
     """The system's word, with the thing and the way out. Pure."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and getattr(error, "filename", None) in (cwd, os.fsencode(cwd)):
-        return Refusal("cannot-start", f"the working folder {cwd} does not exist", "create it or change it")
+        return OperationError("cannot-start", f"the working folder {cwd} does not exist", "create it or change it")
     hints = {
         errno.ENOENT: (f"no such command: {command}", "give its full path, or set PATH in the job's env or setup"),
         errno.EACCES: (f"{command} is not executable", "chmod +x it, or start it through its interpreter"),
@@ -154,7 +154,7 @@ def explain_start_failure(error: Exception, command: str, cwd: str) -> Refusal:
         errno.ENOMEM: (f"there is not enough memory to start {command}", None),
     }
     message, hint = hints.get(number or 0, (f"cannot start {command}: {error}", None))
-    return Refusal("cannot-start", message, hint)
+    return OperationError("cannot-start", message, hint)
 
 
 def _widen(fd: int) -> None:

@@ -39,14 +39,15 @@ LINK_DEPTH = 40
 CHUNK = 1 << 20
 
 
-class BadTree(ValueError):
+class InvalidTreeError(ValueError):
     """The folder (or the archive) cannot be a tree; the text names the entry and the rule."""
 
 
 def list_tree(folder: str, exclude: Sequence[str] = ()) -> list[Entry]:
     """Everything in `folder` that is not excluded, in canonical order, with its hash.
 
-    Raises BadTree for what no tree may hold (a socket, a link that leads out), OSError for what cannot be read.
+    Raises InvalidTreeError for what no tree may hold (a socket, a link that leads out), OSError for what cannot be
+    read.
     """
     root = os.fsencode(folder)
     entries = [_entry(root, path, found) for path, found in _walk(root, b"", exclude)]
@@ -70,10 +71,10 @@ def tree_hash(folder: str, exclude: Sequence[str] = ()) -> str:
 
 
 def parse_canonical(data: bytes) -> list[Entry]:
-    """The inverse of `canonical` (sizes are 0). Raises BadTree."""
+    """The inverse of `canonical` (sizes are 0). Raises InvalidTreeError."""
     parts = data.split(b"\0")
     if len(parts) % 3 != 1:
-        raise BadTree("the listing is damaged")
+        raise InvalidTreeError("the listing is damaged")
     return [
         Entry(parts[at + 2], parts[at].lstrip(b"\n").decode("ascii", "replace"), parts[at + 1], 0)
         for at in range(0, len(parts) - 1, 3)
@@ -81,7 +82,7 @@ def parse_canonical(data: bytes) -> list[Entry]:
 
 
 def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
-    """The listed entries as an uncompressed tar. Raises BadTree when a file changed since it was listed."""
+    """The listed entries as an uncompressed tar. Raises InvalidTreeError when a file changed since it was listed."""
     import tarfile
 
     root = os.fsencode(folder)
@@ -102,7 +103,7 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
             with open(os.path.join(root, entry.path), "rb") as file:
                 member.size = entry.size
                 if os.fstat(file.fileno()).st_size != entry.size:
-                    raise BadTree(f"{show(entry.path)} changed while it was being staged")
+                    raise InvalidTreeError(f"{show(entry.path)} changed while it was being staged")
                 tar.addfile(member, file)
             tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
 
@@ -136,12 +137,16 @@ def show(path: bytes) -> str:
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
-    """Raises BadTree unless every path, link and number is one that a tree may have."""
+    """Raises InvalidTreeError unless every path, link and number is one that a tree may have."""
     if len(entries) > MAX_ENTRIES:
-        raise BadTree("%d entries are more than the limit of %d: exclude data folders" % (len(entries), MAX_ENTRIES))
+        raise InvalidTreeError(
+            "%d entries are more than the limit of %d: exclude data folders" % (len(entries), MAX_ENTRIES)
+        )
     total = sum(entry.size for entry in entries)
     if total > MAX_BYTES:
-        raise BadTree("%d GB are more than the limit of %d GB: exclude data folders" % (total >> 30, MAX_BYTES >> 30))
+        raise InvalidTreeError(
+            "%d GB are more than the limit of %d GB: exclude data folders" % (total >> 30, MAX_BYTES >> 30)
+        )
     links = {entry.path: entry.digest for entry in entries if entry.kind == "l"}
     for entry in entries:
         check_path(entry.path)
@@ -151,25 +156,25 @@ def check_entries(entries: Sequence[Entry]) -> None:
 
 
 def check_path(path: bytes) -> None:
-    """Raises BadTree for a path that could lead elsewhere or does not fit a file system."""
+    """Raises InvalidTreeError for a path that could lead elsewhere or does not fit a file system."""
     parts = path.split(b"/")
     if not path or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
-        raise BadTree(f"not a path within a tree: {path!r}")
+        raise InvalidTreeError(f"not a path within a tree: {path!r}")
     if len(path) > PATH_BYTES or any(len(part) > NAME_BYTES for part in parts):
-        raise BadTree(f"the name is too long: {path[:80]!r}...")
+        raise InvalidTreeError(f"the name is too long: {path[:80]!r}...")
 
 
 def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
-    """Raises BadTree for what would lie below a link: it would be made where the link leads."""
+    """Raises InvalidTreeError for what would lie below a link: it would be made where the link leads."""
     end = path.find(b"/")
     while links and end >= 0:
         if path[:end] in links:
-            raise BadTree(f"{show(path)} lies below the link {show(path[:end])}")
+            raise InvalidTreeError(f"{show(path)} lies below the link {show(path[:end])}")
         end = path.find(b"/", end + 1)
 
 
 def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
-    """Raises BadTree unless the link, followed through all other links of the tree, stays inside."""
+    """Raises InvalidTreeError unless the link, followed through all other links of the tree, stays inside."""
     check_folders(path, links)
     todo = path.split(b"/")
     here: list[bytes] = []
@@ -180,7 +185,7 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         if part == b"..":
             if not here:
-                raise BadTree(f"the link {show(path)} leads out of the tree")
+                raise InvalidTreeError(f"the link {show(path)} leads out of the tree")
             here.pop()
             continue
         here.append(part)
@@ -189,9 +194,9 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         depth += 1
         if depth > LINK_DEPTH:
-            raise BadTree(f"the link {show(path)} goes round in circles")
+            raise InvalidTreeError(f"the link {show(path)} goes round in circles")
         if not target or target.startswith(b"/") or b"\0" in target:
-            raise BadTree(f"the link {show(path)} leads out of the tree: {show(target)}")
+            raise InvalidTreeError(f"the link {show(path)} leads out of the tree: {show(target)}")
         here.pop()
         todo = target.split(b"/") + todo
 
@@ -252,4 +257,4 @@ def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
     if stat.S_ISREG(facts.st_mode):
         digest, size = hash_file(full)
         return Entry(path, "x" if facts.st_mode & 0o100 else "f", digest, size)
-    raise BadTree(f"{show(path)} is neither file, folder nor link: exclude it")
+    raise InvalidTreeError(f"{show(path)} is neither file, folder nor link: exclude it")

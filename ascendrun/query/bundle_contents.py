@@ -18,7 +18,7 @@ from ascendrun import __version__
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.record import dump_job
 from ascendrun.core.logs.redaction import SECRET_NAME, Redactor, redact_tree, secrets_in_tree
-from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.store import Store, StoredEvent, StoredJob
 from ascendrun.query.bundle_archive import Piece, file_piece, json_piece, text_piece
@@ -51,12 +51,12 @@ class Subject:
 
 
 def find_subject(state_dir: Path, ref: str) -> Subject:
-    """Raises NotFound, Conflict, StoreUnusable."""
-    from ascendrun.core.errors import NotFound
+    """Raises NotFoundError, ConflictError, StoreUnusableError."""
+    from ascendrun.core.errors import NotFoundError
 
     store = Store.open_for_reading(state_dir)
     if store is None:
-        raise NotFound(f"no job {ref!r}: nothing was ever submitted with {state_dir}")
+        raise NotFoundError(f"no job {ref!r}: nothing was ever submitted with {state_dir}")
     try:
         stored = store.find(ref)
         return Subject(stored, store.events(stored.job.id), state_dir)
@@ -78,7 +78,7 @@ def make_redactor(
         if target.kind != "hook":
             try:
                 url, secret = read_credentials(target)
-            except Unreadable:
+            except UnreadableCredentialsError:
                 continue
             known[url] = "notice"
             if secret:
@@ -220,7 +220,7 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
         finally:
             store.close()
     except AscendrunError as error:
-        left_out.append(("samples", error.message))
+        left_out.append(("samples", str(error.message)))
         return {}
 
 

@@ -15,7 +15,7 @@ from ascendrun.query.bundle_contents import LeftOut, Subject, collect, find_subj
 from ascendrun.query.faultdiag import Parsed, collect_for_faultdiag, find_tool, run_parse
 
 
-class CannotWrite(AscendrunError):
+class CannotWriteError(AscendrunError):
     """The archive cannot be written where it was wanted."""
 
     code = "cannot-write"
@@ -49,7 +49,7 @@ class Bundle:
 def bundle_job(
     state_dir: Path, ref: str, wish: Wish, *, notices: NoticeSettings | None, environ: Mapping[str, str]
 ) -> Bundle:
-    """Raises NotFound, Conflict, StoreUnusable, CannotWrite."""
+    """Raises NotFoundError, ConflictError, StoreUnusableError, CannotWriteError."""
     subject = find_subject(state_dir, ref)
     job = subject.stored.job
     left_out: LeftOut = []
@@ -82,7 +82,7 @@ def bundle_job(
         done = Bundle(contents, path, path.stat().st_size, sha256)
         return _parse(done, job.hosts) if wish.layout == "ascend-fd" else done
     except OSError as error:
-        raise CannotWrite(
+        raise CannotWriteError(
             f"{error.filename or path} cannot be written: {error.strerror or error}",
             hint="-o FILE.tar.gz names another place",
         ) from error
@@ -112,7 +112,7 @@ def _views(subject: Subject, left_out: LeftOut) -> Mapping[str, str]:
         try:
             texts[name] = json.dumps(_plain(asdict(make())), indent=1, default=str, ensure_ascii=False) + "\n"
         except AscendrunError as error:
-            left_out.append((name, error.message))
+            left_out.append((name, str(error.message)))
         except Exception as error:  # a fault in a view must not keep the facts at home; the archive names it
             left_out.append((name, f"could not be made: {type(error).__name__}: {error}"))
     return texts

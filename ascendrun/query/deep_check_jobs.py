@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.jobs.job import TERMINAL, State
 from ascendrun.head.loop.daemon import is_running
 from ascendrun.head.state.store import Store
@@ -62,7 +62,7 @@ class StoreJobs:
         for job in left:
             try:
                 self._ask("stop", {"job": job, "now": True})
-            except (Conflict, NotFound):
+            except (ConflictError, NotFoundError):
                 continue  # it has just ended by itself
         if left:
             self.await_ended(left, timeout_s=timeout_s)
@@ -71,7 +71,7 @@ class StoreJobs:
     def _reading(self) -> Iterator[Store]:
         store = Store.open_for_reading(self._state_dir)
         if store is None:
-            raise NotFound(f"nothing was ever submitted with {self._state_dir}")
+            raise NotFoundError(f"nothing was ever submitted with {self._state_dir}")
         try:
             yield store
         finally:

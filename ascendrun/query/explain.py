@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import NotFound
+from ascendrun.core.errors import NotFoundError
 
 if TYPE_CHECKING:
     from ascendrun.head.state.store import StoredEvent
@@ -40,14 +40,15 @@ def explain_job(
     liveness: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Explanation:
     """`ref`: a job's id, name or the start of an id. `attempt` None: the newest of which there is something to say.
-    `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFound, Conflict, StoreUnusable."""
+    `liveness`: {job id: {host: liveness}} as the controller has it. Raises NotFoundError, ConflictError,
+    StoreUnusableError."""
     from ascendrun.head.state.store import Store
     from ascendrun.health.diagnosis import diagnose, tell
     from ascendrun.query.evidence import attempt_to_explain, read_evidence
 
     store = Store.open_for_reading(state_dir)
     if store is None:
-        raise NotFound(
+        raise NotFoundError(
             f"no job {ref!r}: nothing was ever submitted with {state_dir}",
             hint="`ascendrun submit jobs/quickstart.yaml` submits the first one",
         )
@@ -59,7 +60,9 @@ def explain_job(
     job = stored.job
     number = attempt or attempt_to_explain(job)
     if number > job.attempt:
-        raise NotFound(f"{job.id} has no attempt {number}", hint=f"it has had {job.attempt}: ascendrun show {job.id}")
+        raise NotFoundError(
+            f"{job.id} has no attempt {number}", hint=f"it has had {job.attempt}: ascendrun show {job.id}"
+        )
     slow = slow_now(events) if job.state.value == "RUNNING" and number == job.attempt else ()
     evidence = read_evidence(
         state_dir, stored, events, attempt=number, now_s=now_s, slow=slow, liveness=(liveness or {}).get(job.id)

@@ -11,7 +11,7 @@ from ascendrun.health.history import JobStory, sum_up
 
 
 def read_history(state_dir: Path, *, now_s: float) -> History:
-    """An empty one when nothing was ever submitted here. Raises StoreUnusable."""
+    """An empty one when nothing was ever submitted here. Raises StoreUnusableError."""
     store = Store.open_for_reading(state_dir)
     if store is None:
         return History()

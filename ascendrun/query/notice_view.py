@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify.delivery import deliver, press
-from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.store import Store
 
 TEST_S = 15.0
@@ -87,7 +87,7 @@ def where_of(target: Target) -> str:
         return target.command[0]
     try:
         url, _ = read_credentials(target)
-    except Unreadable:
+    except UnreadableCredentialsError:
         return "?"
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/…"
@@ -101,7 +101,7 @@ def _problem(target: Target) -> str | None:
         return None if is_there else f"{program} cannot be run"
     try:
         read_credentials(target)
-    except Unreadable as error:
+    except UnreadableCredentialsError as error:
         return str(error)
     for path in (target.url_file, target.secret_file):
         if path is not None and os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -112,14 +112,14 @@ def _problem(target: Target) -> str | None:
 def send_tests(settings: NoticeSettings, *, name: str | None) -> tuple[NoticeTestResult, ...]:
     """Sends a test notice to the target of that name, None: to all; at once, past the queue.
 
-    Raises NotFound for an unknown name, Conflict when there is no target at all.
+    Raises NotFoundError for an unknown name, ConflictError when there is no target at all.
     """
     targets = [target for target in settings.everyone if name in (None, target.name)]
     if not settings.everyone:
-        raise Conflict("the settings name no target for notices", hint="docs/notices.md shows how")
+        raise ConflictError("the settings name no target for notices", hint="docs/notices.md shows how")
     if not targets:
         known = ", ".join(target.name for target in settings.everyone)
-        raise NotFound(f"no target {name!r} in the settings", hint=f"known: {known}")
+        raise NotFoundError(f"no target {name!r} in the settings", hint=f"known: {known}")
     with ThreadPoolExecutor(len(targets)) as pool:
         return tuple(pool.map(_send_test, targets))
 

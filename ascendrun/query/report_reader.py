@@ -28,7 +28,7 @@ LOOKS = 1000
 
 
 def read_report(store: Store, state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """Raises NotFound, Conflict, StoreUnusable."""
+    """Raises NotFoundError, ConflictError, StoreUnusableError."""
     stored = store.find(ref)
     job = stored.job
     events = [EventRow(event.at_s, event.kind, event.text) for event in store.events(job.id)]
@@ -91,12 +91,12 @@ def _own_devices(samples: Sequence[RankSample]) -> Mapping[str, set[int]]:
 
 
 def find_report(state_dir: Path, ref: str, *, now_s: float) -> Report:
-    """The same with the store opened for it. Raises NotFound, Conflict, StoreUnusable."""
-    from ascendrun.core.errors import NotFound
+    """The same with the store opened for it. Raises NotFoundError, ConflictError, StoreUnusableError."""
+    from ascendrun.core.errors import NotFoundError
 
     store: Store | None = Store.open_for_reading(state_dir)
     if store is None:
-        raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
+        raise NotFoundError(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
     try:
         return read_report(store, state_dir, ref, now_s=now_s)
     finally:

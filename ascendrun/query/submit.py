@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ascendrun.core.errors import Conflict, InvalidInput, NotFound, Problem
+from ascendrun.core.errors import ConflictError, InvalidInputError, NotFoundError, Problem
 from ascendrun.core.hosts import Host, parse_hostfile
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import JobSpec, parse_stages, require_hostfile, resolve_paths
@@ -29,7 +29,7 @@ _CACHE = "__pycache__"
 def read_job(job_file: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     """The job of a file (of a pipeline its first stage), with its paths made absolute.
 
-    Raises InvalidInput with every problem.
+    Raises InvalidInputError with every problem.
     """
     return read_stages(job_file, overrides=overrides)[0].spec
 
@@ -51,7 +51,7 @@ def _check_names() -> Sequence[str]:
 
 
 def read_hosts(spec: JobSpec, job_file: Path, *, hostfile: Path | None = None) -> tuple[Host, ...]:
-    """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInput."""
+    """The hosts that the job will use, in rank order; `hostfile` wins over the job's own. Raises InvalidInputError."""
     path = hostfile or Path(require_hostfile(spec, str(job_file)))
     return choose_hosts(spec, parse_hostfile(_read(path), str(path)))
 
@@ -67,7 +67,8 @@ def make_submission(
 ) -> Submission:
     """Everything the controller needs; the folders that the job brings are frozen at this moment.
 
-    `hosts`: take these instead of a hostfile's. Raises InvalidInput (job file, hostfile, folders) and StoreUnusable.
+    `hosts`: take these instead of a hostfile's. Raises InvalidInputError (job file, hostfile, folders) and
+    StoreUnusableError.
     """
     spec = read_job(job_file, overrides=overrides)
     hosts = choose_hosts(spec, hosts) if hosts else read_hosts(spec, job_file, hostfile=hostfile)
@@ -106,29 +107,32 @@ def stages_to_repeat(
 ) -> tuple[Submission, ...]:
     """The stages of the file that are still to be done. `before`: the jobs of the pipeline so far.
 
-    Raises InvalidInput when the file has other stages than the pipeline, NotFound when there is no such pipeline or
-    stage, Conflict when it still runs or has nothing left to do.
+    Raises InvalidInputError when the file has other stages than the pipeline, NotFoundError when there is no such
+    pipeline or
+    stage, ConflictError when it still runs or has nothing left to do.
     """
     names = [one.stage or "" for one in submissions]
     if pipeline is not None and not before:
-        raise NotFound(f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id")
+        raise NotFoundError(
+            f"no pipeline {pipeline!r}", hint="`ascendrun ps -a` lists them; --resume takes a pipeline's id"
+        )
     if from_stage is not None and from_stage not in names:
-        raise NotFound(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
+        raise NotFoundError(f"no stage {from_stage!r} in the file", hint=suggestion(from_stage, names))
     live = [job.id for job in before if not job.is_terminal]
     if live:
-        raise Conflict(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
+        raise ConflictError(f"{pipeline} still runs ({', '.join(live)})", hint=f"ascendrun stop {pipeline}")
     done = {str(before[index].stage) for index in newest_stages(before) if before[index].state is State.SUCCEEDED}
     left = [name for name in names if name not in done]
     first = from_stage or (left[0] if left else None)
     if first is None:
-        raise Conflict(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
+        raise ConflictError(f"every stage of {pipeline} has succeeded", hint=f"--from {names[-1]} repeats one")
     missing = [
         one.needs
         for one in submissions[names.index(first) :]
         if one.needs and one.needs not in done and names.index(one.needs) < names.index(first)
     ]
     if missing:
-        raise Conflict(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
+        raise ConflictError(f"stage {missing[0]}, which is needed, has not succeeded", hint=f"--from {missing[0]}")
     return tuple(submissions[names.index(first) :])
 
 
@@ -166,8 +170,8 @@ def _pack(name: str, folder: str, exclude: Sequence[str], state_dir: Path) -> Tr
     exclude = (*exclude, f"{_CACHE}/")
     try:
         entries = tree_hash.list_tree(folder, exclude)
-    except (OSError, tree_hash.BadTree) as error:
-        raise InvalidInput([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
+    except (OSError, tree_hash.InvalidTreeError) as error:
+        raise InvalidInputError([Problem(folder, None, None, f"cannot be staged: {error}")]) from error
     sha256 = tree_hash.hash_listing(entries)
     path = tree_file(state_dir, sha256)
     if not path.exists():
@@ -199,14 +203,14 @@ def _check_local(specs: Sequence[JobSpec], job_file: Path) -> None:
             if not os.access(source.file, os.R_OK):
                 problems.append(Problem(str(job_file), None, None, f"env_from: {source.file} cannot be read"))
     if problems:
-        raise InvalidInput(list(dict.fromkeys(problems)))
+        raise InvalidInputError(list(dict.fromkeys(problems)))
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             [Problem(str(path), None, None, f"cannot be read: {(error.strerror or '').lower()}")],
             hint="`ascendrun init NAME` writes a job to start from",
         ) from error

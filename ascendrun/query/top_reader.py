@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import Newest
 from ascendrun.head.state.settings import spool_dir
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.health.top.view import JobSeen, Progress, RankPlace, Slow
 
 if TYPE_CHECKING:
@@ -60,12 +60,13 @@ class TopReader:
         window_s: float = WINDOW_S,
         hosts: Collection[str] | None = None,
     ) -> Seen:
-        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusable when the store of jobs
+        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusableError when the
+        store of jobs
         cannot be read; without samples there is still much to see."""
         newest, trouble = Newest(), None
         try:
             newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
-        except StoreUnusable as error:
+        except StoreUnusableError as error:
             trouble = str(error)
         live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})
         jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in live)
@@ -178,7 +179,7 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
 
 
 def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-    """Nothing where nothing was ever measured. Raises StoreUnusable."""
+    """Nothing where nothing was ever measured. Raises StoreUnusableError."""
     from ascendrun.head.state.sample_store import SampleStore
 
     store = SampleStore.open_for_reading(state_dir)
@@ -192,7 +193,7 @@ def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | Non
 
 def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJob], list[StoredJob]]:
     """(live jobs, those of `measured` that are over)"""
-    from ascendrun.core.errors import NotFound
+    from ascendrun.core.errors import NotFoundError
     from ascendrun.head.state.store import Store
 
     store = Store.open_for_reading(state_dir)
@@ -204,7 +205,7 @@ def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJ
         for stored in store.live_jobs():
             (over if stored.job.is_terminal else live).append(stored)
         for job_id in sorted(set(measured) - {stored.job.id for stored in (*live, *over)}):
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFoundError):
                 over.append(store.find(job_id))
     finally:
         store.close()

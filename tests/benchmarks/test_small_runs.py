@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.sim.vcluster.requirements import NotSupported, require_all
+from ascendrun.sim.vcluster.requirements import NotSupportedError, require_all
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
@@ -27,7 +27,7 @@ def needs_cluster() -> None:
     """In CI a machine that cannot carry a cluster is a failure; elsewhere the test says why it is skipped."""
     try:
         require_all()
-    except NotSupported as refused:
+    except NotSupportedError as refused:
         reason = f"{refused.message}; {refused.hint}"
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)

@@ -24,7 +24,7 @@ from ascendrun.node.layout import ROOT_VARIABLE
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.machines import HEAD
 from ascendrun.sim.vcluster.processes import await_true
-from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.requirements import NotSupportedError
 from ascendrun.sim.vcluster.spec import root_home
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -47,7 +47,7 @@ def start_cluster(count: int, **options: Any) -> VirtualCluster:
     """A cluster, or a skip with the reason; in CI a machine that cannot carry one is a failure."""
     try:
         cluster = VirtualCluster.up(count, **options)
-    except NotSupported as refused:
+    except NotSupportedError as refused:
         reason = f"{refused.message}; {refused.hint}"
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
@@ -96,7 +96,7 @@ class Watch:
         has_failed = self._item.stash.get(_failed, False)
         try:
             leftovers.require_none(cluster, deadline_s=1.0 if has_failed else leftovers.SETTLE_S)
-        except leftovers.Leftovers:
+        except leftovers.LeftoversError:
             if not has_failed:
                 raise
 

@@ -21,7 +21,7 @@ long where the machine is busy."""
 OUR_INTERFACE = re.compile(r"^(vcbr|v[crs]\d+)$")
 
 
-class Leftovers(AssertionError):
+class LeftoversError(AssertionError):
     """Processes that a test left behind, named with host, parent and command line."""
 
 
@@ -34,7 +34,8 @@ def strangers(cluster: VirtualCluster) -> dict[str, list[Process]]:
 
 
 def require_none(cluster: VirtualCluster, *, deadline_s: float = SETTLE_S) -> None:
-    """Raises Leftovers when processes are still there after `deadline_s`, and kills them: the next test is safe."""
+    """Raises LeftoversError when processes are still there after `deadline_s`, and kills them: the next test is
+    safe."""
     if await_true(lambda: not strangers(cluster), deadline_s=deadline_s):
         return
     left = strangers(cluster)
@@ -43,7 +44,9 @@ def require_none(cluster: VirtualCluster, *, deadline_s: float = SETTLE_S) -> No
     for processes in left.values():
         kill(processes)
     text = "\n".join(f"{name}:\n{describe(processes)}" for name, processes in sorted(left.items()))
-    raise Leftovers(f"{sum(map(len, left.values()))} processes are left {deadline_s:.0f} s after the test:\n{text}")
+    raise LeftoversError(
+        f"{sum(map(len, left.values()))} processes are left {deadline_s:.0f} s after the test:\n{text}"
+    )
 
 
 def kill(processes: Sequence[Process], number: signal.Signals = signal.SIGKILL) -> None:

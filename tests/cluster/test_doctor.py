@@ -12,7 +12,7 @@ import pytest
 from scenes import Scene, run_text
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.requirements import NotSupported, find_faketime
+from ascendrun.sim.vcluster.requirements import NotSupportedError, find_faketime
 
 Ascendrun = Any
 CLOCK_S = 120.0
@@ -115,7 +115,7 @@ def test_a_clock_that_is_off_is_told_in_seconds(
 ) -> None:
     try:
         find_faketime()
-    except NotSupported as refused:
+    except NotSupportedError as refused:
         pytest.skip(str(refused.message))
     cluster = cluster_of(3)
     cluster.clock("node2", CLOCK_S)

@@ -9,7 +9,7 @@ import pytest
 from scenes import Scene, run_text, venv_python
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.requirements import NotSupportedError
 
 Ascendrun = Any
 CLOCK_S = 60.0
@@ -58,7 +58,7 @@ def test_the_rank_that_raised_is_named_though_the_other_host_s_clock_is_a_minute
 ) -> None:
     try:
         cluster.clock("node2", CLOCK_S)  # by its own clock rank 2 failed a minute after everybody had lost it
-    except NotSupported as refused:
+    except NotSupportedError as refused:
         pytest.skip(refused.message)
     said, explanation = run_program(scene, "raises", TRAINING, venv_python())
     found = explanation["diagnosis"]

@@ -16,7 +16,7 @@ from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.vcluster.cluster import VirtualCluster
-from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.requirements import NotSupportedError
 
 CLOCK_S = 90.0
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -44,7 +44,7 @@ def test_a_failure_brings_plogs_and_npu_states_and_lines_of_shifted_hosts_are_in
         install_on(cluster, name, Scenario(cards=2, number=number))
     try:
         cluster.clock("node1", CLOCK_S)
-    except NotSupported as refused:
+    except NotSupportedError as refused:
         pytest.skip(refused.message)
     scene = Scene(ascendrun.on(cluster), cluster)
     (scene.folder / "code" / "failing.py").write_text(FAILING)

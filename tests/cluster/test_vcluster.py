@@ -55,10 +55,10 @@ def test_what_is_missing_is_said_with_its_way_out(tmp_path):
     assert requirements() == []
     script = (
         "import os; from ascendrun.sim.vcluster.cluster import VirtualCluster\n"
-        "from ascendrun.sim.vcluster.requirements import NotSupported\n"
+        "from ascendrun.sim.vcluster.requirements import NotSupportedError\n"
         "os.setuid(65534)\n"
         "try: VirtualCluster.up(1)\n"
-        "except NotSupported as refused: print(refused.message, '|', refused.hint)\n"
+        "except NotSupportedError as refused: print(refused.message, '|', refused.hint)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(CODE), "PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=200)

@@ -11,9 +11,9 @@ import time
 import pytest
 from looks import DEADLINE_S, SILENCE_S, SSH, dial, open_session, says, ssh
 
-from ascendrun.sim.vcluster.machines import HostDown
+from ascendrun.sim.vcluster.machines import HostDownError
 from ascendrun.sim.vcluster.processes import await_true
-from ascendrun.sim.vcluster.requirements import NotSupported, find_faketime
+from ascendrun.sim.vcluster.requirements import NotSupportedError, find_faketime
 
 
 def test_cut_ssh_times_out_and_heal_brings_the_host_back(cluster):
@@ -68,7 +68,7 @@ def test_kill_the_peer_sees_the_connection_closed_at_once(cluster):
         cluster.kill("node1")
         assert session.wait(DEADLINE_S) == 255
     assert not cluster.is_up("node1") and cluster.processes("node1") == []
-    with pytest.raises(HostDown):
+    with pytest.raises(HostDownError):
         cluster.host_run("node1", ["true"])
 
 
@@ -207,8 +207,8 @@ def test_sshd_options_change_a_running_host_until_clean(cluster):
 def test_clock_shifts_the_wall_clock_of_one_host(cluster):
     try:
         find_faketime()
-    except NotSupported as missing:
-        with pytest.raises(NotSupported, match="libfaketime"):
+    except NotSupportedError as missing:
+        with pytest.raises(NotSupportedError, match="libfaketime"):
             cluster.clock("node1", 300)
         pytest.skip(f"{missing.message}; {missing.hint}")
     cluster.clock("node1", 300)

@@ -15,7 +15,7 @@ from looks import DEADLINE_S, SSH, find_processes, says, ssh
 from pexpect import EOF
 
 from ascendrun.sim.vcluster.processes import await_true
-from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.requirements import NotSupportedError
 from ascendrun.sim.vcluster.spec import root_home
 
 
@@ -86,7 +86,7 @@ def test_login_shells_noise_accounts_and_sshd_options_are_as_asked(cluster_of):
 def test_fish_is_a_login_shell_that_can_make_noise(cluster_of):
     try:
         cluster = cluster_of(1, shells={"node1": "fish"}, rc_noise={"node1": "blub"})
-    except NotSupported as missing:
+    except NotSupportedError as missing:
         pytest.skip(f"{missing.message}; {missing.hint}")
     assert says(cluster, "node1", "echo $FISH_VERSION").splitlines()[0] == "blub"
 

@@ -22,7 +22,7 @@ CODE = Path(__file__).resolve().parents[2]
 def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
     says(cluster, "node1", "setsid sleep 4220 >/dev/null 2>&1 </dev/null & echo started")
     _await_alone(cluster, "sleep 4220")
-    with pytest.raises(leftovers.Leftovers, match=r"(?s)1 processes are left.*node1:.*sleep 4220"):
+    with pytest.raises(leftovers.LeftoversError, match=r"(?s)1 processes are left.*node1:.*sleep 4220"):
         leftovers.require_none(cluster, deadline_s=1.0)
     assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
 
@@ -30,7 +30,7 @@ def test_a_daemon_left_on_a_host_is_found_named_and_killed(cluster):
 def test_a_daemon_left_on_the_head_is_found_and_killed(cluster):
     cluster.head_run(["sh", "-c", "setsid sleep 4221 >/dev/null 2>&1 </dev/null &"], check=True)
     _await_alone(cluster, "sleep 4221")
-    with pytest.raises(leftovers.Leftovers, match=r"(?s)head:.*sleep 4221"):
+    with pytest.raises(leftovers.LeftoversError, match=r"(?s)head:.*sleep 4221"):
         leftovers.require_none(cluster, deadline_s=1.0)
     assert await_true(lambda: not leftovers.strangers(cluster), deadline_s=DEADLINE_S)
 

@@ -23,7 +23,7 @@ RANKS = 4
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 
 
-class Failed(AssertionError):
+class CampaignError(AssertionError):
     """A promise was broken; the message is the whole story."""
 
 
@@ -61,7 +61,7 @@ class Hosts:
         path.write_text(json.dumps(job))
         done = self.ascendrun("submit", path.name, "--detach", "-o", "json")
         if done.returncode:
-            raise Failed(f"submit: {done.stdout}{done.stderr}")
+            raise CampaignError(f"submit: {done.stdout}{done.stderr}")
         return Job(self, str(json.loads(done.stdout)["id"]))
 
     def on(self, host: str, path: str) -> Path:
@@ -104,7 +104,7 @@ class Job:
     def show(self) -> dict[str, Any]:
         done = self.hosts.ascendrun("show", self.name, "-o", "json")
         if done.returncode:
-            raise Failed(f"show: {done.stdout}{done.stderr}")
+            raise CampaignError(f"show: {done.stdout}{done.stderr}")
         return dict(json.loads(done.stdout))
 
     def is_over(self) -> bool:
@@ -136,14 +136,14 @@ class Job:
     def wait_for(self, fact: Callable[[], bool], what: str) -> None:
         """Until the fact is true or the job is over."""
         if not await_true(lambda: fact() or self.is_over(), deadline_s=DEADLINE_S):
-            raise Failed(f"{self.name}: within {DEADLINE_S:.0f} s never {what}: {self.story()}")
+            raise CampaignError(f"{self.name}: within {DEADLINE_S:.0f} s never {what}: {self.story()}")
 
     def end(self) -> str:
         """How it ended, once its logs are on the head; a job whose node died is over once that came up again."""
         self.hosts.ascendrun("wait", self.name)
         spool = self.hosts.state_dir / "jobs" / self.name / "attempt-1"
         if not await_true(lambda: (spool / "complete").exists(), deadline_s=DEADLINE_S):
-            raise Failed(f"{self.name}: its logs never came whole: {self.story()}")
+            raise CampaignError(f"{self.name}: its logs never came whole: {self.story()}")
         return str(self.show()["job"]["state"])
 
     def spooled(self) -> Story:

@@ -26,7 +26,7 @@ from typing import Callable
 
 from ascendrun.sim.vcluster.cluster import VirtualCluster
 from ascendrun.sim.vcluster.processes import await_true
-from tests.crashes.hosts import RANKS, Failed, Hosts, Job
+from tests.crashes.hosts import RANKS, CampaignError, Hosts, Job
 from tests.crashes.remains import Story, difference, half_written, newest_common, wound
 from tests.crashes.trainings import ALL, Training
 
@@ -74,10 +74,10 @@ def undisturbed(hosts: Hosts, training: Training) -> Undisturbed:
     job.wait_for(lambda: bool(job.told().first), "took a step")
     start_s = time.monotonic() - began_s
     if job.end() != "SUCCEEDED":
-        raise Failed(job.story())
+        raise CampaignError(job.story())
     story, results = job.spooled(), hosts.results(training, home)
     if story.last.get(len(training.folders) - 1) != training.steps or not results:
-        raise Failed(f"{training.name} ended after {dict(story.last)}, with {sorted(results)}")
+        raise CampaignError(f"{training.name} ended after {dict(story.last)}, with {sorted(results)}")
     return Undisturbed(story, results, start_s)
 
 
@@ -111,7 +111,7 @@ class Sweep:
             wrong = sorted(
                 name for name in {*found, *self.straight.results} if found.get(name) != self.straight.results.get(name)
             )
-            raise Failed(f"{self.seed}: other bytes than the undisturbed run's in {', '.join(wrong)}")
+            raise CampaignError(f"{self.seed}: other bytes than the undisturbed run's in {', '.join(wrong)}")
 
     def _life(self, home: str, death: str, *, lives: int) -> bool:
         """Whether it died; False: it ran to its end."""
@@ -195,22 +195,22 @@ class Sweep:
     # --- what must hold ---
 
     def _judge(self, job: Job, life: Life, story: Story, wanted: Sequence[int | None]) -> None:
-        """Raises Failed."""
+        """Raises CampaignError."""
         if life.blow == TOO_LATE and life.state != "SUCCEEDED":
-            raise Failed(f"{life}: it died by itself: {job.story()}")
+            raise CampaignError(f"{life}: it died by itself: {job.story()}")
         if life.state not in {"none": ("SUCCEEDED",), "stop": ("STOPPED", "SUCCEEDED")}.get(
             life.death, ("FAILED", "SUCCEEDED")
         ):
-            raise Failed(f"{life}: {job.story()}")
+            raise CampaignError(f"{life}: {job.story()}")
         told = difference(story, self.straight.story)
         if told is not None:
-            raise Failed(f"{life}: {told}")
+            raise CampaignError(f"{life}: {told}")
         steps = [step for step in wanted if step is not None]
         if list(story.resumed) != steps[: len(story.resumed)]:
-            raise Failed(f"{life}: went on from {list(story.resumed)}, not from {steps}: {job.story()}")
+            raise CampaignError(f"{life}: went on from {list(story.resumed)}, not from {steps}: {job.story()}")
         for number, first in story.first.items():
             if first != (wanted[number] or 0) + 1:
-                raise Failed(
+                raise CampaignError(
                     f"{life}: training {number + 1} began with step {first}, not after {wanted[number]}: {job.story()}"
                 )
 
@@ -223,7 +223,7 @@ class Sweep:
         life.apart = self.training.is_sharded and len(set(newest)) > 1
         saved = newest_common(parents, is_sharded=self.training.is_sharded)
         if life.blow == "stopped" and story.last and (saved or 0) < story.last[max(story.last)]:
-            raise Failed(f"{life}: stopped after step {story.last[max(story.last)]}, but saved {saved}")
+            raise CampaignError(f"{life}: stopped after step {story.last[max(story.last)]}, but saved {saved}")
         if self.lot.random() < 1 / 3:
             parent = self.lot.choice([each for each, name in zip(parents, newest) if name] or parents)
             life.wound = wound(parent, self.lot.choice(WOUNDS), self.lot)
@@ -232,7 +232,7 @@ class Sweep:
 def sweep(
     hosts: Hosts, names: Sequence[str], deaths: Sequence[str], *, moments: int, seed: int, tell: Callable[[Life], None]
 ) -> None:
-    """Raises Failed at the first promise that is broken."""
+    """Raises CampaignError at the first promise that is broken."""
     for name in names:
         Sweep(hosts, ALL[name], seed, tell).run(deaths, moments)
 
@@ -262,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
                     sweep(
                         hosts, [name], options.deaths.split(","), moments=options.moments, seed=options.seed, tell=tell
                     )
-                except Failed as failed:
+                except CampaignError as failed:
                     broken += 1
                     print(f"FAILED {name}, seed {options.seed}: {failed}", file=sys.stderr, flush=True)
         finally:

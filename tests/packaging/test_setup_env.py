@@ -277,5 +277,5 @@ def test_a_training_stack_that_cannot_be_installed_stops_with_its_log(
     failed = run([checkout / ".venv/bin/python", "-I", "-c", ask], {**environ, "PIP_FIND_LINKS": str(tmp_path)})
     assert failed.returncode == 1
     assert "train: torch: exit code 1" in failed.stderr
-    assert "NotFit: the training stack could not be installed" in failed.stderr
+    assert "PreflightError: the training stack could not be installed" in failed.stderr
     assert run([checkout / "bin" / "ascendrun", "--version"], environ).stdout == VERSION

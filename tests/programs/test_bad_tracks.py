@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from ascendrun.programs.trainer.options import read_table
-from ascendrun.programs.trainer.strategies.weights import BadWeights, file_of_tensor
+from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError, file_of_tensor
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.data import prepare
 from ascendrun.programs.trajectory.model import config_of_folder, word_pieces
 from ascendrun.programs.trajectory.points.read_ais import read_tracks
 from ascendrun.programs.trajectory.points.split import split_records
-from ascendrun.programs.trajectory.points.tracks import BadData, Limits
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits
 from ascendrun.programs.trajectory.records import from_tracks, load_prepared, read_texts
 from ascendrun.programs.trajectory.store import load_trained
 
@@ -46,7 +46,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def problem(path: Path) -> str:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(InvalidDataError) as caught:
         read_tracks(path, columns={}, limits=LIMITS)
     return str(caught.value)
 
@@ -107,16 +107,16 @@ def test_an_unknown_split_is_told_with_all_others_and_dealing_anew_is_a_way_out(
     )
     path = write(tmp_path / "t.csv", HEADER.replace("name", "split") + rows)
     records = from_tracks(read_tracks(path, columns={}, limits=LIMITS)[0], grammar="motion", resolution=1)
-    with pytest.raises(BadData, match="extra, holdout.*split_column=false"):
+    with pytest.raises(InvalidDataError, match="extra, holdout.*split_column=false"):
         split_records(records, val=0.2, test=0.2, seed=1)
     assert split_records(records, val=0.2, test=0.2, seed=1, use_column=False)["val"]
 
 
 def test_points_in_python_that_lack_something_are_told_in_their_own_words():
     words_of = Classifier.words_of.__get__(SimpleNamespace(vote=None))
-    with pytest.raises(BadData, match="points have no sog, cog; each is"):
+    with pytest.raises(InvalidDataError, match="points have no sog, cog; each is"):
         words_of([{"time": 1, "lat": 1, "lon": 2}])
-    with pytest.raises(BadData, match="make 1 tracks .1 have no place, as 95 in lat.; give two or more"):
+    with pytest.raises(InvalidDataError, match="make 1 tracks .1 have no place, as 95 in lat.; give two or more"):
         words_of([{"time": 1, "lat": 1, "lon": 2, "sog": 1, "cog": None}, {"time": 9, "lat": 95, "lon": 2}])
 
 
@@ -133,14 +133,14 @@ def test_too_few_classes_are_told_with_those_that_are_there(tmp_path, kind, word
         row(i, **{"mmsi": str(ship), "class": kind}) for ship in range(8) for i in range(10)
     )
     options = {**DEFAULTS, "data": str(write(tmp_path / "t.csv", text)), "grammar": "motion"}
-    with pytest.raises(BadData, match=words):
+    with pytest.raises(InvalidDataError, match=words):
         prepare(options)
 
 
 def test_all_bad_lines_of_a_text_file_are_told_together(tmp_path):
     lines = ['{"text": "a POINT_END", "label": 1}', "none", '{"txt": 1}', '{"text": null}']
     path = write(tmp_path / "t.jsonl", "\n".join(lines).encode() + b'\n{"text": "\xff"}')
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(InvalidDataError) as caught:
         read_texts(path)
     assert [line.split(": must be")[0][-2:] for line in str(caught.value).splitlines()] == [":2", ":3", ":4", ":5"]
 
@@ -154,7 +154,7 @@ def test_damaged_files_are_told_as_damaged(tmp_path):
         lambda folder: config_of_folder(folder, words=9, dropout=0.0),
         file_of_tensor,
     ):
-        with pytest.raises((BadData, BadWeights), match="again"):
+        with pytest.raises((InvalidDataError, InvalidWeightsError), match="again"):
             look(tmp_path)
     write(tmp_path / "tokenizer.json", "{ cut")
     write(tmp_path / "config.json", '{"model_type": "qwen2", "hidden_size": "big"}')
@@ -162,8 +162,8 @@ def test_damaged_files_are_told_as_damaged(tmp_path):
         lambda folder: word_pieces(folder, ["a"]),
         lambda folder: config_of_folder(folder, words=9, dropout=0.0),
     ):
-        with pytest.raises(BadData, match=r"(tokenizer|config)\.json: .*copy the base again"):
+        with pytest.raises(InvalidDataError, match=r"(tokenizer|config)\.json: .*copy the base again"):
             look(tmp_path)
     torch.save({"weights": {}}, tmp_path / "model.pt")
-    with pytest.raises(BadData, match="no trained classifier"):
+    with pytest.raises(InvalidDataError, match="no trained classifier"):
         load_trained(tmp_path)

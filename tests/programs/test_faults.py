@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from ascendrun.programs.trainer.devices.accelerator import NoDevice, open_accelerator
+from ascendrun.programs.trainer.devices.accelerator import NoDeviceError, open_accelerator
 from ascendrun.programs.trainer.os_errors import in_words
 from tests.programs.conftest import TINY
 
@@ -49,5 +49,5 @@ def test_a_device_that_is_not_there_is_told_without_a_trace(start):
     run = start("--mode=train", "--device=cuda", *TINY)
     assert run.wait() == [1]
     assert "wants device cuda:0" in run.text() and "Traceback" not in run.text()
-    with pytest.raises(NoDevice, match="torch_npu"):
+    with pytest.raises(NoDeviceError, match="torch_npu"):
         open_accelerator("npu", 0)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ascendrun.programs.qwen_lora import base, chat_template, lora
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.qwen_lora.generate import make_conversations
-from ascendrun.programs.qwen_lora.lora import AdapterIncomplete
+from ascendrun.programs.qwen_lora.lora import IncompleteAdapterError
 from ascendrun.programs.qwen_lora.merge import merge
 from ascendrun.programs.trainer.devices.accelerator import Precision, open_accelerator
 from ascendrun.programs.trainer.runtime import Runtime
@@ -117,7 +117,7 @@ def test_an_adapter_with_an_empty_matrix_is_refused_and_the_old_one_stays(home, 
     lora.save_adapter(values, expected, model, tmp_path / "adapter", tokenizer)
     before = (tmp_path / "adapter" / lora.ADAPTER_FILE).read_bytes()
     spoil(values, next(name for name in values if "down_proj.lora_A" in name))
-    with pytest.raises(AdapterIncomplete, match=says):
+    with pytest.raises(IncompleteAdapterError, match=says):
         lora.save_adapter(values, expected, model, tmp_path / "adapter", tokenizer)
     assert (tmp_path / "adapter" / lora.ADAPTER_FILE).read_bytes() == before
 
@@ -131,14 +131,14 @@ def test_the_adapter_names_its_rank_and_scale(home, here, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("family", ["npu", "cpu"])
 def test_qlora_is_refused_with_the_reason_and_the_way_out(family):
-    with pytest.raises(BadData, match="--how=fsdp2") as caught:
+    with pytest.raises(InvalidDataError, match="--how=fsdp2") as caught:
         lora.refuse_qlora("4bit", family)
     assert lora.QLORA[family] in str(caught.value)
     lora.refuse_qlora("none", family)
 
 
 def test_targets_that_the_model_lacks_are_named_with_those_it_has(home, here):
-    with pytest.raises(BadData, match="no linear layer c_attn; it has down_proj, gate_proj, k_proj"):
+    with pytest.raises(InvalidDataError, match="no linear layer c_attn; it has down_proj, gate_proj, k_proj"):
         make(home, here, targets=["q_proj", "c_attn"])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ascendrun.programs.qwen_lora import chat_template
-from ascendrun.programs.qwen_lora.conversations import BadData, Conversation, read_conversations
+from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError, read_conversations
 from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.qwen_lora.evaluation import read_questions
 from ascendrun.programs.qwen_lora.generate import make_conversations
@@ -67,7 +67,7 @@ def test_all_bad_rows_are_named_with_their_places(tmp_path):
         json.dumps([{"role": "boss", "content": "x"}]),
         json.dumps({"instruction": "x", "output": " "}),
     ]
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(InvalidDataError) as caught:
         read(tmp_path, "\n".join(rows))
     text = str(caught.value)
     assert all(
@@ -93,7 +93,7 @@ def test_all_bad_rows_are_named_with_their_places(tmp_path):
 def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content, words):
     path = tmp_path / "rows.json"
     path.write_bytes(content)
-    with pytest.raises(BadData, match=words):
+    with pytest.raises(InvalidDataError, match=words):
         read_conversations(path, system="")
 
 
@@ -101,7 +101,7 @@ def test_a_single_row_cannot_be_learned_and_validated_on(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('[{"instruction": "a", "output": "b"}]')
     options = {"data": str(path), "val": "", "val_fraction": 0.05, "system": "", "seed": 1}
-    with pytest.raises(BadData, match="1 row for training and validation both; .* --val_fraction=0"):
+    with pytest.raises(InvalidDataError, match="1 row for training and validation both; .* --val_fraction=0"):
         read_texts(options)
     assert len(read_texts({**options, "val_fraction": 0.0}).train) == 1
 
@@ -119,7 +119,7 @@ def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):
 def test_a_template_that_rewrites_what_was_said_is_refused(tokenizer):
     own, tokenizer.chat_template = tokenizer.chat_template, "{{ messages | length }}{{ messages[-1]['content'] }}"
     try:
-        with pytest.raises(BadData, match="--template=chatml"):
+        with pytest.raises(InvalidDataError, match="--template=chatml"):
             chat_template.encode(tokenizer, Conversation((("user", "A?"), ("assistant", "B."))), 0, cutoff=99)
     finally:
         tokenizer.chat_template = own
@@ -130,7 +130,7 @@ def test_rows_whose_answers_are_cut_off_are_counted_and_left_out(tokenizer):
     short = Conversation((("user", "A?"), ("assistant", "B.")))
     kept, cut = chat_template.encode_all(tokenizer, [long, short], ("all",), cutoff=60)
     assert (len(kept), cut) == (1, 1)
-    with pytest.raises(BadData, match="--cutoff_len=60 tokens .* raise it"):
+    with pytest.raises(InvalidDataError, match="--cutoff_len=60 tokens .* raise it"):
         chat_template.encode_all(tokenizer, [long], ("all",), cutoff=60)
 
 
@@ -189,5 +189,5 @@ def test_questions_are_read_to_the_limit_with_the_answer_as_letter_or_place(tmp_
 @pytest.mark.parametrize("rows", [[], [{**QUESTION, "answer": -1}], [{**QUESTION, "answer": "C"}], [[]]])
 def test_a_file_without_questions_or_with_an_answer_that_is_no_choice_is_refused(tmp_path, rows):
     (tmp_path / "mc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(BadData, match="question"):
+    with pytest.raises(InvalidDataError, match="question"):
         read_questions(tmp_path / "mc.jsonl", 9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ascendrun.programs.qwen_lora.curriculum import NO_DIFFICULTY, Course, Table, choose_table, pack_evenly
-from ascendrun.programs.qwen_lora.quotas import BadTable, parse_stages, quotas, stage_of, targets
+from ascendrun.programs.qwen_lora.quotas import InvalidTableError, parse_stages, quotas, stage_of, targets
 
 GUIDE = ["0.3=80/20/0", "0.7=40/40/20", "1=25/35/40"]
 LEVELS = ["explain", "reasoning", "topology"]
@@ -143,5 +143,5 @@ def test_a_level_without_rows_gives_its_share_to_the_next_easier_one():
     ],
 )
 def test_a_table_that_is_none_is_refused(texts, says):
-    with pytest.raises(BadTable, match=says):
+    with pytest.raises(InvalidTableError, match=says):
         parse_stages(texts, 3)

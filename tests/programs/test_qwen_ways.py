@@ -9,7 +9,7 @@ import torch
 
 from ascendrun.programs.qwen_lora import base, chat_template, modes, sizing
 from ascendrun.programs.qwen_lora.__main__ import OPTIONS
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.qwen_lora.dataset import read_texts
 from ascendrun.programs.trainer import options as option_table
 from ascendrun.programs.trainer.devices.accelerator import Accelerator, Precision, open_accelerator
@@ -113,7 +113,7 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
-    with pytest.raises(BadData, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         sizing.refuse(options_of(*given), world_size=ranks, precision=precision, has_deepspeed=has_deepspeed)
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_base_is_told_in_a_line_that_names_the_file(launch, tmp_path, 
 def test_a_model_that_sees_only_a_window_is_not_packed_beyond_it(tmp_path):
     config = base.shape_config("tiny", use_sliding_window=True, sliding_window=256)
     (tmp_path / "config.json").write_text(config.to_json_string())
-    with pytest.raises(BadData, match="256 tokens back.*--packing=false, or --cutoff_len=256"):
+    with pytest.raises(InvalidDataError, match="256 tokens back.*--packing=false, or --cutoff_len=256"):
         base.folder_config(tmp_path, packed_tokens=512)
     assert base.folder_config(tmp_path, packed_tokens=256).sliding_window == 256
     base.folder_config(tmp_path)
@@ -240,7 +240,7 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
 
 
 def test_a_plan_for_a_card_that_lacks_the_dtype_is_refused_in_words():
-    with pytest.raises(BadData, match="has no bfloat16; use float16 or auto"):
+    with pytest.raises(InvalidDataError, match="has no bfloat16; use float16 or auto"):
         modes.plan(options_of("--card=910A", "--dtype=bfloat16"), alone())
-    with pytest.raises(BadData, match="--card=Z80: not in the table of chips"):
+    with pytest.raises(InvalidDataError, match="--card=Z80: not in the table of chips"):
         modes.plan(options_of("--card=Z80"), alone())

@@ -12,9 +12,9 @@ import pytest
 from ascendrun.programs.trajectory.grammars import GRAMMARS, as_texts
 from ascendrun.programs.trajectory.grammars.bins import compass, speed_word
 from ascendrun.programs.trajectory.grammars.guide import PUBLISHED, digits_of, guide_words
-from ascendrun.programs.trajectory.leakage import LabelLeak, check_leak, check_same_segments
+from ascendrun.programs.trajectory.leakage import LabelLeakError, check_leak, check_same_segments
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.tracks import BadData, Track
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Track
 from ascendrun.programs.trajectory.tokens import MASK, PAD, UNKNOWN, Words, encode, make_vocabulary
 
 
@@ -101,13 +101,13 @@ def test_every_point_has_as_many_words_and_points_without_speed_or_course_have_w
 
 def test_the_leak_check_trips_on_a_class_word_in_any_spelling():
     texts = [Words((), (("SPD_STOP", "oil-tanker"),)), Words((), (("SPD_STOP", "x"),))]
-    with pytest.raises(LabelLeak, match="oil-tanker"):
+    with pytest.raises(LabelLeakError, match="oil-tanker"):
         check_leak(texts, ["Oil_Tanker", "Cargo"])
 
 
 def test_the_leak_check_trips_on_a_label_under_another_name():
     texts = [Words((), (("a", f"TYPE_{number % 3}"),)) for number in range(12)]
-    with pytest.raises(LabelLeak, match="TYPE_0 = Cargo"):
+    with pytest.raises(LabelLeakError, match="TYPE_0 = Cargo"):
         check_leak(texts, [("Cargo", "Tanker", "Tug")[number % 3] for number in range(12)])
 
 
@@ -167,7 +167,7 @@ def test_the_guide_s_texts_of_a_segment_are_not_cut():
 def test_a_machine_without_h3_is_told_what_to_do_and_the_motion_grammar_needs_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "h3", None)
     for grammar in set(GRAMMARS) - {"motion", "motion_size"}:
-        with pytest.raises(BadData, match="--grammar=motion"):
+        with pytest.raises(InvalidDataError, match="--grammar=motion"):
             as_texts([make_track()], grammar=grammar, resolution=10)
     assert as_texts([make_track()], grammar="motion", resolution=10)[0].points
 
@@ -182,6 +182,6 @@ def test_the_motion_grammar_reads_headings_and_size_where_they_are_known():
 
 
 def test_one_track_under_two_names_in_two_splits_is_a_leak():
-    with pytest.raises(LabelLeak, match="a in train is b in test"):
+    with pytest.raises(LabelLeakError, match="a in train is b in test"):
         check_same_segments({"train": [("a", "mark"), ("c", "other")], "test": [("b", "mark")]})
     check_same_segments({"train": [("a", "mark"), ("a2", "mark")], "test": [("b", "another")]})

@@ -12,7 +12,7 @@ import pytest
 from ascendrun.programs.trajectory.points.generate import KINDS, generate
 from ascendrun.programs.trajectory.points.read_ais import read_tracks
 from ascendrun.programs.trajectory.points.split import check_disjoint, deal, split_records
-from ascendrun.programs.trajectory.points.tracks import BadData, Limits, Track, cut_tracks, without_outliers
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits, Track, cut_tracks, without_outliers
 from ascendrun.programs.trajectory.records import from_tracks
 
 HEADER = "vessel_id,time,lat,lon,sog,cog,vessel_class,split\n"
@@ -89,9 +89,9 @@ def test_csv_gz_parquet_and_a_folder_of_ship_files_read_alike(tmp_path):
 
 def test_columns_can_be_named_and_missing_ones_are_all_told(tmp_path):
     path = write(tmp_path, "1,1,10,20,5\n1,2,10,20,5\n", header="MMSI,when,Latitude,LON,knots\n")
-    with pytest.raises(BadData, match="no column for time, sog, cog"):
+    with pytest.raises(InvalidDataError, match="no column for time, sog, cog"):
         read_tracks(path, columns={}, limits=LOOSE)
-    with pytest.raises(BadData, match="absent"):
+    with pytest.raises(InvalidDataError, match="absent"):
         read_tracks(path, columns={"time": "absent"}, limits=LOOSE)
     tracks, _ = read_tracks(path, columns={"time": "when", "sog": "knots", "cog": "knots"}, limits=LOOSE)
     assert tracks[0].ship == "1" and tracks[0].label is None
@@ -130,7 +130,7 @@ def test_the_data_s_own_split_is_kept_and_refused_when_it_shares_a_ship(tmp_path
         "val": ["2"],
         "test": ["3"],
     }
-    with pytest.raises(BadData, match="such as 1 in train and test"):
+    with pytest.raises(InvalidDataError, match="such as 1 in train and test"):
         check_disjoint({**parts, "test": parts["train"]})
 
 

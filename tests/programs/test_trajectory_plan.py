@@ -16,7 +16,7 @@ from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.__main__ import OPTIONS
 from ascendrun.programs.trajectory.data import make_samples
 from ascendrun.programs.trajectory.model import make_guesser, make_model
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import make_pretraining
 from ascendrun.programs.trajectory.stages import common, plan
 from ascendrun.programs.trajectory.train import make_loop
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     )
     options = options_of(*large)
     needs = r"finetune: needs [\d.]+ GB of 32.0 GB a card \(weights .*; try --"
-    with pytest.raises(plan.TooLarge, match=needs) as told:
+    with pytest.raises(plan.ModelTooLargeError, match=needs) as told:
         plan.plan_stage(options, here)
     ways = re.search(r"finetune: .*; try (.*)", str(told.value)).group(1).split(", or ")
     assert "--micro_batch=" in ways[0] or "--gradient_checkpointing=true" in ways[0]
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     ],
 )
 def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):
-    with pytest.raises(BadData, match=said):
+    with pytest.raises(InvalidDataError, match=said):
         plan.plan_stage(options_of(*argv), here)
 
 

@@ -14,7 +14,7 @@ import torch
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trajectory.api import Classifier
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_guesser, make_model, take_words
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.records import Prepared, Record, load_prepared, save_prepared
 from ascendrun.programs.trajectory.tokens import Words
 from tests.programs.test_training import assert_same_bits, last_state
@@ -184,7 +184,7 @@ def test_a_ship_whose_name_holds_another_system_s_line_end_is_read_back_whole(tm
     save_prepared(Prepared({"train": [record]}, {"a": 0}, {}), tmp_path)
     assert load_prepared(tmp_path).records == {"train": [record]}
     (tmp_path / "samples.jsonl.gz").unlink()
-    with pytest.raises(BadData, match="run --mode=prepare"):
+    with pytest.raises(InvalidDataError, match="run --mode=prepare"):
         load_prepared(tmp_path)
 
 
@@ -225,5 +225,5 @@ def test_the_guide_s_texts_lose_their_class_words_and_a_word_that_still_tells_st
 
 
 def test_a_model_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(BadData, match="no trained model here"):
+    with pytest.raises(InvalidDataError, match="no trained model here"):
         Classifier(tmp_path)

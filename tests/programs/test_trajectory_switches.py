@@ -20,7 +20,7 @@ from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.model import make_guesser, make_model
 from ascendrun.programs.trajectory.points.generate import generate
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import Pretraining
 from ascendrun.programs.trajectory.stages import common, training
 from ascendrun.programs.trajectory.stages.evaluate_stage import adjusted
@@ -65,16 +65,16 @@ def here(monkeypatch):
     [("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")],
 )
 def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, given, says):
-    with pytest.raises(BadData, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         stage(options_of("--heads=4", given, "--data=absent.csv", f"--output={tmp_path}/out"), here)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path):
     given = ("--objective=causal", "--attention=both", "--data=absent.csv", f"--output={tmp_path}/out")
-    with pytest.raises(BadData, match="sees the next word.*--objective=masked, or --attention=causal"):
+    with pytest.raises(InvalidDataError, match="sees the next word.*--objective=masked, or --attention=causal"):
         training.pretrain_stage(options_of("--mode=pretrain", *given), here)
-    with pytest.raises(BadData, match="absent.csv"):
+    with pytest.raises(InvalidDataError, match="absent.csv"):
         training.finetune_stage(options_of("--mode=finetune", *given), here)
 
 

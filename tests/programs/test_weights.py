@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ascendrun.programs.trainer.strategies.weights import BadWeights, read_into
+from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError, read_into
 
 
 class Tied(nn.Module):
@@ -35,13 +35,13 @@ def test_weights_come_from_several_files_under_either_name_of_a_tied_one(tmp_pat
 
 
 def test_files_that_do_not_fit_are_refused_with_what_is_missing(tmp_path):
-    with pytest.raises(BadWeights, match="neither model.safetensors nor"):
+    with pytest.raises(InvalidWeightsError, match="neither model.safetensors nor"):
         read_into(Tied(), tmp_path)
     save_file({"words.weight": torch.zeros(7, 4)}, tmp_path / "model.safetensors")
-    with pytest.raises(BadWeights, match="no file holds scale"):
+    with pytest.raises(InvalidWeightsError, match="no file holds scale"):
         read_into(Tied(), tmp_path)
     save_file({"words.weight": torch.zeros(8, 4)}, tmp_path / "model.safetensors")
-    with pytest.raises(BadWeights, match=r"words.weight has shape \[8, 4\], the model wants \[7, 4\]"):
+    with pytest.raises(InvalidWeightsError, match=r"words.weight has shape \[8, 4\], the model wants \[7, 4\]"):
         read_into(Tied(), tmp_path, name_in_file=lambda name: name if "words" in name else None)
 
 

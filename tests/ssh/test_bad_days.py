@@ -16,7 +16,7 @@ import pytest
 from conftest import DEADLINES, Ear, connects
 from sshd import trust
 
-from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.transport import Deadlines
 
@@ -36,7 +36,7 @@ def silent_port() -> Iterator[int]:
 
 @BOTH
 def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, transport: str, silent_port: int) -> None:
-    with pytest.raises(CannotConnect) as caught:
+    with pytest.raises(UnreachableError) as caught:
         lab.backends(transport).connect(Host("mute", addr="127.0.0.1", port=silent_port), deadlines=SHORT)
     assert "mute" in caught.value.message and "banner" in caught.value.message
     assert "frozen" in (caught.value.hint or "")
@@ -46,7 +46,7 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(lab: Any, tran
 def test_a_frozen_sshd_is_given_up_in_time(lab: Any, transport: str) -> None:
     server = lab.server()
     server.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(CannotConnect, match="banner"):
+    with pytest.raises(UnreachableError, match="banner"):
         lab.backends(transport).connect(server.host(), deadlines=SHORT)
 
 
@@ -58,7 +58,7 @@ def test_an_sshd_that_freezes_after_its_banner_is_given_up_in_time(lab: Any) -> 
         kept: list[Any] = []
         greeter = threading.Thread(target=lambda: _greet(sock, kept))
         greeter.start()
-        with pytest.raises(CannotConnect, match="icy .*no key exchange"):
+        with pytest.raises(UnreachableError, match="icy .*no key exchange"):
             lab.backends("paramiko").connect(host, deadlines=dataclasses.replace(DEADLINES, kex_s=1.0))
         greeter.join()
         kept[0].close()
@@ -84,7 +84,7 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> N
         web = threading.Thread(target=answer)
         web.start()
         host = Host("web", addr="127.0.0.1", port=sock.getsockname()[1])
-        with pytest.raises(CannotConnect, match="no SSH server"):
+        with pytest.raises(UnreachableError, match="no SSH server"):
             lab.backends("paramiko").connect(host, deadlines=DEADLINES)
         web.join()
 
@@ -93,13 +93,13 @@ def test_a_server_that_speaks_something_else_is_named(lab: Any, lines: int) -> N
 def test_a_closed_port_is_named_with_its_host(lab: Any, transport: str) -> None:
     server = lab.server()
     server.stop()
-    with pytest.raises(CannotConnect, match=f"(?i)node1 .*{server.port}.*refused"):
+    with pytest.raises(UnreachableError, match=f"(?i)node1 .*{server.port}.*refused"):
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
 
 
 @BOTH
 def test_a_name_that_nobody_knows_is_named(lab: Any, transport: str) -> None:
-    with pytest.raises(CannotConnect, match="no-such-host.invalid") as caught:
+    with pytest.raises(UnreachableError, match="no-such-host.invalid") as caught:
         lab.backends(transport).connect(Host("n1", addr="no-such-host.invalid"), deadlines=DEADLINES)
     assert "addr=" in (caught.value.hint or "")
 
@@ -109,7 +109,7 @@ def test_a_config_mended_after_a_failure_counts_for_the_next_try(lab: Any) -> No
     lab.write_config("Host node1", "  Port 1")
     backends = lab.backends("auto")
     host = Host("node1", addr="127.0.0.1", user=server.host().user)
-    with pytest.raises(CannotConnect, match="port 1 .*refused"):
+    with pytest.raises(UnreachableError, match="port 1 .*refused"):
         connects(backends, host)
     lab.write_config("Host node1", f"  Port {server.port}")
     connects(backends, host)
@@ -145,7 +145,7 @@ def test_a_second_session_where_sshd_allows_one_is_refused_with_the_reason(lab: 
     connection = lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     ear, second = Ear(), Ear()
     stream = connection.open("exec cat", ear.receiver(), deadline_s=20.0)
-    with pytest.raises(CannotConnect) as caught:
+    with pytest.raises(UnreachableError) as caught:
         connection.open("true", second.receiver(), deadline_s=20.0)
     assert "MaxSessions" in (caught.value.hint or "")
     stream.send(b"still here", deadline_s=20.0)
@@ -174,7 +174,7 @@ def test_a_host_that_freezes_under_a_running_stream_refuses_the_next_command_in_
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="node1"):
+    with pytest.raises(DeadlineExceededError, match="node1"):
         connection.open("true", Ear().receiver(), deadline_s=1.0)
     assert time.monotonic() - began < 20.0, "not the time of an opening, which is longer"
     connection.close()
@@ -187,7 +187,7 @@ def test_a_login_that_hangs_is_given_up_in_time(lab: Any) -> None:
     server = lab.server(
         options=("AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root", "AuthorizedKeysFile none")
     )
-    with pytest.raises(CannotConnect, match="login within 1 s"):
+    with pytest.raises(UnreachableError, match="login within 1 s"):
         lab.backends("paramiko").connect(server.host(), deadlines=dataclasses.replace(DEADLINES, auth_s=1.0))
 
 
@@ -196,7 +196,7 @@ def test_a_server_without_a_common_algorithm_is_reached_through_openssh(lab: Any
     backends = lab.backends("auto")
     connects(backends, server.host())
     assert "algorithm" in (backends.ssh().why_openssh(server.host()) or "")
-    with pytest.raises(CannotConnect) as caught:
+    with pytest.raises(UnreachableError) as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     assert "OpenSSH" in (caught.value.hint or "")
 

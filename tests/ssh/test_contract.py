@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sshd import descendants, wait_until
 
-from ascendrun.core.errors import DeadlineExceeded
-from ascendrun.head.ssh.transport import Receiver, StreamClosed
+from ascendrun.core.errors import DeadlineExceededError
+from ascendrun.head.ssh.transport import Receiver, StreamClosedError
 
 MIB = 1024 * 1024
 
@@ -34,14 +34,14 @@ def test_input_that_nobody_reads_ends_in_a_deadline_with_little_memory_used(reac
     stream, _ = reach.open("exec sleep 60")
     payload = memoryview(bytearray(96 * MIB))
     before = resident_bytes()
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceededError):
         stream.send(payload, deadline_s=1.0)
     assert resident_bytes() - before < 24 * MIB
 
 
 def test_a_command_that_ends_while_input_is_sent_closes_the_stream(reach: Any) -> None:
     stream, ear = reach.open("exec head -c 10")
-    with pytest.raises(StreamClosed):
+    with pytest.raises(StreamClosedError):
         for _ in range(1000):
             stream.send(bytes(MIB), deadline_s=20.0)
     ear.wait()
@@ -53,9 +53,9 @@ def test_a_closed_connection_opens_nothing_and_tells_its_streams(reach: Any) -> 
     connection.close()
     connection.close()
     ear.wait()
-    with pytest.raises(StreamClosed):
+    with pytest.raises(StreamClosedError):
         connection.open("true", ear.receiver(), deadline_s=5.0)
-    with pytest.raises(StreamClosed):
+    with pytest.raises(StreamClosedError):
         stream.send(b"late", deadline_s=5.0)
     stream.close_input()
     stream.close()
@@ -68,7 +68,7 @@ def test_a_closed_stream_tells_once_and_its_command_ends(reach: Any) -> None:
     stream.close()
     stream.close()
     ear.wait()
-    with pytest.raises(StreamClosed):
+    with pytest.raises(StreamClosedError):
         stream.send(b"late", deadline_s=5.0)
     if reach.server:
         wait_until(lambda: not commands(reach.server, "cat"), what="cat ends on the host")

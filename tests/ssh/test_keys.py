@@ -11,7 +11,7 @@ import pytest
 from conftest import DEADLINES, connects
 from sshd import make_key, public_key, wait_until
 
-from ascendrun.core.errors import AuthFailed, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.head.ssh.host_keys import known_name, record_host_keys
 
 BOTH = pytest.mark.parametrize("transport", ["paramiko", "openssh"])
@@ -31,7 +31,7 @@ def test_a_changed_host_key_stops_before_any_login_attempt(lab: Any, transport: 
     server = lab.server(options=DEBUG, trusted=False)
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
-    with pytest.raises(HostKeyChanged) as caught:
+    with pytest.raises(HostKeyChangedError) as caught:
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
     assert server.host_key.fingerprint in caught.value.message
     assert str(lab.own_known_hosts) in caught.value.message
@@ -46,7 +46,7 @@ def test_a_host_with_a_key_of_another_type_than_recorded_is_changed_not_unknown(
     server = lab.server(options=DEBUG, host_key="ecdsa", trusted=False)
     other = public_key(make_key(lab.folder / "other_host_key"))
     record_host_keys(lab.own_known_hosts, [(known_name("127.0.0.1", server.port), other)])
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChangedError):
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     assert login_attempts(server) == []
 
@@ -54,7 +54,7 @@ def test_a_host_with_a_key_of_another_type_than_recorded_is_changed_not_unknown(
 @BOTH
 def test_an_unknown_host_key_stops_before_any_login_attempt(lab: Any, transport: str) -> None:
     server = lab.server(options=DEBUG, trusted=False)
-    with pytest.raises(HostKeyUnknown) as caught:
+    with pytest.raises(HostKeyUnknownError) as caught:
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
     assert caught.value.hint == "ascendrun trust node1"
     assert login_attempts(server) == []
@@ -66,7 +66,7 @@ def test_a_revoked_host_key_is_refused_although_it_is_recorded(lab: Any, transpo
     server = lab.server(options=DEBUG)
     key = server.host_key
     (lab.folder / "users_known_hosts").write_text(f"@revoked * {key.type} {key.base64}\n")
-    with pytest.raises(HostKeyChanged, match="revoked"):
+    with pytest.raises(HostKeyChangedError, match="revoked"):
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
     assert login_attempts(server) == []
 
@@ -95,7 +95,7 @@ def test_a_key_replaced_in_our_own_file_is_not_taken_from_the_users_file_any_mor
     (lab.folder / "users_known_hosts").write_text(f"{name} {key.type} {key.base64}\n")
     connects(lab.backends(transport), server.host())
     record_host_keys(lab.own_known_hosts, [(name, public_key(make_key(lab.folder / "new")))], replace=True)
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChangedError):
         lab.backends(transport).connect(server.host(), deadlines=DEADLINES)
 
 
@@ -104,10 +104,10 @@ def test_a_refused_user_key_is_told_and_not_tried_again_at_once(lab: Any, transp
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "stranger"))
     backends = lab.backends(transport)
-    with pytest.raises(AuthFailed, match="node1 .*refused"):
+    with pytest.raises(AuthenticationError, match="node1 .*refused"):
         backends.connect(server.host(), deadlines=DEADLINES)
     seen = connections_seen(server)
-    with pytest.raises(AuthFailed, match="not tried again for"):
+    with pytest.raises(AuthenticationError, match="not tried again for"):
         backends.connect(server.host(), deadlines=DEADLINES)
     assert connections_seen(server) == seen
 
@@ -116,7 +116,7 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
     server = lab.server()
     locked = make_key(lab.folder / "locked", passphrase="open sesame")
     lab.write_config(identity=locked)
-    with pytest.raises(AuthFailed, match="encrypted") as caught:
+    with pytest.raises(AuthenticationError, match="encrypted") as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     assert caught.value.hint == f"ssh-add {locked}"
 
@@ -124,21 +124,21 @@ def test_an_encrypted_key_without_a_passphrase_fails_at_once_and_names_the_agent
 def test_an_encrypted_key_fails_without_a_prompt_through_openssh_too(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
-    with pytest.raises(AuthFailed):
+    with pytest.raises(AuthenticationError):
         lab.backends("openssh").connect(server.host(), deadlines=DEADLINES)
 
 
 def test_a_wrong_passphrase_is_told_as_such(lab: Any) -> None:
     server = lab.server()
     lab.write_config(identity=make_key(lab.folder / "locked", passphrase="open sesame"))
-    with pytest.raises(AuthFailed, match="locked: cannot be used"):
+    with pytest.raises(AuthenticationError, match="locked: cannot be used"):
         lab.backends("paramiko", ask=lambda _: "guess").connect(server.host(), deadlines=DEADLINES)
 
 
 def test_a_key_file_that_others_can_read_is_not_used(lab: Any) -> None:
     server = lab.server()
     lab.key.chmod(0o644)
-    with pytest.raises(AuthFailed) as caught:
+    with pytest.raises(AuthenticationError) as caught:
         lab.backends("paramiko").connect(server.host(), deadlines=DEADLINES)
     assert caught.value.hint == f"chmod 600 {lab.key}"
 
@@ -167,7 +167,7 @@ def test_a_locked_key_works_without_asking_once_the_agent_holds_it(lab: Any, mon
         wait_until(path.exists, what="the agent listens")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         backends = lab.backends("paramiko")
-        with pytest.raises(AuthFailed, match="encrypted"):
+        with pytest.raises(AuthenticationError, match="encrypted"):
             connects(backends, server.host())
         open_copy = lab.folder / "open_copy"
         open_copy.write_bytes(locked.read_bytes())

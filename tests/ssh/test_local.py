@@ -13,7 +13,7 @@ import pytest
 from conftest import DEADLINES, Ear
 from sshd import wait_until
 
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 
 
@@ -28,14 +28,14 @@ def run(lab: Any, command: str, name: str = "here") -> Ear:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "-x", "a\nb", "a b"])
 def test_a_name_that_leads_out_of_the_state_dir_is_refused(lab: Any, name: str) -> None:
-    with pytest.raises(CannotConnect, match="not a name for a local host"):
+    with pytest.raises(UnreachableError, match="not a name for a local host"):
         lab.backends().connect(Host(name, addr="local"), deadlines=DEADLINES)
 
 
 def test_a_folder_that_cannot_be_made_is_told_with_its_path(lab: Any) -> None:
     lab.settings.state_dir.mkdir(exist_ok=True)
     (lab.settings.state_dir / "local").write_text("in the way")
-    with pytest.raises(CannotConnect, match=str(lab.settings.state_dir)):
+    with pytest.raises(UnreachableError, match=str(lab.settings.state_dir)):
         lab.backends().connect(Host("here", addr="local"), deadlines=DEADLINES)
 
 

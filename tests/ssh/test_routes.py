@@ -12,7 +12,7 @@ import pytest
 from conftest import DEADLINES, Ear, connects
 from sshd import wait_until
 
-from ascendrun.core.errors import CannotConnect, HostKeyUnknown
+from ascendrun.core.errors import HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshConfig
 
@@ -28,7 +28,7 @@ def hop(name: str, server: Any, *more: str) -> list[str]:
 def test_a_jump_hosts_unknown_key_is_named_as_the_jump_hosts(lab: Any) -> None:
     jump, inner = lab.server(trusted=False), lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
-    with pytest.raises(HostKeyUnknown) as caught:
+    with pytest.raises(HostKeyUnknownError) as caught:
         lab.backends().connect(Host("inner"), deadlines=DEADLINES)
     assert caught.value.hint == "ascendrun trust gate"
     assert logins(inner) == 0
@@ -41,7 +41,7 @@ def test_a_jump_host_that_is_down_fails_every_host_behind_it_at_once(lab: Any) -
     backends = lab.backends()
 
     def attempt(_: int) -> str:
-        with pytest.raises(CannotConnect) as caught:
+        with pytest.raises(UnreachableError) as caught:
             backends.connect(Host("inner"), deadlines=DEADLINES)
         return caught.value.message
 
@@ -54,7 +54,7 @@ def test_a_host_that_the_jump_host_cannot_reach_is_named_with_it(lab: Any) -> No
     jump, inner = lab.server(), lab.server()
     lab.write_config(*hop("gate", jump), *hop("inner", inner, "ProxyJump gate"))
     inner.stop()
-    with pytest.raises(CannotConnect, match="inner .*through the jump host gate"):
+    with pytest.raises(UnreachableError, match="inner .*through the jump host gate"):
         lab.backends().connect(Host("inner"), deadlines=DEADLINES)
 
 
@@ -110,7 +110,7 @@ def test_a_proxy_command_goes_through_openssh(lab: Any) -> None:
     backends = lab.backends()
     assert "proxycommand" in backends.ssh().why_openssh(Host("inner"))
     connects(backends, Host("inner"))
-    with pytest.raises(CannotConnect, match="paramiko cannot .*proxycommand"):
+    with pytest.raises(UnreachableError, match="paramiko cannot .*proxycommand"):
         lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
 
 
@@ -130,7 +130,7 @@ def test_a_host_certificate_goes_through_openssh(lab: Any) -> None:
     backends = lab.backends()
     assert "certificates" in backends.ssh().why_openssh(Host("inner"))
     connects(backends, Host("inner"))
-    with pytest.raises(HostKeyUnknown, match="authority"):
+    with pytest.raises(HostKeyUnknownError, match="authority"):
         lab.backends("paramiko").connect(Host("inner"), deadlines=DEADLINES)
 
 

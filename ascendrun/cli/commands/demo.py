@@ -50,7 +50,7 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
 
     Everything is in a folder of its own, and goes when the demo ends or ^C ends it.
     """
-    from ascendrun.sim.demo.actor import Actor, Interrupted
+    from ascendrun.sim.demo.actor import Actor, DemoInterruptedError
 
     check_machine()
     actor = Actor()
@@ -61,7 +61,7 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
             try:
                 pauses = not no_pause and sys.stdin.isatty() and sys.stdout.isatty()
                 Story(folder, actor, pauses=pauses, color=ctx.has_color(sys.stdout)).tell()
-            except Interrupted as interrupted:
+            except DemoInterruptedError as interrupted:
                 code = 128 + interrupted.number
                 ctx.echo("interrupted: ending what runs")
             finally:
@@ -71,11 +71,11 @@ def command(ctx: CliContext, no_pause: bool, keep: bool) -> int:
 
 
 def check_machine() -> None:
-    """Raises NotFit where processes cannot be looked at as Linux shows them."""
-    from ascendrun.core.errors import NotFit
+    """Raises PreflightError where processes cannot be looked at as Linux shows them."""
+    from ascendrun.core.errors import PreflightError
 
     if not sys.platform.startswith("linux"):
-        raise NotFit(
+        raise PreflightError(
             f"the demo runs its nodes on this machine, and needs Linux; this is {sys.platform}",
             hint="start it in a container or a virtual machine",
         )
@@ -129,7 +129,8 @@ class Story:
         self._is_first = True
 
     def tell(self) -> None:
-        """Raises Interrupted; NotFit when this machine itself is not fit; InternalError when a step went astray."""
+        """Raises DemoInterruptedError; PreflightError when this machine itself is not fit; InternalError when a
+        step went astray."""
         self._set_up()
         self._doctor()
         self._train_until_killed()
@@ -229,7 +230,7 @@ class Story:
         )
 
     def _type(self, argv: Sequence[str], *, shown: str | None = None, expected: int = 0) -> None:
-        from ascendrun.core.errors import AscendrunError, NotFit
+        from ascendrun.core.errors import AscendrunError, PreflightError
 
         shown = shown or shlex.join(argv)
         print(f"$ {shown}", flush=True)
@@ -239,7 +240,7 @@ class Story:
         if code in (PIPE_CLOSED, -signal.SIGPIPE):
             raise BrokenPipeError
         if " doctor " in f" {shown} " and code == 3:
-            raise NotFit("this machine itself is not fit, see above", hint="mend it, and start the demo again")
+            raise PreflightError("this machine itself is not fit, see above", hint="mend it, and start the demo again")
         raise AscendrunError(
             f"`{shown}` ended with {code}, the demo expected {expected}", hint="look around: ascendrun demo --keep"
         )

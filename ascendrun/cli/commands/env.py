@@ -74,17 +74,17 @@ def command(
 
 
 def _write(ctx: CliContext, world: World, target: str) -> int:
-    from ascendrun.core.errors import CannotConnect, NotFit
+    from ascendrun.core.errors import PreflightError, UnreachableError
     from ascendrun.core.names import fold_names
     from ascendrun.health.env_view import write_env_file
 
     if world.unreached:
-        raise CannotConnect(f"{fold_names(world.unreached)} did not answer: there is no plan without all hosts")
+        raise UnreachableError(f"{fold_names(world.unreached)} did not answer: there is no plan without all hosts")
     host = next(iter(world.facts))
     try:
         text = write_env_file(world, host)
     except LookupError:
-        raise NotFit(
+        raise PreflightError(
             "these hosts cannot carry the job, so its ranks have no environment",
             hint="`ascendrun submit --dry-run FILE` says why",
         ) from None

@@ -136,7 +136,7 @@ class _Stream:
         """The exit code of the job that is followed, once it is over; looks after the controller now and then."""
         from ascendrun.cli.follow import has_ended
         from ascendrun.cli.outcome import exit_code_of
-        from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+        from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 
         is_due = time.monotonic() - self._watched_mono >= WATCH_S
         chosen = self._job or self._pipeline
@@ -150,7 +150,7 @@ class _Stream:
                 return None
             job = self._ctx.cluster.job(chosen).job
             whole = self._ctx.cluster.pipeline(chosen) if self._pipeline else None
-        except (CannotConnect, DeadlineExceeded) as error:
+        except (UnreachableError, DeadlineExceededError) as error:
             if not self._has_complained:
                 self._ctx.echo(f"{error.message}; jobs go on, still trying")
             self._has_complained = True

@@ -172,10 +172,12 @@ def _make_view(
 
 
 def _choose_attempt(job: JobView, attempt: int | None) -> int:
-    from ascendrun.core.errors import NotFound
+    from ascendrun.core.errors import NotFoundError
 
     if attempt is not None and attempt > job.attempt:
-        raise NotFound(f"{job.id} has no attempt {attempt}", hint=f"it has had {job.attempt}: ascendrun show {job.id}")
+        raise NotFoundError(
+            f"{job.id} has no attempt {attempt}", hint=f"it has had {job.attempt}: ascendrun show {job.id}"
+        )
     return attempt or max(job.attempt, 1)
 
 

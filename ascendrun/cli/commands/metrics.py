@@ -115,12 +115,12 @@ def serve(ctx: CliContext, registry: CollectorRegistry, address: str, port: int)
     """Until ^C. Raises CannotListen."""
     from prometheus_client import start_http_server
 
-    from ascendrun.core.errors import Conflict
+    from ascendrun.core.errors import ConflictError
 
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise Conflict(
+        raise ConflictError(
             f"cannot listen on {address}:{port}: {error.strerror or error}",
             hint="another exporter may run there; --listen 127.0.0.1:PORT takes another port",
         ) from error
@@ -150,10 +150,10 @@ def is_loopback(address: str) -> bool:
 def write_file(
     registry: CollectorRegistry, path: Path, *, every_s: float | None, wait: Callable[[float], object] | None = None
 ) -> int:
-    """Written beside and renamed, so no reader sees half a file. `every_s` None: once. Raises InvalidInput."""
+    """Written beside and renamed, so no reader sees half a file. `every_s` None: once. Raises InvalidInputError."""
     from prometheus_client import write_to_textfile
 
-    from ascendrun.core.errors import InvalidInput, Problem
+    from ascendrun.core.errors import InvalidInputError, Problem
 
     wait = wait or threading.Event().wait
     try:
@@ -161,7 +161,7 @@ def write_file(
             try:
                 write_to_textfile(str(path), registry)
             except OSError as error:
-                raise InvalidInput(
+                raise InvalidInputError(
                     [
                         Problem(
                             str(path),

@@ -78,10 +78,10 @@ def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Whole or not at all. Raises InvalidInput naming the file."""
+    """Whole or not at all. Raises InvalidInputError naming the file."""
     import os
 
-    from ascendrun.core.errors import InvalidInput, Problem
+    from ascendrun.core.errors import InvalidInputError, Problem
 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -90,7 +90,9 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         hint = "name another file with --out or --png"
-        raise InvalidInput([Problem(str(path), None, None, f"cannot be written: {error.strerror}", hint)]) from error
+        raise InvalidInputError(
+            [Problem(str(path), None, None, f"cannot be written: {error.strerror}", hint)]
+        ) from error
 
 
 def describe_report(report: Report, *, lang: str) -> str:

@@ -67,7 +67,7 @@ def command(
 
     It shows control flow and API, never speed. The simulation is compiled once, in about half a minute (needs g++).
     """
-    from ascendrun.core.errors import NotFit
+    from ascendrun.core.errors import PreflightError
     from ascendrun.sim.npu.build import build, environment
 
     target = choose_target(python, argv[0])
@@ -79,7 +79,7 @@ def command(
     words = command_of(argv, target.python)
     program = shutil.which(words[0], path=environ["PATH"])
     if program is None:
-        raise NotFit(
+        raise PreflightError(
             f"{argv[0]}: no such program", hint="give the command after --: ascendrun sim npu -- python train.py"
         )
     print(f"ascendrun: {TELLS}", file=sys.stderr, flush=True)
@@ -90,16 +90,16 @@ def command(
 def choose_target(python: str | None, program: str) -> Target:
     """The environment that has torch_npu: as told, else the command's own, else the one that lies beside ascendrun's.
 
-    Raises NotFit saying why there is none.
+    Raises PreflightError saying why there is none.
     """
-    from ascendrun.core.errors import NotFit
+    from ascendrun.core.errors import PreflightError
     from ascendrun.sim.npu.target import find_target
 
     if python is not None:
         return find_target(python)
     try:
         return find_target(python_of(program))
-    except NotFit:
+    except PreflightError:
         made = Path(sys.prefix).with_name(ENVIRONMENT) / "bin" / "python"
         if not made.exists():
             raise

@@ -75,7 +75,7 @@ def command(
 
 
 def _job_of(ctx: CliContext, ref: str) -> str:
-    """The job's id; of an ended one there is nothing to see here. Raises NotFound."""
+    """The job's id; of an ended one there is nothing to see here. Raises NotFoundError."""
     job = ctx.cluster.job(ref).job
     if job.ended_at_s is not None:
         ctx.echo(f"{job.id} has ended ({job.state}); how it went: ascendrun report {job.id}")

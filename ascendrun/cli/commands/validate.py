@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...]) -> int:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node."""
-    from ascendrun.core.errors import InvalidInput
+    from ascendrun.core.errors import InvalidInputError
 
     problems: list[Problem] = []
     for file in files:
         try:
             click.echo(f"{file}: {_check(file, overrides)}")
-        except InvalidInput as error:
+        except InvalidInputError as error:
             problems.extend(error.problems)
     if problems:
-        raise InvalidInput(problems)
+        raise InvalidInputError(problems)
     return 0
 
 
 def _check(file: Path, overrides: tuple[str, ...]) -> str:
-    """What the file is, in a few words. Raises InvalidInput."""
+    """What the file is, in a few words. Raises InvalidInputError."""
     if file.suffix == ".hosts":
         from ascendrun.cli.options import read_hostfile
 

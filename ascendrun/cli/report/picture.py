@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.report.page import chart_title, duration, list_tiles, percent, when
 from ascendrun.cli.report.words import Words
-from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.names import fold_names
 
 if TYPE_CHECKING:
@@ -46,14 +46,16 @@ CHINESE_FONTS = (
 
 
 def make_picture(report: Report, *, lang: str) -> bytes:
-    """The picture; in English where no font here has Chinese. Raises InvalidInput when matplotlib is missing."""
+    """The picture; in English where no font here has Chinese. Raises InvalidInputError when matplotlib is missing."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         hint = "in a checkout bin/setup-env plot, else pip install 'ascendrun[plot]'; --out FILE.html needs nothing"
-        raise InvalidInput([Problem("--png", None, None, "needs matplotlib, which is not installed", hint)]) from error
+        raise InvalidInputError(
+            [Problem("--png", None, None, "needs matplotlib, which is not installed", hint)]
+        ) from error
     fonts = [name for name in CHINESE_FONTS if _has_font(name)][:1]
     words = Words(lang if lang == "en" or fonts else "en")
     rows = -(-len(report.charts) // 2)

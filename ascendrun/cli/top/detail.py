@@ -74,7 +74,7 @@ Series = tuple[tuple[DeviceSample, ...], tuple[HostSample, ...], tuple[RankSampl
 
 
 def read_series(state_dir: Any, row: TopRow, *, since_s: float, until_s: float) -> Series:
-    """How the row's device, host and rank went; () of each of which nothing is kept. Raises StoreUnusable."""
+    """How the row's device, host and rank went; () of each of which nothing is kept. Raises StoreUnusableError."""
     from ascendrun.head.state.sample_store import SampleStore
 
     store = SampleStore.open_for_reading(state_dir)

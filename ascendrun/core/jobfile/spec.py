@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 from pydantic import BaseModel, ValidationError
 
-from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile import model
 from ascendrun.core.jobfile.model import JobSpec, job_json_schema
 from ascendrun.core.jobfile.pipeline import StageJob, StageRoot, side_by_side, split_stages
@@ -45,12 +45,14 @@ Path = tuple[Union[str, int], ...]
 
 
 def parse_program_options(name: str, json_text: str) -> ProgramOptions:
-    """The table of one program (`options.json`). Raises InvalidInput with all faults of the table."""
+    """The table of one program (`options.json`). Raises InvalidInputError with all faults of the table."""
     try:
         return read_table(name, json_text)
     except InvalidTableError as error:
         file = f"{name}/options.json"
-        raise InvalidInput([Problem(file, error.line, error.column, str(fault)) for fault in error.faults]) from error
+        raise InvalidInputError(
+            [Problem(file, error.line, error.column, str(fault)) for fault in error.faults]
+        ) from error
 
 
 def parse_job(
@@ -64,7 +66,7 @@ def parse_job(
     """The job that the file and the overrides ("args.lr=1e-4") describe; paths stay as written (see `resolve_paths`).
     Of a pipeline its first stage.
 
-    Raises InvalidInput with every problem; one of an override has "--set …" as its file and no line. A file that
+    Raises InvalidInputError with every problem; one of an override has "--set …" as its file and no line. A file that
     is no YAML from some line on is told up to there. `check_names` tells the names of all checks, None: let any pass.
     """
     stages = parse_stages(text, file, overrides=overrides, programs=programs, check_names=check_names)
@@ -83,7 +85,7 @@ def parse_stages(
     common part of the file and its own; a single job for any other file."""
     source = read_yaml(text, file)
     if not source.is_whole:
-        raise InvalidInput(in_order(source.problems))
+        raise InvalidInputError(in_order(source.problems))
     apply_overrides(source, overrides)
     root = source.root
     if root is None:
@@ -91,7 +93,7 @@ def parse_stages(
     elif not isinstance(root, MappingNode):
         source.problems.append(root.place.problem("is no mapping", "write key: value lines, such as name: my-job"))
     if not isinstance(root, MappingNode):
-        raise InvalidInput(in_order(source.problems))
+        raise InvalidInputError(in_order(source.problems))
     roots = split_stages(root, source)
     problems: list[Problem] = []
     jobs: list[StageJob] = []
@@ -103,7 +105,7 @@ def parse_stages(
     problems.extend(side_by_side(jobs, roots or ()))
     problems = list(dict.fromkeys(problems + source.problems))
     if problems or not jobs:
-        raise InvalidInput(in_order(problems))
+        raise InvalidInputError(in_order(problems))
     return tuple(jobs)
 
 
@@ -136,9 +138,9 @@ def resolve_paths(spec: JobSpec, folder: str, programs: Mapping[str, ProgramOpti
 
 
 def require_hostfile(spec: JobSpec, file: str) -> str:
-    """The job's hostfile. Raises InvalidInput when it names none: never a silent local run."""
+    """The job's hostfile. Raises InvalidInputError when it names none: never a silent local run."""
     if spec.hostfile is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             [
                 Problem(
                     file,

@@ -17,6 +17,7 @@ import yaml
 from ascendrun.core.errors import Problem
 from ascendrun.core.jobfile.source_text import decode_text
 from ascendrun.core.message_format import MAX_PROBLEMS, shown
+from ascendrun.text import Text
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -72,7 +73,7 @@ class Place:
     line: int | None = None
     column: int | None = None
 
-    def problem(self, message: str, hint: str | None = None) -> Problem:
+    def problem(self, message: Text | str, hint: Text | str | None = None) -> Problem:
         return Problem(self.file, self.line, self.column, message, hint)
 
 

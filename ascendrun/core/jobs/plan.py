@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ascendrun.core.errors import InvalidInput, NotFit, Problem
+from ascendrun.core.errors import InvalidInputError, PreflightError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile import launchers
 from ascendrun.core.jobs.rank_env import JobShare, NodeShare, launcher_environment, rank_environment
@@ -108,7 +108,7 @@ def make_plan(
     """What to start where. `hosts`: the hostfile's, in its order; `reports`, `folders`: by host name; `home`: as in
     LaunchPlan.
 
-    Raises NotFit with every reason why the hosts cannot carry the job.
+    Raises PreflightError with every reason why the hosts cannot carry the job.
     """
     chosen = choose_hosts(spec, hosts)
     faults: list[str] = []
@@ -119,7 +119,7 @@ def make_plan(
         faults.append("deepspeed counts the same number of ranks on every node: set devices.per_node")
     network = Network("", {}) if faults else choose_network(chosen, reports, faults)
     if faults:
-        raise NotFit(_told_together(spec.name, faults))
+        raise PreflightError(_told_together(spec.name, faults))
     counts = {name: 1 if spec.launcher == "python" else len(ids) for name, ids in devices.items()}
     shape = _Shape(spec, chosen, reports, folders, trees, devices, network, counts)
     shared = JobShare(
@@ -150,18 +150,18 @@ def make_plan(
 def choose_hosts(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """The hosts that the job takes: the first `nodes` of the file, all of them when it does not say.
 
-    Raises NotFit when the file has fewer, InvalidInput for what this release cannot do.
+    Raises PreflightError when the file has fewer, InvalidInputError for what this release cannot do.
     """
     if spec.nodes is not None and not isinstance(spec.nodes, int):
-        raise InvalidInput([Problem(spec.name, None, None, "nodes as a range: not supported yet", "nodes: 2")])
+        raise InvalidInputError([Problem(spec.name, None, None, "nodes as a range: not supported yet", "nodes: 2")])
     if spec.devices.family == "auto":
-        raise InvalidInput(
+        raise InvalidInputError(
             [Problem(spec.name, None, None, "devices.family auto: not supported yet", "write npu, cuda or cpu")]
         )
     wanted = spec.nodes or max(1, len(hosts))
     if len(hosts) < wanted:
         way_out = f"nodes: {len(hosts)}, or add hosts to the hostfile" if hosts else "add hosts to the hostfile"
-        raise NotFit(
+        raise PreflightError(
             f"{spec.name} wants {wanted} node{'s' if wanted > 1 else ''}, but the hostfile names {len(hosts)}",
             hint=way_out,
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.core.hosts import Host
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links
@@ -62,7 +62,10 @@ class Asking:
             link.call("probe", {"peers": peers}, deadline_s=PROBE_S, done=self._answer_of(host, time.time_ns()))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= CONNECT_TRIES
+        is_final = (
+            isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
+            or link.failures >= CONNECT_TRIES
+        )
         for host in self._hosts:
             if is_final and self._links.same(host, link.host) and host.name not in self._answered:
                 self._answered.add(host.name)
@@ -99,7 +102,7 @@ def describe_error(error: AscendrunError) -> str:
     """One line: the fact and the way out."""
     problems: list[str] = [str(problem.message) for problem in getattr(error, "problems", ())]
     text = "; ".join(problems) or error.message
-    return f"{text} ({error.hint})" if error.hint else text
+    return f"{text} ({error.hint})" if error.hint else str(text)
 
 
 def describe_reply(reply: Reply) -> str:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError, CannotConnect
+from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.protocol.remote import Reply
-from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosed
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 
 MAGIC = b"\nASCENDRUN-ONCE\n"
 """What stands before it is noise of the login's startup files."""
@@ -84,7 +84,7 @@ class Once:
             self._failed(error)
             return
         except Exception as error:  # a fault of ours in a worker thread would vanish with its future
-            self._failed(CannotConnect(f"{self._host.name}: {type(error).__name__}: {error}"))
+            self._failed(UnreachableError(f"{self._host.name}: {type(error).__name__}: {error}"))
             return
         self._connection = connection
         self._started_mono = time.monotonic()
@@ -94,7 +94,7 @@ class Once:
             stream = self._stream = connection.open(COMMAND, receiver, deadline_s=Deadlines().open_s)
             stream.send(encode_words(words), deadline_s=SEND_S)
             stream.close_input()
-        except (AscendrunError, StreamClosed, ValueError) as error:
+        except (AscendrunError, StreamClosedError, ValueError) as error:
             self._closed(str(error), None)
 
     def _closed(self, reason: str, status: int | None) -> None:
@@ -104,7 +104,7 @@ class Once:
         assert connection is not None
         if status is None:
             connection.close()
-            error = CannotConnect(f"{self._host.name}: the connection ended while the command ran: {reason}")
+            error = UnreachableError(f"{self._host.name}: the connection ended while the command ran: {reason}")
             self._done(Reply({}, b"", {"code": "link-lost", "message": error.message, "hint": None}))
             self._lost(error)
             return

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AscendrunError, Conflict
+from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.liveness import Listening
@@ -24,7 +24,7 @@ from ascendrun.head.protocol.control_socket import Answer, ControlServer
 from ascendrun.head.protocol.remote import Link, LinkListener
 from ascendrun.head.spool.artifact_store import wishes_dir
 from ascendrun.head.ssh.transport import Backend
-from ascendrun.head.state.store import LostLease, Store
+from ascendrun.head.state.store import LostLeaseError, Store
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Controller:
     def __init__(
         self, state_dir: Path, backend: Backend, *, idle_s: float = IDLE_S, notifier: NotifierMaker = Notifier
     ) -> None:
-        """Opens the store and takes its lease. Raises StoreUnusable."""
+        """Opens the store and takes its lease. Raises StoreUnusableError."""
         self._state_dir = state_dir
         self._idle_s = idle_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may put into it
@@ -123,7 +123,7 @@ class Controller:
                 self._guard(self._jobs.work_off_events)
                 if self._is_busy():
                     next_tick = min(next_tick, time.monotonic() + TICK_S)
-        except LostLease as error:
+        except LostLeaseError as error:
             print(f"controller: {error.message}", flush=True)
         finally:
             self._server.close()
@@ -248,7 +248,7 @@ class Controller:
 
         stored = self._store.find(str(header["job"]))
         if stored.job.is_terminal:
-            raise Conflict(f"{stored.job.id} has already ended: {stored.job.state.value}")
+            raise ConflictError(f"{stored.job.id} has already ended: {stored.job.state.value}")
         self._store.save(stored.job, [("asked", "stop --now" if header["now"] else "stop")], now_s=time.time())
         self._jobs.feed(stored.job.id, StopRequested(now=bool(header["now"])))
         self._jobs.work_off_events()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import CannotConnect, DeadlineExceeded
+from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.settings import STATE_VARIABLE
 from ascendrun.head.state.state_dir import make_state_dir
@@ -72,11 +72,11 @@ def is_running(state_dir: Path) -> bool:
 
 
 def wait_until_free(state_dir: Path, *, timeout_s: float) -> None:
-    """Returns when no controller holds the lock. Raises DeadlineExceeded."""
+    """Returns when no controller holds the lock. Raises DeadlineExceededError."""
     deadline = time.monotonic() + timeout_s
     while is_running(state_dir):
         if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"the controller of {state_dir} did not end within {timeout_s:g} s")
+            raise DeadlineExceededError(f"the controller of {state_dir} did not end within {timeout_s:g} s")
         time.sleep(_POLL_S)
 
 
@@ -96,7 +96,7 @@ def run_controller(state_dir: Path, backend: Backend, *, notifier: NotifierMaker
 def start_controller(state_dir: Path, *, deadline_s: float) -> None:
     """Starts a controller that outlives this process and waits until it answers.
 
-    Two starts at once are harmless: one gets the lock, the other ends. Raises CannotConnect with the end of its log.
+    Two starts at once are harmless: one gets the lock, the other ends. Raises UnreachableError with the end of its log.
     """
     from ascendrun.head.protocol.control_socket import ControlClient
 
@@ -114,18 +114,18 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
             env=_environment(state_dir),
         )
     deadline = time.monotonic() + deadline_s
-    error: CannotConnect | None = None
+    error: UnreachableError | None = None
     while time.monotonic() < deadline:
         try:
             ControlClient(state_dir).close()
             return
-        except CannotConnect as refused:
+        except UnreachableError as refused:
             error = refused
         if child.poll() is not None and not is_running(state_dir):
             break
         time.sleep(_POLL_S)
     tail = log_path.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
-    raise CannotConnect(
+    raise UnreachableError(
         f"the controller did not come up: {tail[0] if tail else error}",
         hint=f"`ascendrun controller run` shows why; its log is {log_path}",
     ) from error

@@ -21,7 +21,7 @@ from ascendrun.head.agents.node_query import Asking, describe_error, describe_re
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
-from ascendrun.head.spool.collector import NodeSpool, SpoolGap
+from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
 from ascendrun.head.spool.log_pruning import KEEP_BYTES, Releaser
 from ascendrun.head.spool.sample_ingest import SampleKeeper, Source
 from ascendrun.head.state.settings import SPOOL_COMPLETE, make_spool_dir, spool_dir
@@ -299,7 +299,7 @@ class JobRunner:
             return
         try:
             self.spool(host).write(str(header["file"]), int(header["generation"]), int(header["offset"]), body)
-        except SpoolGap:
+        except SpoolGapError:
             self._context.post(lambda: self.follow_later(host, wait_s=0.0))
             return
         except OSError:  # the head's disk is full: nothing is lost, the node has it

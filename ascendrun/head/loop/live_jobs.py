@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AscendrunError, Conflict, NotFound
+from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.remote import Link
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store, StoredJob
 from ascendrun.node.failpoint import failpoint
 
@@ -174,7 +174,7 @@ class LiveJobs:
             return runner.job
         try:
             found = self._store.find(job_id).job
-        except (NotFound, Conflict):
+        except (NotFoundError, ConflictError):
             return None
         return found if found.id == job_id else None  # a name or a longer id may begin like it
 
@@ -228,7 +228,7 @@ class LiveJobs:
             return
         try:
             self._take(self._runners[job_id], step)
-        except StoreUnusable:
+        except StoreUnusableError:
             self._unsaved[job_id] = step
             self._guard.tell()
 

@@ -6,7 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown, NotFit
+from ascendrun.core.errors import (
+    AscendrunError,
+    AuthenticationError,
+    HostKeyChangedError,
+    HostKeyUnknownError,
+    PreflightError,
+)
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.protocol.control_socket import Answer, error_answer
@@ -133,7 +139,7 @@ class Errands:
             self._post(self._sweep)
             try:
                 if refusals:
-                    raise NotFit("; ".join(refusals))
+                    raise PreflightError("; ".join(refusals))
                 plan = build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
             except AscendrunError as error:
                 answer(error_answer(error), b"", True)
@@ -180,7 +186,7 @@ class _Exec:
                 self._links.get(host).call("exec", fields, deadline_s=deadline_s, done=done_of(host))
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_hopeless = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged))
+        is_hopeless = isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
         is_final = is_hopeless or link.failures >= EXEC_CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):

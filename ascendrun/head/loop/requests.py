@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.protocol.control_socket import Answer, error_answer
-from ascendrun.head.state.store import LostLease
+from ascendrun.head.state.store import LostLeaseError
 
 Serve = Callable[[Mapping[str, Any], Answer], None]
 
@@ -17,7 +17,7 @@ Serve = Callable[[Mapping[str, Any], Answer], None]
 def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], answer: Answer, *, log: Path) -> None:
     """Answers with what went wrong where something did; one bad wish must not end the keeper of all jobs.
 
-    Raises LostLease alone. `log`: where a trace of our own fault can be found.
+    Raises LostLeaseError alone. `log`: where a trace of our own fault can be found.
     """
     serve = table.get(op)
     if serve is None:
@@ -30,7 +30,7 @@ def serve_wish(table: Mapping[str, Serve], op: str, header: Mapping[str, Any], a
         return
     try:
         serve(header, answer)
-    except LostLease:
+    except LostLeaseError:
         raise
     except AscendrunError as error:
         answer(error_answer(error), b"", True)

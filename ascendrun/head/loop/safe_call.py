@@ -7,11 +7,11 @@ import traceback
 from contextlib import suppress
 from typing import Callable
 
-from ascendrun.head.state.store import LostLease
+from ascendrun.head.state.store import LostLeaseError
 
 
 class Guard:
-    """Use from one thread. Raises LostLease alone: a controller that has lost its lease must do nothing more."""
+    """Use from one thread. Raises LostLeaseError alone: a controller that has lost its lease must do nothing more."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -19,7 +19,7 @@ class Guard:
     def __call__(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except LostLease:
+        except LostLeaseError:
             raise
         except Exception:  # a fault of ours in one matter: the log keeps the trace, all other jobs go on
             self.tell()

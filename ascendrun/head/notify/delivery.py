@@ -12,8 +12,8 @@ from ascendrun.core.logs.redaction import hide_values, redact_text
 from ascendrun.core.notice_formats import Verdict, append_path, generic_body, judge_answer, make_request
 from ascendrun.core.notices import Notice, Target, describe
 from ascendrun.head.notify.hook import run_hook
-from ascendrun.head.notify.http_client import Cut, NoAnswer, ask_web
-from ascendrun.head.state.notice_settings import Unreadable, read_credentials
+from ascendrun.head.notify.http_client import Cut, RequestFailedError, ask_web
+from ascendrun.head.state.notice_settings import UnreadableCredentialsError, read_credentials
 
 SHOWN_CHARACTERS = 1500
 _NOT_FOR_HOOKS = ("ASCENDRUN_FAILPOINT",)
@@ -27,13 +27,13 @@ def deliver(
         return _run_hook(notice, target, stop)
     try:
         url, secret = read_credentials(target)
-    except Unreadable as error:
+    except UnreadableCredentialsError as error:
         return Verdict("retry", str(error))
     request = make_request(notice, target, url=url, secret=secret, now_s=time.time())
     try:
         answer = ask_web(request.url, headers=request.headers, body=request.body, deadline_s=ask_s, cut=cut)
         verdict = judge_answer(target.kind, answer.status, answer.headers, answer.body)
-    except NoAnswer as error:
+    except RequestFailedError as error:
         verdict = Verdict("retry", str(error))
     return Verdict(verdict.outcome, _hide(verdict.says, url, secret), verdict.wait_s)
 
@@ -42,11 +42,11 @@ def press(target: Target, *, ask_s: float, cut: Cut | None = None) -> str | None
     """Asks the URL of a dead-man's switch once; what went wrong, None: nothing."""
     try:
         url, _ = read_credentials(target)
-    except Unreadable as error:
+    except UnreadableCredentialsError as error:
         return str(error)
     try:
         answer = ask_web(append_path(url, ""), headers={}, body=None, deadline_s=ask_s, cut=cut)
-    except NoAnswer as error:
+    except RequestFailedError as error:
         return _hide(str(error), url, None)
     return None if 200 <= answer.status < 300 else f"it answers {answer.status}"
 

@@ -23,7 +23,7 @@ class WebAnswer:
     body: bytes
 
 
-class NoAnswer(Exception):
+class RequestFailedError(Exception):
     """The server could not be asked, or did not answer in time. The message never holds the URL."""
 
 
@@ -56,7 +56,7 @@ class Cut:
 def ask_web(
     url: str, *, headers: Mapping[str, str], body: bytes | None, deadline_s: float, cut: Cut | None = None
 ) -> WebAnswer:
-    """POST when there is a body, else GET. An answer of any status is an answer. Raises NoAnswer."""
+    """POST when there is a body, else GET. An answer of any status is an answer. Raises RequestFailedError."""
     cut = cut or Cut()
     request = urllib.request.Request(url, data=body, headers={"User-Agent": "ascendrun", **headers})
     opener = urllib.request.build_opener(_Http(cut), _Https(cut), _NoRedirect())
@@ -71,12 +71,12 @@ def ask_web(
         with response:
             data = response.read(ANSWER_BYTES)
         if cut.is_cut:
-            raise NoAnswer(f"no whole answer within {deadline_s:g} s")
+            raise RequestFailedError(f"no whole answer within {deadline_s:g} s")
         return WebAnswer(int(response.status or 0), dict(response.headers.items()), data)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if cut.is_cut:
-            raise NoAnswer(f"no answer within {deadline_s:g} s") from None
-        raise NoAnswer(_describe(error)) from None  # the cause may hold the URL
+            raise RequestFailedError(f"no answer within {deadline_s:g} s") from None
+        raise RequestFailedError(_describe(error)) from None  # the cause may hold the URL
     finally:
         timer.cancel()
 

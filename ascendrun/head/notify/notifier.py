@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.head.notify.settings_watch import ReadSettings, SettingsWatch
-from ascendrun.head.state.state_dir import StoreUnusable
-from ascendrun.head.state.store import LostLease, Store, StoredEvent
+from ascendrun.head.state.state_dir import StoreUnusableError
+from ascendrun.head.state.store import LostLeaseError, Store, StoredEvent
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def tell_nobody() -> None:
 
 
 class Notifier:
-    """Of one controller. `read_settings` may raise InvalidInput: what was valid before stays then.
+    """Of one controller. `read_settings` may raise InvalidInputError: what was valid before stays then.
 
     `files`: the settings files, looked at for changes. While nobody is to be told, nothing is imported and no thread
     runs.
@@ -76,7 +76,7 @@ class Notifier:
     # What the controller calls
 
     def start(self) -> None:
-        """Takes up what the last controller left. Raises LostLease, StoreUnusable."""
+        """Takes up what the last controller left. Raises LostLeaseError, StoreUnusableError."""
         if self.settings() is None and not self._store.has_waiting_notices():
             return
         queue = self._queue()
@@ -190,7 +190,7 @@ class Notifier:
                 try:
                     rest_s, block_s = self._step(queue, name, blocked_mono)
                     blocked_mono = max(blocked_mono, time.monotonic() + block_s)
-                except LostLease:
+                except LostLeaseError:
                     return
                 except Exception:  # a full disk, a fault of ours: the next turn may go better; the log has it
                     self._tell_fault()
@@ -207,7 +207,7 @@ class Notifier:
         while not self._stop.is_set():
             try:
                 return self._queue()
-            except StoreUnusable:
+            except StoreUnusableError:
                 self._tell_fault()
                 self._stop.wait(REST_S)
         return None

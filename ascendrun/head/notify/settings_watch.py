@@ -27,7 +27,8 @@ ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
 class SettingsWatch:
-    """`read` may raise InvalidInput: what was valid before stays then. `files`: read again when one has changed; none:
+    """`read` may raise InvalidInputError: what was valid before stays then. `files`: read again when one has
+    changed; none:
     at every look. Use from any thread."""
 
     def __init__(self, read: ReadSettings, files: Sequence[Path], *, log: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ascendrun.core.errors import AscendrunError, CannotConnect, NotFit
+from ascendrun.core.errors import AscendrunError, PreflightError, UnreachableError
 from ascendrun.node import loader, wire
 from ascendrun.node.pack import agent_pyz
 
@@ -69,12 +69,12 @@ class Booting:
             if step.kind == loader.NEED_AGENT:
                 self._wants_agent = True
             elif step.kind == loader.NO_PYTHON:
-                self._failure = NotFit(
+                self._failure = PreflightError(
                     f"{self._host}: {step.detail}",
                     hint="install python3 there, or put it on the PATH that a non-interactive login gets",
                 )
             elif step.kind == loader.FAILED:
-                self._failure = CannotConnect(
+                self._failure = UnreachableError(
                     f"{self._host}: the agent cannot be put there: {step.detail}",
                     hint="check space and permissions of ~/.ascendrun on that node",
                 )
@@ -101,10 +101,10 @@ class Booting:
             said = (self._errors or self._boot.all_noise()[-4096:]).decode("utf-8", "replace").strip().splitlines()
         if self._boot.is_over:
             tail = f" (it said: {said[-1]})" if said else ""
-            return CannotConnect(f"{self._host}: the connection ended: {reason}{tail}")
+            return UnreachableError(f"{self._host}: the connection ended: {reason}{tail}")
         tail = f"; its login said: {said[-1]}" if said else ""
         code = "" if status is None else f" with exit code {status}"
-        return CannotConnect(
+        return UnreachableError(
             f"{self._host}: the login ended{code} before an agent came up{tail}",
             hint="try `ssh` to it by hand: the account must give a shell",
         )

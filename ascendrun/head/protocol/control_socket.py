@@ -12,16 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.core.errors import (
-    AscendrunError,
-    CannotConnect,
-    Conflict,
-    DeadlineExceeded,
-    InvalidInput,
-    NotFit,
-    NotFound,
-    Problem,
-)
+from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
 from ascendrun.node import wire
 
 SOCKET_NAME = "controller.sock"
@@ -29,9 +20,6 @@ _UCRED = struct.Struct("3i")
 
 Answer = Callable[[Mapping[str, Any], bytes, bool], None]
 """answer(header, body, is_last): called once or, for streams, several times, from any thread."""
-
-_KINDS = (Conflict, NotFit, NotFound, CannotConnect, DeadlineExceeded)
-_ERRORS: Mapping[str, type] = {kind.code: kind for kind in _KINDS}
 
 
 @contextmanager
@@ -145,33 +133,21 @@ def _peer_uid(peer: socket.socket) -> int:
 
 def error_answer(error: AscendrunError) -> Mapping[str, Any]:
     """An error as the header of an answer."""
-    problems = [vars(problem) for problem in error.problems] if isinstance(error, InvalidInput) else None
-    return {
-        "ok": False,
-        "error": {"code": error.code, "message": error.message, "hint": error.hint, "problems": problems},
-    }
-
-
-def raise_error(error: Mapping[str, Any]) -> None:
-    """Raises what an error answer says, as the same kind of AscendrunError where it is known."""
-    if error.get("problems"):
-        raise InvalidInput([Problem(**problem) for problem in error["problems"]])
-    kind = _ERRORS.get(str(error.get("code")), AscendrunError)
-    raise kind(str(error.get("message")), hint=error.get("hint"))
+    return {"ok": False, "error": error.to_json()}
 
 
 class ControlClient:
     """A connection to the running controller."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Raises CannotConnect when no controller listens."""
+        """Raises UnreachableError when no controller listens."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _short_path(state_dir) as path:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise CannotConnect(
+            raise UnreachableError(
                 f"no controller runs for {state_dir}: {error.strerror}",
                 hint="`ascendrun controller run` in the foreground shows why it ends",
             ) from error
@@ -190,18 +166,19 @@ class ControlClient:
     def call(
         self, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
     ) -> dict[str, Any]:
-        """One request, one answer. Raises what the controller answers, CannotConnect when it dies, DeadlineExceeded."""
+        """One request, one answer. Raises what the controller answers, UnreachableError when it dies,
+        DeadlineExceededError."""
         for header, _ in self.stream(op, fields, body, timeout_s=timeout_s):
             return header
-        raise CannotConnect(f"the controller gave no answer to {op!r}")
+        raise UnreachableError(f"the controller gave no answer to {op!r}")
 
     def post(self, op: str, fields: Mapping[str, Any]) -> None:
-        """One request whose answers nobody will read. Raises CannotConnect."""
+        """One request whose answers nobody will read. Raises UnreachableError."""
         self._next_id += 1
         try:
             self._socket.sendall(wire.pack({"id": self._next_id, "op": op, **fields}, b""))
         except OSError as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"the controller ended while it was asked to {op!r}",
                 hint="repeat the command: it starts a new controller",
             ) from error
@@ -217,21 +194,21 @@ class ControlClient:
             while True:
                 data = self._socket.recv(262144)
                 if not data:
-                    raise CannotConnect(
+                    raise UnreachableError(
                         f"the controller ended while it was asked to {op!r}",
                         hint="repeat the command: it starts a new controller",
                     )
                 for header, answer_body in self._reader.feed(data):
                     if not header.get("ok", True):
-                        raise_error(header["error"])
+                        raise AscendrunError.from_json(header["error"])
                     if not header.get("empty"):
                         yield header, answer_body
                     if header.get("last"):
                         return
         except socket.timeout as error:
-            raise DeadlineExceeded(f"the controller did not answer {op!r} within {timeout_s:g} s") from error
+            raise DeadlineExceededError(f"the controller did not answer {op!r} within {timeout_s:g} s") from error
         except ConnectionError as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"the controller ended while it was asked to {op!r}",
                 hint="repeat the command: it starts a new controller",
             ) from error

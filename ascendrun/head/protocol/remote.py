@@ -12,10 +12,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError, AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import (
+    AscendrunError,
+    AuthenticationError,
+    HostKeyChangedError,
+    HostKeyUnknownError,
+    UnreachableError,
+)
 from ascendrun.core.hosts import Host
 from ascendrun.head.protocol.agent_bootstrap import AgentImage, Booting
-from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosed
+from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
 
 SUSPECT_S = 6.0
@@ -179,11 +185,11 @@ class Link:
         for call in expired:
             call.done(_failed("deadline", f"{self.host.name} gave no answer in time", self.last_error))
         if dead_epoch is not None:
-            self._drop(dead_epoch, CannotConnect(f"{self.host.name}: silent for {UNREACHABLE_S:g} s"))
+            self._drop(dead_epoch, UnreachableError(f"{self.host.name}: silent for {UNREACHABLE_S:g} s"))
         if boot_epoch is not None:
             text = f"{self.host.name}: logged in, but no agent came up within {BOOT_S:g} s"
             hint = "log in by hand: a startup file of the shell may wait for something"
-            self._drop(boot_epoch, CannotConnect(text, hint=hint))
+            self._drop(boot_epoch, UnreachableError(text, hint=hint))
         if should_connect:
             self._connecting.submit(self._connect, epoch)
 
@@ -202,7 +208,7 @@ class Link:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self._drop(epoch, CannotConnect(f"{self.host.name}: the link was closed"))
+        self._drop(epoch, UnreachableError(f"{self.host.name}: the link was closed"))
         with self._lock:
             rest, self._outbox = list(self._outbox), deque()
         for _, call in rest:
@@ -217,7 +223,7 @@ class Link:
             self._drop(epoch, error)
             return
         except Exception as error:  # a fault of ours in a worker thread would vanish with its future
-            self._drop(epoch, CannotConnect(f"{self.host.name}: {type(error).__name__}: {error}"))
+            self._drop(epoch, UnreachableError(f"{self.host.name}: {type(error).__name__}: {error}"))
             return
         self._start_agent(epoch, connection)
 
@@ -238,7 +244,7 @@ class Link:
         )
         try:
             stream = connection.open(self._image.login_command, receiver, deadline_s=Deadlines().open_s)
-        except (AscendrunError, StreamClosed) as error:
+        except (AscendrunError, StreamClosedError) as error:
             self._drop(epoch, self._as_ours(error))
             return
         with self._lock:
@@ -250,7 +256,7 @@ class Link:
     def _send_agent(self, epoch: int, booting: Booting, stream: Stream) -> None:
         try:
             stream.send(booting.upload(), deadline_s=SEND_S)
-        except (AscendrunError, StreamClosed) as error:
+        except (AscendrunError, StreamClosedError) as error:
             self._drop(epoch, error if isinstance(error, AscendrunError) else booting.why_closed(str(error), None))
 
     def _on_data(self, epoch: int, booting: Booting, data: bytes) -> None:
@@ -266,7 +272,7 @@ class Link:
         except wire.FrameError as error:
             self._drop(
                 epoch,
-                CannotConnect(
+                UnreachableError(
                     f"{self.host.name}: its agent speaks nonsense: {error}",
                     hint="a program of the login shell may write into the connection",
                 ),
@@ -313,8 +319,8 @@ class Link:
             call.done(_failed("link-lost", f"{self.host.name}: {error.message}", error))
         self._listener.on_down(self, error)
 
-    def _as_ours(self, error: AscendrunError | StreamClosed) -> AscendrunError:
-        return error if isinstance(error, AscendrunError) else CannotConnect(f"{self.host.name}: {error}")
+    def _as_ours(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
+        return error if isinstance(error, AscendrunError) else UnreachableError(f"{self.host.name}: {error}")
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
 
@@ -336,8 +342,8 @@ class Link:
                 self._pending[request_id] = call
             try:
                 stream.send(wire.pack(call.header, call.body), deadline_s=SEND_S)
-            except (AscendrunError, StreamClosed) as error:
-                self._drop(epoch, CannotConnect(f"{self.host.name}: {error}"))
+            except (AscendrunError, StreamClosedError) as error:
+                self._drop(epoch, UnreachableError(f"{self.host.name}: {error}"))
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)
@@ -350,7 +356,7 @@ def _failed(code: str, message: str, cause: AscendrunError | None) -> Reply:
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:
-    if isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)):
+    if isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError)):
         return _HOPELESS_RETRY_S
     first_s, most_s = _RETRY_S
     ceiling_s: float = min(most_s, first_s * 2.0 ** min(failures, 10))

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.errors import NotFound
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
@@ -191,7 +191,7 @@ class _Wish:
 
 
 class Gatherer:
-    """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFound."""
+    """Use from the controller's thread, except `take`. `find(job id)` gives the subject; raises NotFoundError."""
 
     def __init__(
         self, state_dir: Path, links: Links, post: Callable[[Callable[[], None]], None], find: Callable[[str], Subject]
@@ -207,10 +207,10 @@ class Gatherer:
             wish = read_wish(folder / name)
             try:
                 if wish is None or time.time() - wish[3] > GIVE_UP_S:
-                    raise NotFound(f"{name} is too old")
+                    raise NotFoundError(f"{name} is too old")
                 subject = self._find(wish[0])
                 self._want(subject, wish[1], next(host for host in subject.hosts if host.name == wish[2]))
-            except (NotFound, StopIteration):
+            except (NotFoundError, StopIteration):
                 (folder / name).unlink()
 
     def gather(self, job_id: str, attempt: int) -> None:

@@ -16,7 +16,7 @@ from ascendrun.node.records import parse_events
 LOG_FILE = re.compile(r"^rank-\d+\.(?:out|err)$")
 
 
-class SpoolGap(Exception):
+class SpoolGapError(Exception):
     """The data begins behind the end of our copy: follow again from `offsets()`."""
 
 
@@ -42,7 +42,8 @@ class NodeSpool:
     def write(self, file: str, generation: int, offset: int, data: bytes) -> None:
         """Appends what is new in `data`, which stands at `offset` of the node's file.
 
-        Bytes that are here already are not written again. Raises SpoolGap when some between are missing, ValueError
+        Bytes that are here already are not written again. Raises SpoolGapError when some between are missing,
+        ValueError
         when `file` is no name that a node may use, OSError when the head's disk is full.
         """
         name = f"{file}.{generation}"
@@ -58,7 +59,7 @@ class NodeSpool:
         try:
             size = os.fstat(fd).st_size
             if offset > size:
-                raise SpoolGap(f"{name}: have {size} bytes, got {offset}")
+                raise SpoolGapError(f"{name}: have {size} bytes, got {offset}")
             rest = memoryview(data)[size - offset :]
             while rest:
                 rest = rest[os.write(fd, rest) :]

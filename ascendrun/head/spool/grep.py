@@ -164,5 +164,5 @@ def ask_hosts(
                         is_complete=bool(header.get("complete")),
                     )
     except AscendrunError as error:
-        problem = error.message
+        problem = str(error.message)
     return [found.get(host, HostHits(host, {}, problem)) for host in requests]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from ascendrun.core.errors import AscendrunError, AuthFailed, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.core.hosts import Host, load_hosts
 from ascendrun.core.samples import Newest
 from ascendrun.head.agents.connections import Links
@@ -60,7 +60,10 @@ class SampleErrand:
             )
 
     def on_down(self, link: Link, error: AscendrunError) -> None:
-        is_final = isinstance(error, (AuthFailed, HostKeyUnknown, HostKeyChanged)) or link.failures >= CONNECT_TRIES
+        is_final = (
+            isinstance(error, (AuthenticationError, HostKeyUnknownError, HostKeyChangedError))
+            or link.failures >= CONNECT_TRIES
+        )
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
                 self._refuse(host.name, describe_error(error))

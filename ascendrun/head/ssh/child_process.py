@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from ascendrun.core.errors import DeadlineExceeded
-from ascendrun.head.ssh.transport import Data, Receiver, StreamClosed
+from ascendrun.core.errors import DeadlineExceededError
+from ascendrun.head.ssh.transport import Data, Receiver, StreamClosedError
 
 READ_BYTES = 256 * 1024
 PIECE_BYTES = 32 * 1024
@@ -84,14 +84,14 @@ class ChildStream:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
         if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+            raise DeadlineExceededError(f"another thread was still sending after {deadline_s:g} s")
         try:
             while view:
                 sent = self._write(view[:PIECE_BYTES])
                 view = view[sent:]
                 left_s = until - time.monotonic()
                 if not sent and left_s <= 0:
-                    raise DeadlineExceeded(
+                    raise DeadlineExceededError(
                         f"the command took no more input within {deadline_s:g} s",
                         hint="it does not read its standard input",
                     )
@@ -101,15 +101,15 @@ class ChildStream:
             self._send_lock.release()
 
     def _write(self, piece: memoryview) -> int:
-        """How many bytes the pipe took, 0 when it is full. Raises StreamClosed."""
+        """How many bytes the pipe took, 0 when it is full. Raises StreamClosedError."""
         if self._input_fd is None or self._closing.is_set():
-            raise StreamClosed("the stream is closed")
+            raise StreamClosedError("the stream is closed")
         try:
             return os.write(self._input_fd, piece)
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise StreamClosed("the command takes no more input") from error
+            raise StreamClosedError("the command takes no more input") from error
 
     def close_input(self) -> None:
         with self._send_lock:

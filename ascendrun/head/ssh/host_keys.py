@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.core.errors import CannotConnect, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError, UnreachableError
 
 OWN_FILE = "known_hosts"
 DEFAULT_PORT = 22
@@ -124,7 +124,7 @@ class KnownHostsFile:
         try:
             text = Path(self.path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{self.path}: cannot be read ({error.strerror}), so no host key can be judged",
                 hint=f"mend its permissions: ls -l {self.path}",
             ) from error
@@ -184,13 +184,14 @@ def _unique(entries: Iterable[KnownKey]) -> tuple[KnownKey, ...]:
 
 
 def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
-    """Returns when `shown` is the recorded key; else raises HostKeyUnknown or HostKeyChanged with the way out.
+    """Returns when `shown` is the recorded key; else raises HostKeyUnknownError or HostKeyChangedError with the
+    way out.
 
     `host`: the name for `ascendrun trust`; `label`: how messages call it, with its address.
     """
     for entry in recorded.revoked:
         if entry.key == shown:
-            raise HostKeyChanged(
+            raise HostKeyChangedError(
                 f"{label}: its host key {shown} is revoked ({entry.file}:{entry.line}); nothing was sent",
                 hint="this key is known to be stolen or retired: give the host new keys, or reach the right host",
             )
@@ -200,20 +201,20 @@ def judge(shown: HostKey, recorded: Recorded, *, host: str, label: str) -> None:
         raise _changed(shown, recorded.keys, host=host, label=label)
     if recorded.authorities:
         entry = recorded.authorities[0]
-        raise HostKeyUnknown(
+        raise HostKeyUnknownError(
             f"{label}: hosts of that name are vouched for by a certificate authority "
             f"({entry.file}:{entry.line}), which this transport cannot check",
             hint=f"use the OpenSSH transport for this host, or record its key: ascendrun trust {host}",
         )
-    raise HostKeyUnknown(
+    raise HostKeyUnknownError(
         f"{label}: its host key {shown} was never recorded; nothing was sent", hint=f"ascendrun trust {host}"
     )
 
 
-def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChanged:
+def _changed(shown: HostKey, keys: Sequence[KnownKey], *, host: str, label: str) -> HostKeyChangedError:
     alike = [entry for entry in keys if entry.key.type == shown.type] or list(keys)
     was = "; ".join(f"{entry.key} ({entry.file}:{entry.line})" for entry in alike)
-    return HostKeyChanged(
+    return HostKeyChangedError(
         f"{label}: shows the host key {shown}, but on record is {was}; nothing was sent",
         hint="somebody may be in between. If the host was reinstalled, compare with "
         f"`ssh-keygen -lf /etc/ssh/ssh_host_{shown.short_type.lower()}_key.pub` on its console, "

@@ -19,12 +19,18 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    HostKeyChangedError,
+    HostKeyUnknownError,
+    UnreachableError,
+)
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.child_process import ChildStream
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey, parse_known_hosts
-from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosed
+from ascendrun.head.ssh.transport import Deadlines, Receiver, StreamClosedError
 
 WAIT_FOR_COMMAND = """exec /bin/sh -c 'IFS= read -r command && eval "$command"'"""
 """What the login shell runs until `open`; sh, csh, fish and zsh read it alike. `read` takes no byte beyond its line."""
@@ -110,7 +116,7 @@ class OpensshConnection:
             login, self._waiting = self._waiting, None
             is_closed = self._is_closed
         if is_closed:
-            raise StreamClosed("closed by this side")
+            raise StreamClosedError("closed by this side")
         is_first = login is not None and "\n" not in command
         if login is not None and not is_first:
             login.end()
@@ -120,7 +126,7 @@ class OpensshConnection:
         if is_first:
             try:
                 login.stream.send(command.encode() + b"\n", deadline_s=deadline_s)
-            except (StreamClosed, DeadlineExceeded):
+            except (StreamClosedError, DeadlineExceededError):
                 login.end()
                 raise
         login.start(receiver)
@@ -150,7 +156,7 @@ def connect(
     config: Path | None = None,
     host_key_alias: str | None = None,
 ) -> OpensshConnection:
-    """A logged-in connection. Raises CannotConnect or one of its children, from what `ssh` says."""
+    """A logged-in connection. Raises UnreachableError or one of its children, from what `ssh` says."""
     argv = build_argv(
         host,
         deadlines=deadlines,
@@ -166,15 +172,15 @@ def connect(
         try:
             login.wait(until - time.monotonic())
             return OpensshConnection(argv, target, login)
-        except _HungUp as error:
+        except _HungUpError as error:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until - deadlines.kex_s - deadlines.auth_s:
-                raise CannotConnect(error.message, hint=error.hint) from error
+                raise UnreachableError(error.message, hint=error.hint) from error
             time.sleep(pause_s)
 
 
 def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config: Path | None = None) -> HostKey:
-    """The key that `host` shows; offers no user key. Raises CannotConnect."""
+    """The key that `host` shows; offers no user key. Raises UnreachableError."""
     folder = tempfile.mkdtemp(prefix="ascendrun-ssh-")
     try:
         file, log = os.path.join(folder, "known_hosts"), os.path.join(folder, "log")
@@ -218,7 +224,7 @@ def scan_host_key(host: Host, target: SshTarget, *, deadlines: Deadlines, config
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _HungUp(CannotConnect):
+class _HungUpError(UnreachableError):
     """sshd hung up before it named itself; worth another try."""
 
 
@@ -242,14 +248,14 @@ class _Login:
             raise _no_binary(error) from error
 
     def wait(self, limit_s: float) -> None:
-        """Returns when logged in; raises CannotConnect or one of its children, and leaves no process then."""
+        """Returns when logged in; raises UnreachableError or one of its children, and leaves no process then."""
         until = time.monotonic() + limit_s
         try:
             while _LOGGED_IN.encode() not in self._log:
                 if self.stream.exit_code is not None:
                     self._listen(0)
                     said = self._text()
-                    kind = _HungUp if _HUNG_UP.search(said) else None
+                    kind = _HungUpError if _HUNG_UP.search(said) else None
                     raise classify(said, self._target, kind=kind)
                 if time.monotonic() > until:
                     raise _silent(self._target, limit_s)
@@ -307,67 +313,67 @@ class _Login:
             self._log_fd = None
 
 
-_SAYINGS: Sequence[tuple[str, type[CannotConnect], str, str]] = (
+_SAYINGS: Sequence[tuple[str, type[UnreachableError], str, str]] = (
     # what ssh says, the error, our words, the way out; the first that matches counts
     (
         r"REVOKED HOST KEY|marked as revoked",
-        HostKeyChanged,
+        HostKeyChangedError,
         "its host key is revoked; nothing was sent",
         "this key is known to be stolen or retired: give the host new keys, or reach the right host",
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
-        HostKeyChanged,
+        HostKeyChangedError,
         "{changed}; nothing was sent",
         "somebody may be in between. If the host was reinstalled, compare with `ssh-keygen -lf` of its key on its "
         "console, then: ascendrun trust --replace {name}",
     ),
     (
         r"host key is known for|Host key verification failed",
-        HostKeyUnknown,
+        HostKeyUnknownError,
         "a host key was never recorded; nothing was sent ({line})",
         "ascendrun trust {name}",
     ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
-        AuthFailed,
+        AuthenticationError,
         "user {user} was refused ({line})",
         "is that the right user? keys with a passphrase must be in the agent: ssh-add; to see more: ssh -v {name}",
     ),
     (
         r"Could not resolve hostname",
-        CannotConnect,
+        UnreachableError,
         "{line}",
         "check the spelling, /etc/hosts and DNS, or give addr= in the hostfile",
     ),
     (
         r"during banner exchange",
-        CannotConnect,
+        UnreachableError,
         "accepted the connection but sent no SSH banner ({line})",
         "the host is frozen or badly overloaded, or something else listens on that port",
     ),
     (
         r"Unable to negotiate|no matching",
-        CannotConnect,
+        UnreachableError,
         "{line}",
         "its sshd offers only algorithms that this ssh refuses; allow one for this host in ~/.ssh/config",
     ),
     (
         r"Bad configuration|Bad owner|terminating, \d+ bad|keyword .* extra|[Mm]issing argument|line \d+:",
-        CannotConnect,
+        UnreachableError,
         "ssh refuses its configuration ({line})",
         "mend that file; `ssh -G {name}` checks it",
     ),
     (
         r"Connection refused|timed out|No route|Network is unreachable",
-        CannotConnect,
+        UnreachableError,
         "{line}",
         "is the host up, sshd listening on that port, and no firewall between?",
     ),
 )
 
 
-def classify(said: str, target: SshTarget, *, kind: type[CannotConnect] | None = None) -> CannotConnect:
+def classify(said: str, target: SshTarget, *, kind: type[UnreachableError] | None = None) -> UnreachableError:
     """The error that ssh's words mean; `kind` when the caller knows it already."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for pattern, error, words, hint in _SAYINGS:
@@ -376,7 +382,9 @@ def classify(said: str, target: SshTarget, *, kind: type[CannotConnect] | None =
             filled = {"line": line[:200], "user": target.user, "name": target.name, "changed": _say_change(said)}
             return (kind or error)(f"{target.label}: {words.format(**filled)}", hint=hint.format(**filled))
     last = lines[-1][:200] if lines else "ssh said nothing"
-    return (kind or CannotConnect)(f"{target.label}: not connected ({last})", hint=f"to see more: ssh -v {target.name}")
+    return (kind or UnreachableError)(
+        f"{target.label}: not connected ({last})", hint=f"to see more: ssh -v {target.name}"
+    )
 
 
 def _say_change(said: str) -> str:
@@ -386,15 +394,15 @@ def _say_change(said: str) -> str:
     return f"{shown_words}, but on record is another ({place.group(2)})" if place else f"{shown_words} than recorded"
 
 
-def _silent(target: SshTarget, limit_s: float) -> CannotConnect:
-    return CannotConnect(
+def _silent(target: SshTarget, limit_s: float) -> UnreachableError:
+    return UnreachableError(
         f"{target.label}: ssh was not logged in within {limit_s:.3g} s",
         hint=f"the host is frozen or overloaded, or something asks for input; see: ssh -v {target.name}",
     )
 
 
-def _no_binary(error: OSError) -> CannotConnect:
-    return CannotConnect(
+def _no_binary(error: OSError) -> UnreachableError:
+    return UnreachableError(
         f"ssh cannot be started ({(error.strerror or str(error)).lower()})",
         hint="install the OpenSSH client, and see that it is on the PATH",
     )

@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ascendrun.core.errors import AuthFailed, CannotConnect, DeadlineExceeded
+from ascendrun.core.errors import AuthenticationError, DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.connection import IDLE_POLL_S, Link
 from ascendrun.head.ssh.host_keys import HostKey
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, common, paramiko
 from ascendrun.head.ssh.socket import Dial
-from ascendrun.head.ssh.transport import Data, Deadlines, Receiver, StreamClosed
+from ascendrun.head.ssh.transport import Data, Deadlines, Receiver, StreamClosedError
 
 PIECE_BYTES = 32 * 1024
 IN_FLIGHT_BYTES = 256 * 1024
@@ -53,15 +53,15 @@ _KEY_TYPES = (
 )
 
 
-class NoCommonAlgorithm(CannotConnect):
+class NoCommonAlgorithmError(UnreachableError):
     """The host and paramiko share no algorithm of some kind; the OpenSSH binary may know older ones."""
 
 
-class NoKey(AuthFailed):
+class NoKeyError(AuthenticationError):
     """There was nothing to log in with, so nothing was tried."""
 
 
-class _Dropped(Exception):
+class _DroppedError(Exception):
     """sshd hung up before it named itself: usually too many logins at once (MaxStartups); worth another try."""
 
 
@@ -86,7 +86,7 @@ class ParamikoStream:
         until = time.monotonic() + deadline_s
         view = memoryview(data).cast("B")
         if not self._send_lock.acquire(timeout=max(deadline_s, 0)):
-            raise DeadlineExceeded(f"another thread was still sending after {deadline_s:g} s")
+            raise DeadlineExceededError(f"another thread was still sending after {deadline_s:g} s")
         try:
             while view:
                 size = self._claim_room(len(view), until, deadline_s)
@@ -110,19 +110,20 @@ class ParamikoStream:
             pass  # gone already: `on_closed` tells
 
     def _claim_room(self, wanted: int, until: float, deadline_s: float) -> int:
-        """Waits until some of `wanted` bytes may go, and reserves that many. Raises StreamClosed, DeadlineExceeded."""
+        """Waits until some of `wanted` bytes may go, and reserves that many. Raises StreamClosedError,
+        DeadlineExceededError."""
         channel = self._channel
         with channel.lock:
             while True:
                 if channel.closed or channel.eof_sent or not self._link.active:
-                    raise StreamClosed("the stream is closed")
+                    raise StreamClosedError("the stream is closed")
                 in_flight = self._room_at_start - channel.out_window_size
                 room = min(channel.out_window_size, IN_FLIGHT_BYTES - in_flight)
                 if room > 0:
                     break
                 left_s = until - time.monotonic()
                 if left_s <= 0:
-                    raise DeadlineExceeded(
+                    raise DeadlineExceededError(
                         f"the host took no more input within {deadline_s:g} s",
                         hint="the command there does not read, or the link is too slow",
                     )
@@ -179,7 +180,7 @@ class ParamikoConnection:
         self._target = target
 
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> ParamikoStream:
-        """As `transport.Connection.open`. Raises CannotConnect, too, when sshd refuses a session (MaxSessions)."""
+        """As `transport.Connection.open`. Raises UnreachableError, too, when sshd refuses a session (MaxSessions)."""
         until = time.monotonic() + deadline_s
         channel = self._open_channel(until, deadline_s)
         stream = ParamikoStream(self.link, channel, receiver)
@@ -207,7 +208,7 @@ class ParamikoConnection:
                 # with MaxSessions 1 the last session's slot is free only once its process was reaped
                 pause_s = random.uniform(0.02, 0.1)
                 if self.link.sinks or left_s <= pause_s:
-                    raise CannotConnect(
+                    raise UnreachableError(
                         f"{self._target.label}: sshd refused another session ({error.text})",
                         hint="MaxSessions in its sshd_config may be too low",
                     ) from error
@@ -228,7 +229,7 @@ class ParamikoConnection:
         if answered and channel.event_ready:
             return
         if answered and self.link.active:
-            raise CannotConnect(
+            raise UnreachableError(
                 f"{self._target.label}: sshd refused to start a command",
                 hint="a ForceCommand, a nologin shell or a restricted key may forbid it",
             )
@@ -236,8 +237,8 @@ class ParamikoConnection:
 
     def _no_answer(self, what: str, deadline_s: float, error: BaseException | None) -> Exception:
         if self.link.active:
-            return DeadlineExceeded(f"{self._target.label}: {what} within {deadline_s:g} s")
-        return StreamClosed(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
+            return DeadlineExceededError(f"{self._target.label}: {what} within {deadline_s:g} s")
+        return StreamClosedError(f"{self._target.label}: {self.link.why_closed or self.link.why_ended()}")
 
 
 def connect(
@@ -246,7 +247,7 @@ def connect(
     """An authenticated connection. `judge(HostKey, address)` raises to refuse the host before any login attempt;
     `identities()` gives (keys, unusable key files) and is called only after that.
 
-    Raises CannotConnect or one of its children, naming the phase, the host and the way out.
+    Raises UnreachableError or one of its children, naming the phase, the host and the way out.
     """
     link, address = start_link(target, dial, deadlines=deadlines, key_types=key_types)
     try:
@@ -274,10 +275,10 @@ def start_link(
     while True:
         try:
             return _start_once(target, dial, deadlines, key_types, until)
-        except _Dropped as dropped:
+        except _DroppedError as dropped:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until:
-                raise CannotConnect(
+                raise UnreachableError(
                     f"{target.label}: hung up before its SSH banner, again and again ({dropped})",
                     hint="sshd is overloaded (MaxStartups) or refuses this address; see its log on the host",
                 ) from dropped
@@ -325,7 +326,7 @@ def narrowed(ours: Sequence[str], wish: str | None) -> tuple[str, ...]:
 
 def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
     if not link.banner_event.wait(banner_s):
-        raise CannotConnect(
+        raise UnreachableError(
             f"{target.label}: accepted the connection but sent no SSH banner within {banner_s:.3g} s",
             hint="the host is frozen or badly overloaded, or something else listens on that port",
         )
@@ -333,23 +334,23 @@ def _await_banner(link: Link, target: SshTarget, banner_s: float) -> None:
         return
     said = " ".join(line.strip() for line in link.packetizer.preamble if line.strip())
     if "Not allowed at this time" in said:
-        raise CannotConnect(
+        raise UnreachableError(
             f'{target.label}: sshd refuses this address for a while ("{said[:80]}")',
             hint="its PerSourcePenalties hit us after failed logins: wait, or exempt us there",
         )
     error = link.saved_exception
     is_other = isinstance(error, paramiko.SSHException) and "Error reading" not in str(error)
     if is_other or (said and "MaxStartups" not in said):
-        raise CannotConnect(
+        raise UnreachableError(
             f'{target.label}: what answers there is no SSH server ("{said[:80]}")',
             hint=f"check the port ({target.port}) in the hostfile or in ~/.ssh/config",
         )
-    raise _Dropped(said[:80] or "nothing said")
+    raise _DroppedError(said[:80] or "nothing said")
 
 
 def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
     if not link.ready_event.wait(kex_s):
-        raise CannotConnect(
+        raise UnreachableError(
             f"{target.label}: no key exchange within {kex_s:g} s of the banner",
             hint="the host is overloaded, or large packets are lost on the way (check the MTU)",
         )
@@ -357,12 +358,12 @@ def _await_kex(link: Link, target: SshTarget, kex_s: float) -> None:
         return
     error = link.saved_exception
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        raise NoCommonAlgorithm(
+        raise NoCommonAlgorithmError(
             f"{target.label}: {error}", hint="its sshd is too old for this transport; use the OpenSSH transport for it"
         )
     if error is None or isinstance(error, (EOFError, OSError)):
-        raise _Dropped("it hung up during the key exchange")
-    raise CannotConnect(f"{target.label}: the key exchange failed ({error})", hint="see sshd's log on the host")
+        raise _DroppedError("it hung up during the key exchange")
+    raise UnreachableError(f"{target.label}: the key exchange failed ({error})", hint="see sshd's log on the host")
 
 
 def _log_in(
@@ -377,7 +378,7 @@ def _log_in(
             answered.set()
         while not answered.wait(min(0.5, max(until - time.monotonic(), 0.001))):
             if time.monotonic() >= until:
-                raise CannotConnect(
+                raise UnreachableError(
                     f"{target.label}: no answer to the login within {auth_s:g} s",
                     hint="name lookups or PAM on the host may hang; try `ssh -v` to it",
                 )
@@ -392,35 +393,35 @@ def _log_in(
 def _stop_when_hopeless(link: Link, target: SshTarget) -> None:
     error = link.saved_exception
     if isinstance(error, PartialAuthentication):
-        raise AuthFailed(
+        raise AuthenticationError(
             f"{target.label}: wants more than a key from user {target.user} (also {', '.join(error.allowed_types)})",
             hint="ascendrun cannot type passwords or codes: allow a key alone for this user",
         )
     if isinstance(error, paramiko.BadAuthenticationType):
-        raise AuthFailed(
+        raise AuthenticationError(
             f"{target.label}: takes no keys from user {target.user} (only {', '.join(error.allowed_types)})",
             hint="PubkeyAuthentication is off in its sshd_config, or the user is not allowed there",
         )
     if not link.active:
         why = "" if error is None or isinstance(error, EOFError) else f" ({error})"
-        raise AuthFailed(
+        raise AuthenticationError(
             f"{target.label}: hung up while user {target.user} was logging in{why}",
             hint="too many keys offered (set IdentityFile and IdentitiesOnly), or see sshd's log there",
         )
 
 
-def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthFailed:
+def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence[Unusable]) -> AuthenticationError:
     facts: list[str] = [bad.fact for bad in unusable]
     if keys:
         offered = ", ".join(identity.says for identity in keys)
-        return AuthFailed(
+        return AuthenticationError(
             f"{target.label}: user {target.user} was refused with {offered}" + "".join(f"; {fact}" for fact in facts),
             hint="is that the right user? to allow a key there: "
             f"ssh-copy-id -p {target.port} {target.user}@{target.address}",
         )
     if unusable:
-        return NoKey(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
-    return NoKey(
+        return NoKeyError(f"{target.label}: no key to log in with: {'; '.join(facts)}", hint=unusable[0].way_out)
+    return NoKeyError(
         f"{target.label}: no key to log in with (no ssh-agent, no key file)",
         hint="make one with ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
     )
@@ -431,6 +432,6 @@ def _send(link: Link, message: Any) -> None:
         link._send_user_message(message)
     except (EOFError, OSError, paramiko.SSHException) as error:
         link.drop(link.why_ended())
-        raise StreamClosed("the connection ended while sending") from error
+        raise StreamClosedError("the connection ended while sending") from error
     if not link.active:
-        raise StreamClosed(link.why_closed or link.why_ended())
+        raise StreamClosedError(link.why_closed or link.why_ended())

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Callable, Optional
 
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 
 RESOLVE_S = 5.0
 """How long the name service may think."""
@@ -61,7 +61,7 @@ class QuickAckSocket:
 def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tuple[QuickAckSocket, str]:
     """A connected socket and the numeric address it reached, after trying every address within `tcp_s` in all.
 
-    Raises CannotConnect: no such name, or what each address answered.
+    Raises UnreachableError: no such name, or what each address answered.
     """
     addresses = resolve(host, port, label=label, family=family)
     until = time.monotonic() + tcp_s
@@ -75,14 +75,14 @@ def dial(host: str, port: int, *, label: str, family: int, tcp_s: float) -> tupl
             return QuickAckSocket(_connect(address, share_s)), str(address[1][0])
         except OSError as error:
             refusals.append(f"{address[1][0]}: {_say(error, share_s)}")
-    raise CannotConnect(
+    raise UnreachableError(
         f"{label}: no TCP connection to port {port} ({'; '.join(refusals)})",
         hint=f"is the host up, sshd listening on that port, and no firewall between? try: ssh -p {port} {host}",
     )
 
 
 def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
-    """Every TCP address of `host`, in the resolver's order. Raises CannotConnect after RESOLVE_S at the latest."""
+    """Every TCP address of `host`, in the resolver's order. Raises UnreachableError after RESOLVE_S at the latest."""
     hint = f"check the spelling, /etc/hosts and DNS (getent hosts {host}), or give addr= in the hostfile"
     try:
         return _lookup(host, port, family, socket.AI_NUMERICHOST)
@@ -93,11 +93,13 @@ def resolve(host: str, port: int, *, label: str, family: int) -> list[Address]:
     helper.start()
     helper.join(RESOLVE_S)
     if not answer:
-        raise CannotConnect(f"{label}: the name {host} was not resolved within {RESOLVE_S:.0f} s", hint=hint)
+        raise UnreachableError(f"{label}: the name {host} was not resolved within {RESOLVE_S:.0f} s", hint=hint)
     if isinstance(answer[0], OSError):
-        raise CannotConnect(f"{label}: the name {host} has no address ({answer[0].strerror})", hint=hint) from answer[0]
+        raise UnreachableError(
+            f"{label}: the name {host} has no address ({answer[0].strerror})", hint=hint
+        ) from answer[0]
     if isinstance(answer[0], UnicodeError):
-        raise CannotConnect(f"{label}: {host!r} is no host name", hint=hint) from answer[0]
+        raise UnreachableError(f"{label}: {host!r} is no host name", hint=hint) from answer[0]
     addresses: list[Address] = answer[0]
     return addresses
 

@@ -37,7 +37,7 @@ class Receiver:
     on_closed: Callable[[str, int | None], None]
 
 
-class StreamClosed(ConnectionError):
+class StreamClosedError(ConnectionError):
     """The stream or its connection is gone; nothing more can be sent."""
 
 
@@ -45,7 +45,7 @@ class Stream(Protocol):
     """The standard input of a command running on the host."""
 
     def send(self, data: Data, *, deadline_s: float) -> None:
-        """Sends all of `data`, waiting while too much is in flight. Raises StreamClosed, DeadlineExceeded."""
+        """Sends all of `data`, waiting while too much is in flight. Raises StreamClosedError, DeadlineExceededError."""
 
     def close_input(self) -> None:
         """Ends the command's standard input."""
@@ -63,7 +63,7 @@ class Connection(Protocol):
     def open(self, command: str, receiver: Receiver, *, deadline_s: float) -> Stream:
         """Starts `command` through the user's login shell. `command` is fixed text of ours, never the user's.
 
-        Raises StreamClosed when the connection is gone, DeadlineExceeded when the host does not answer.
+        Raises StreamClosedError when the connection is gone, DeadlineExceededError when the host does not answer.
         """
 
     def close(self) -> None:
@@ -74,7 +74,8 @@ class Backend(Protocol):
     """A kind of cluster: knows how to connect to its hosts."""
 
     def connect(self, host: Host, *, deadlines: Deadlines) -> Connection:
-        """Raises CannotConnect or one of its children (AuthFailed, HostKeyUnknown, HostKeyChanged)."""
+        """Raises UnreachableError or one of its children (AuthenticationError, HostKeyUnknownError,
+        HostKeyChangedError)."""
 
     def close(self) -> None:
         """Gives up what the backend itself holds; connections are their owners' to close."""

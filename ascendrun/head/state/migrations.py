@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 
 
 @contextmanager
@@ -29,9 +29,9 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def refuse_newer(connection: sqlite3.Connection, path: Path, steps: Sequence[str], *, way_out: str) -> None:
-    """Raises StoreUnusable for a file of a later release. `way_out`: what else to do than to use that release."""
+    """Raises StoreUnusableError for a file of a later release. `way_out`: what else to do than to use that release."""
     if version_of(connection) > len(steps):
-        raise StoreUnusable(
+        raise StoreUnusableError(
             f"{path} was written by a newer ascendrun (schema {version_of(connection)}, this one knows {len(steps)})",
             hint=f"use that version, or {way_out}",
         )

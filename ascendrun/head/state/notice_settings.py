@@ -40,17 +40,17 @@ class NoticeSettings:
         return self.targets if self.deadman is None else (*self.targets, self.deadman)
 
 
-class Unreadable(ValueError):
+class UnreadableCredentialsError(ValueError):
     """A file that should hold a URL or a secret cannot be used; the message names the file, never its content."""
 
 
 def read_credentials(target: Target) -> tuple[str, str | None]:
-    """(URL, secret) of the target as its files have them now. Raises Unreadable."""
+    """(URL, secret) of the target as its files have them now. Raises UnreadableCredentialsError."""
     url = target.url if target.url_file is None else _read_line(target.url_file)
     secret = target.secret if target.secret_file is None else _read_line(target.secret_file)
     problem = _url_problem(url or "", target.kind)
     if problem:
-        raise Unreadable(f"{target.url_file or target.name}: {problem}")
+        raise UnreadableCredentialsError(f"{target.url_file or target.name}: {problem}")
     assert url is not None
     return url, secret
 
@@ -60,13 +60,13 @@ def _read_line(path: str) -> str:
         with open(path, "rb") as opened:
             raw = opened.read(SECRET_BYTES + 1)
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+        raise UnreadableCredentialsError(f"{path} cannot be read: {error.strerror}") from error
     try:
         lines = raw.decode("utf-8").split()
     except UnicodeDecodeError:
         lines = []
     if len(lines) != 1 or len(raw) > SECRET_BYTES:
-        raise Unreadable(f"{path} does not hold exactly one line without spaces")
+        raise UnreadableCredentialsError(f"{path} does not hold exactly one line without spaces")
     return lines[0]
 
 

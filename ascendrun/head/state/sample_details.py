@@ -31,7 +31,7 @@ def add_details(
 
 
 def read_details(state_dir: Path, *, since_s: float) -> tuple[DeviceDetail, ...]:
-    """Those that were heard since then. Raises StoreUnusable."""
+    """Those that were heard since then. Raises StoreUnusableError."""
     path = state_dir / FILE_NAME
     if not path.exists():
         return ()

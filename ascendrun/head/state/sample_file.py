@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.node.sampler.sample import GENERATIONS
 
 FILE_NAME = "samples.db"
@@ -75,7 +75,7 @@ def telling(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise StoreUnusable(
+        raise StoreUnusableError(
             f"{path}: {error}",
             hint="free some space there, or move the file aside to start it afresh; "
             "jobs go on, and what the nodes keep is read later",

@@ -65,7 +65,7 @@ class SampleStore:
 
     @classmethod
     def open(cls, state_dir: Path) -> SampleStore:
-        """Opens or makes it for writing. Raises StoreUnusable: no space, not ours, held, broken."""
+        """Opens or makes it for writing. Raises StoreUnusableError: no space, not ours, held, broken."""
         make_state_dir(state_dir)
         path = state_dir / FILE_NAME
         with telling(path):
@@ -82,7 +82,7 @@ class SampleStore:
     def open_for_reading(cls, state_dir: Path, *, busy_s: float = BUSY_S) -> SampleStore | None:
         """The samples as a reader sees them, or None when nothing was ever measured here.
 
-        `busy_s`: how long a lock is waited for. Raises StoreUnusable.
+        `busy_s`: how long a lock is waited for. Raises StoreUnusableError.
         """
         path = state_dir / FILE_NAME
         if not path.exists():
@@ -117,7 +117,7 @@ class SampleStore:
         """Everything in one transaction. A second sample of one thing at one time replaces the first.
 
         `progress`: {(source, generation): offset} up to which a node's file has been read with this.
-        Raises StoreUnusable; then nothing of it was stored.
+        Raises StoreUnusableError; then nothing of it was stored.
         """
         rows: dict[str, list[tuple[Any, ...]]] = {}
         newest: dict[int, float] = {}
@@ -147,7 +147,7 @@ class SampleStore:
             add_details(db, details, lambda detail: self._id_of("device", detail))
 
     def progress(self, source: str) -> Mapping[int, int]:
-        """{generation: offset} up to which a node's file has been read; {}: not begun. Raises StoreUnusable."""
+        """{generation: offset} up to which a node's file has been read; {}: not begun. Raises StoreUnusableError."""
         with telling(self.path):
             rows = self._db.execute("SELECT generation, offset FROM progress WHERE source = ?", (source,)).fetchall()
         return {int(generation): int(offset) for generation, offset in rows}
@@ -161,14 +161,14 @@ class SampleStore:
         return found
 
     def forget_progress(self, source: str) -> None:
-        """The source's file will not be read again. Raises StoreUnusable."""
+        """The source's file will not be read again. Raises StoreUnusableError."""
         with telling(self.path):
             self._db.execute("DELETE FROM progress WHERE source = ?", (source,))
 
     def tend(self, *, now_s: float) -> bool:
         """Sums up some of the stretches that are over, then forgets some of what is too old: one bounded step.
 
-        True: there is more to do at once. Raises StoreUnusable.
+        True: there is more to do at once. Raises StoreUnusableError.
         """
         with telling(self.path), self._transaction() as db:
             return self._sum_up(db, now_s) or self._sweep(db, now_s)
@@ -280,7 +280,8 @@ class SampleStore:
     # Reading
 
     def newest(self, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-        """The newest sample of everything that was measured since then; None: of every host. Raises StoreUnusable."""
+        """The newest sample of everything that was measured since then; None: of every host. Raises
+        StoreUnusableError."""
         found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
         with telling(self.path), self._snapshot():
             for thing in self._things(since_s=since_s, hosts=hosts):
@@ -302,7 +303,7 @@ class SampleStore:
         """All samples of devices in a time, in time order, each stretch from the finest level that still has it.
 
         `every_s`: one in so many seconds is enough, coarser levels are read where they exist. `peaks`: the highest
-        instead of the mean of what was summed up. Raises StoreUnusable.
+        instead of the mean of what was summed up. Raises StoreUnusableError.
         """
         return self._series("device", since_s, until_s, {"host": host, "device": device}, every_s, peaks)
 
@@ -327,7 +328,7 @@ class SampleStore:
         return self._series("rank", since_s, until_s, {"job": job, "rank": rank, "host": host}, every_s, peaks)
 
     def raw(self, *, hosts: Collection[str] | None = None, tool: str | None = None) -> tuple[RawText, ...]:
-        """The texts that nobody understood, oldest first. Raises StoreUnusable."""
+        """The texts that nobody understood, oldest first. Raises StoreUnusableError."""
         with telling(self.path):
             rows = self._db.execute("SELECT at_s, host, tool, text, why FROM raw_texts ORDER BY id").fetchall()
         return tuple(

@@ -98,7 +98,7 @@ def load_settings(
     """Flag > environment > user's file > system's file > default.
 
     `files`: the configuration files, the weakest first; None: the usual two. A missing file is no error.
-    Raises InvalidInput with every problem of every source.
+    Raises InvalidInputError with every problem of every source.
     """
     problems: list[Problem] = []
     values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
@@ -122,9 +122,9 @@ def load_settings(
         flag = f"--{name.replace('_', '-')}"
         _set(values, origins, name, text, flag, Path.cwd(), (flag, None, None), problems)
     if problems:
-        from ascendrun.core.errors import InvalidInput
+        from ascendrun.core.errors import InvalidInputError
 
-        raise InvalidInput(problems)
+        raise InvalidInputError(problems)
     return Settings(origins=origins, **values)
 
 

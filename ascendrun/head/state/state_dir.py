@@ -28,7 +28,7 @@ _NETWORK_FILESYSTEMS = frozenset(
 )
 
 
-class StoreUnusable(AscendrunError):
+class StoreUnusableError(AscendrunError):
     """The state folder cannot hold the store: a network file system, no space, a newer ascendrun's file."""
 
     code = "state-unusable"
@@ -36,18 +36,18 @@ class StoreUnusable(AscendrunError):
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Makes the folder, private; raises StoreUnusable on a network file system or when it cannot be made."""
+    """Makes the folder, private; raises StoreUnusableError on a network file system or when it cannot be made."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(state_dir, 0o700)
     except OSError as error:
-        raise StoreUnusable(
+        raise StoreUnusableError(
             f"cannot make {state_dir}: {error.strerror}",
             hint="set ASCENDRUN_STATE_DIR to a folder of yours on a local disk",
         ) from error
     kind = filesystem_of(state_dir, Path("/proc/self/mounts").read_text())
     if kind in _NETWORK_FILESYSTEMS:
-        raise StoreUnusable(
+        raise StoreUnusableError(
             f"{state_dir} is on {kind}, where SQLite cannot keep its promises",
             hint="set ASCENDRUN_STATE_DIR to a folder on a local disk, /var/tmp/$USER/ascendrun",
         )

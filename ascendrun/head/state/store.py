@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.head.state.migrations import immediate, migrate, refuse_newer, version_of
-from ascendrun.head.state.state_dir import StoreUnusable, make_private_file, make_state_dir
+from ascendrun.head.state.state_dir import StoreUnusableError, make_private_file, make_state_dir
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, State
@@ -56,7 +56,7 @@ _MIGRATIONS: tuple[str, ...] = (
 )
 
 
-class LostLease(Conflict):
+class LostLeaseError(ConflictError):
     """Another controller took over this state folder; this one must not write any more."""
 
     code = "lease-lost"
@@ -111,7 +111,7 @@ class Store:
         """Opens or makes the store for writing and takes the lease from whoever had it.
 
         The caller holds the controller's file lock, so a lease that is still there belongs to a dead process.
-        Raises StoreUnusable.
+        Raises StoreUnusableError.
         """
         make_state_dir(state_dir)
         path = state_dir / FILE_NAME
@@ -126,7 +126,7 @@ class Store:
 
     @classmethod
     def open_for_reading(cls, state_dir: Path) -> Store | None:
-        """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusable."""
+        """The store as a reader sees it, or None when nothing was ever submitted here. Raises StoreUnusableError."""
         path = state_dir / FILE_NAME
         if not path.exists():
             return None
@@ -155,20 +155,20 @@ class Store:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, refused when the lease has gone to another controller.
 
-        Raises StoreUnusable when nothing can be written now: the disk is full, or another program holds the file.
+        Raises StoreUnusableError when nothing can be written now: the disk is full, or another program holds the file.
         """
         try:
             with immediate(self._db):
                 row = self._db.execute("SELECT token, pid FROM lease WHERE id = 1").fetchone()
                 if row is None or row[0] != self._token:
-                    raise LostLease(f"controller {row[1] if row else '?'} took over this state folder")
+                    raise LostLeaseError(f"controller {row[1] if row else '?'} took over this state folder")
                 yield self._db
         except sqlite3.OperationalError as error:
             raise _unwritable(self._path, error) from error
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for questions. Raises StoreUnusable when another program holds the file for too long."""
+        """The connection, for questions. Raises StoreUnusableError when another program holds the file for too long."""
         try:
             yield self._db
         except sqlite3.OperationalError as error:
@@ -298,7 +298,7 @@ class Store:
 
     def find(self, ref: str) -> StoredJob:
         """By id, by name (the newest of that name), or by the start of an id; of a pipeline the stage that tells how
-        it stands. Raises NotFound, Conflict."""
+        it stands. Raises NotFoundError, ConflictError."""
         found = self._jobs("WHERE id = ?", [ref])
         pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
@@ -311,9 +311,9 @@ class Store:
             return found[0]
         begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
         if len(begins) > 1:
-            raise Conflict(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
+            raise ConflictError(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")
         if not begins or not ref:
-            raise NotFound(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
+            raise NotFoundError(f"no job {ref!r}", hint="`ascendrun ps -a` lists all jobs")
         return self._jobs("WHERE id = ?", begins)[0]
 
     def events(self, job_id: str) -> tuple[StoredEvent, ...]:
@@ -416,15 +416,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
-        raise StoreUnusable(
+        raise StoreUnusableError(
             f"{path}: {error}", hint="move the file aside to start afresh; jobs on the nodes go on"
         ) from error
     return connection
 
 
-def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusable:
+def _unwritable(path: Path, error: sqlite3.OperationalError) -> StoreUnusableError:
     free = os.statvfs(path.parent)
-    return StoreUnusable(
+    return StoreUnusableError(
         f"{path} cannot be written: {error} ({free.f_bavail * free.f_frsize} bytes are free there)",
         hint="free some space there, or end the program that holds the file; jobs on the nodes go on meanwhile",
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def build_plan(
     spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
 ) -> LaunchPlan:
-    """The plan of the job's present attempt. Raises NotFit or InvalidInput with every reason."""
+    """The plan of the job's present attempt. Raises PreflightError or InvalidInputError with every reason."""
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_wish
 

@@ -12,7 +12,7 @@ OPTIONS_FILE = "options.json"
 
 
 def load_programs() -> Mapping[str, ProgramOptions]:
-    """Every bundled program by name. Raises InvalidInput when a table of ours is broken."""
+    """Every bundled program by name. Raises InvalidInputError when a table of ours is broken."""
     programs: dict[str, ProgramOptions] = {}
     for folder in sorted(resources.files("ascendrun").joinpath("programs").iterdir(), key=lambda each: each.name):
         table = folder.joinpath(OPTIONS_FILE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.jobs.rank_env import is_own_variable
 from ascendrun.head.protocol.remote import Reply
@@ -81,7 +81,7 @@ class TreePush:
 
 
 def read_secret_env(spec: JobSpec) -> dict[str, str]:
-    """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInput."""
+    """The variables of the job's `env_from` files, read at this moment and never stored. Raises InvalidInputError."""
     values: dict[str, str] = {}
     problems = []
     for source in spec.env_from:
@@ -102,5 +102,5 @@ def read_secret_env(spec: JobSpec) -> dict[str, str]:
                 continue
             values[name.strip()] = value
     if problems:
-        raise InvalidInput(problems)
+        raise InvalidInputError(problems)
     return values

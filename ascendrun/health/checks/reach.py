@@ -11,10 +11,10 @@ LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
 """A login that takes 2 s is felt in every command; of 10 s, HCCL's connect time-out already loses a good part."""
 
 _CODES = {
-    "auth": "auth-failed",
+    "auth-failed": "auth-failed",
     "host-key-unknown": "host-key-unknown",
     "host-key-changed": "host-key-changed",
-    "not-fit": "no-python",
+    "preflight-failed": "no-python",
 }
 
 

@@ -35,7 +35,7 @@ from ascendrun.node.agent.artifact_filter import (
     walk,
 )
 from ascendrun.node.files import read_json
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 from ascendrun.node.ranks import to_bytes
 from ascendrun.node.records import read_events
 
@@ -124,7 +124,7 @@ class Gathering:
             try:
                 {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
             except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
-                text = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+                text = error.message if isinstance(error, OperationError) else f"{type(error).__name__}: {error}"
                 self._note(item, text)
             with self._lock:
                 self._unanswered[str(item["name"])] -= 1
@@ -234,7 +234,7 @@ class Gathering:
                     limit=limit,
                     timeout_s=max(0.1, deadline - time.monotonic()),
                 )
-            except Refusal as refusal:
+            except OperationError as refusal:
                 problems.append(refusal.message)
                 continue
             if done.timed_out:

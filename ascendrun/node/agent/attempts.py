@@ -21,7 +21,7 @@ from ascendrun.node.agent.tree_links import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
-from ascendrun.node.op_errors import Refusal, refusal_of
+from ascendrun.node.op_errors import OperationError, refusal_of
 from ascendrun.node.records import Records, free_reserve, read_events, write_end
 from ascendrun.node.stopping import UNKILLABLE_S
 
@@ -56,7 +56,8 @@ PREPARED_KEYS = (
 
 
 class Attempts:
-    """All operations on attempts. `verify_tree(sha256)` raises Refusal; `agent` is the command that starts ourselves.
+    """All operations on attempts. `verify_tree(sha256)` raises OperationError; `agent` is the command that starts
+    ourselves.
 
     `login`: the environment of the login, `umask`: the user's own. Safe to use from several threads and agents.
     """
@@ -83,7 +84,7 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
                 if os.path.exists(os.path.join(folder, IDENTITY)):
-                    raise Refusal(
+                    raise OperationError(
                         "attempt-stale", "attempt %d was already started on this node" % attempt, "start a new attempt"
                     )
                 self._refuse_beside_older(run, attempt)
@@ -104,7 +105,7 @@ class Attempts:
         for other in self._attempts_of(run):
             tag = layout.make_tag(run, other)
             if other < attempt and self.phase(tag) == "running":
-                raise Refusal(
+                raise OperationError(
                     "attempt-running",
                     "attempt %d of this run still has processes on this node" % other,
                     "stop it first",
@@ -134,7 +135,7 @@ class Attempts:
                 environ.update(rank["env"])
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
-            raise Refusal("python-missing", "the job has a `setup` and this node has no bash", "install bash")
+            raise OperationError("python-missing", "the job has a `setup` and this node has no bash", "install bash")
         return kept
 
     def _hold(self, tag: str, numbers: list[int]) -> int | None:
@@ -146,7 +147,7 @@ class Attempts:
                 return held.number
             held = ports.hold_first(numbers)
             if held is None:
-                raise Refusal(
+                raise OperationError(
                     "port-taken",
                     f"every port that was proposed is in use on this node: {fold_numbers(numbers)}",
                     "free one of them, or see who has it: ss -ltnp",
@@ -161,14 +162,14 @@ class Attempts:
             held.release()
 
     def abort(self, tag: str) -> dict[str, Any]:
-        """Forgets an attempt that got no GO. Raises Refusal("attempt-running") when it did get one."""
+        """Forgets an attempt that got no GO. Raises OperationError("attempt-running") when it did get one."""
         folder = layout.attempt_dir(self._root, tag)
         self._release(tag)
         if not os.path.isdir(folder):
             return {}
         with locked(self._root, tag):
             if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
-                raise Refusal("attempt-running", f"attempt {tag} has been started", "stop it instead")
+                raise OperationError("attempt-running", f"attempt {tag} has been started", "stop it instead")
             if not os.path.exists(os.path.join(folder, ENDED)):
                 remove_tree(folder)
         return {}
@@ -184,7 +185,7 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
             if read_json(os.path.join(folder, PREPARED)) is None:
-                raise Refusal("not-prepared", f"attempt {tag} was not prepared on this node", "prepare it first")
+                raise OperationError("not-prepared", f"attempt {tag} was not prepared on this node", "prepare it first")
             self._release(tag)
             failpoint("launch.before_spawn")
             answer = self._spawn(
@@ -197,10 +198,12 @@ class Attempts:
             )
             failpoint("agent.after_exec_before_ack")
             if "error" in answer:
-                raise Refusal(**answer["error"])
+                raise OperationError(**answer["error"])
             identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity:
-            raise Refusal("attempt-stale", f"attempt {tag} was stopped before it was started", "start a new attempt")
+            raise OperationError(
+                "attempt-stale", f"attempt {tag} was stopped before it was started", "start a new attempt"
+            )
         return {"supervisor_pid": identity["pid"]}
 
     def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +224,7 @@ class Attempts:
         except (subprocess.TimeoutExpired, ValueError, OSError) as error:
             child.kill()
             child.communicate()
-            raise Refusal(
+            raise OperationError(
                 "start-failed",
                 "the supervisor did not start: %s" % (last_line(log.name) or error),
                 f"see {log.name} on the node",
@@ -378,7 +381,7 @@ class Attempts:
             self._wait_gone(identity)
         with locked(self._root, tag):
             if self.phase(tag) == "running":
-                raise Refusal("attempt-running", f"attempt {tag} is still running", "stop it first")
+                raise OperationError("attempt-running", f"attempt {tag} is still running", "stop it first")
             if os.path.isdir(folder):
                 remove_tree(folder)
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ascendrun.node.files import free_bytes
-from ascendrun.node.op_errors import Refusal, refusal_of
+from ascendrun.node.op_errors import OperationError, refusal_of
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -17,21 +17,21 @@ ROOM_BYTES = 32 << 20
 
 
 def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
-    """Raises Refusal("python-missing") when the rank's command cannot be run, naming where it was looked for."""
+    """Raises OperationError("python-missing") when the rank's command cannot be run, naming where it was looked for."""
     if "/" in argv0:
         path = os.path.join(cwd, argv0)
         if not os.path.exists(to_bytes(path)):
-            raise Refusal(
+            raise OperationError(
                 "python-missing",
                 f"{path} does not exist on this node",
                 "install it there, or set `python:` in the job file",
             )
         if not os.access(to_bytes(path), os.X_OK) or os.path.isdir(to_bytes(path)):
-            raise Refusal("python-missing", f"{path} is not executable on this node", f"chmod +x {path}")
+            raise OperationError("python-missing", f"{path} is not executable on this node", f"chmod +x {path}")
         return
     search = environ.get("PATH", os.defpath)
     if find_command(argv0, search) is None:
-        raise Refusal(
+        raise OperationError(
             "python-missing",
             f"no command {argv0} in PATH on this node (looked in {search})",
             "set `python:` to a full path in the job file, or extend PATH in its `env` or `setup`",
@@ -48,7 +48,7 @@ def find_command(name: str, search: str) -> str | None:
 
 
 def check_folder(path: str, *, make: bool) -> None:
-    """Raises Refusal("bad-folder" or "disk-full") unless a file can be made, renamed and removed there."""
+    """Raises OperationError("bad-folder" or "disk-full") unless a file can be made, renamed and removed there."""
     name = to_bytes(path)
     try:
         if make:
@@ -67,21 +67,21 @@ def check_folder(path: str, *, make: bool) -> None:
 
 
 def check_room(path: str) -> None:
-    """Raises Refusal("disk-full") when the file system of `path` is nearly full."""
+    """Raises OperationError("disk-full") when the file system of `path` is nearly full."""
     free = free_bytes(path)
     found = os.statvfs(path)
     if free < ROOM_BYTES:
-        raise Refusal("disk-full", "only %d MB are free in %s" % (free >> 20, path), "free some space there")
+        raise OperationError("disk-full", "only %d MB are free in %s" % (free >> 20, path), "free some space there")
     if found.f_files and not found.f_favail:
-        raise Refusal("disk-full", f"no free inodes in {path}", "remove files there")
+        raise OperationError("disk-full", f"no free inodes in {path}", "remove files there")
 
 
 def check_cwd(path: str) -> None:
-    """Raises Refusal("bad-folder") unless the ranks can be started there."""
+    """Raises OperationError("bad-folder") unless the ranks can be started there."""
     if not os.path.isdir(to_bytes(path)):
-        raise Refusal("bad-folder", f"the working folder {path} does not exist on this node", "create it there")
+        raise OperationError("bad-folder", f"the working folder {path} does not exist on this node", "create it there")
     if not os.access(to_bytes(path), os.X_OK):
-        raise Refusal("bad-folder", f"the working folder {path} cannot be entered", "check its mode and owner")
+        raise OperationError("bad-folder", f"the working folder {path} cannot be entered", "check its mode and owner")
 
 
 def checkpoint_folders(ranks: Any) -> dict[str, None]:

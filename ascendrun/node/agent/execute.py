@@ -10,7 +10,7 @@ import threading
 import time
 
 from ascendrun.node import procs, reap
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 from ascendrun.node.ranks import explain_start_failure, to_bytes
 
 TYPE_CHECKING = False
@@ -35,7 +35,8 @@ class Commands:
         self._lock = threading.Lock()
 
     def run(self, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
-        """The reply's fields and its body (standard output, then standard error). Raises Refusal("cannot-start")."""
+        """The reply's fields and its body (standard output, then standard error). Raises
+        OperationError("cannot-start")."""
         argv = [to_bytes(part) for part in request["argv"]]
         limit = max(0, min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES))
         done = self.carry_out(argv, self._login, stdin, timeout_s=float(request.get("timeout_s") or 60), limit=limit)
@@ -63,7 +64,7 @@ class Commands:
     ) -> Done:
         """Runs one command to its end or its deadline; `keep`: descriptors that it inherits.
 
-        Raises Refusal("cannot-start"), whose cause is what the system said.
+        Raises OperationError("cannot-start"), whose cause is what the system said.
         """
         began = time.monotonic()
         mark = os.urandom(8).hex()
@@ -84,7 +85,7 @@ class Commands:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".")
-            raise Refusal(refusal.code, refusal.message, refusal.hint) from error
+            raise OperationError(refusal.code, refusal.message, refusal.hint) from error
         with self._lock:
             self._running[mark] = child.pid
         try:

@@ -11,7 +11,7 @@ import os
 
 from ascendrun.node import layout
 from ascendrun.node.files import make_private_dir, read_json, write_json
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ class Fence:
         self.is_stopped = bool(found.get("stopped", False))
 
     def check(self, attempt: int) -> None:
-        """Raises Refusal("attempt-stale") for an attempt that must not start any more."""
+        """Raises OperationError("attempt-stale") for an attempt that must not start any more."""
         if attempt < self.attempt:
-            raise Refusal(
+            raise OperationError(
                 "attempt-stale",
                 "attempt %d is older than attempt %d, which this node has already seen" % (attempt, self.attempt),
                 "start a new attempt",
             )
         if attempt == self.attempt and self.is_stopped:
-            raise Refusal(
+            raise OperationError(
                 "attempt-stale", "attempt %d was already stopped on this node" % attempt, "start a new attempt"
             )
 
@@ -52,7 +52,7 @@ class Fence:
 def locked(root: str, tag: str) -> Iterator[tuple[Fence, int]]:
     """(the run's fence, the tag's attempt number), with other agents of this user kept out meanwhile.
 
-    Makes the run's folder. Raises ValueError on a tag that is none, Refusal, OSError.
+    Makes the run's folder. Raises ValueError on a tag that is none, OperationError, OSError.
     """
     run, attempt = layout.split_tag(tag)
     folder = layout.run_dir(root, run)

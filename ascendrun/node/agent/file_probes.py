@@ -12,7 +12,7 @@ import time
 from ascendrun.node import layout, procs
 from ascendrun.node.agent import checks, ports
 from ascendrun.node.files import free_bytes
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -179,7 +179,7 @@ def _write_probe(item: Item, deadline: float) -> Raw:
         began = time.monotonic()
         try:
             checks.check_folder(at, make=False)
-        except Refusal as refusal:
+        except OperationError as refusal:
             return {
                 "at": at,
                 "error": refusal.message,

@@ -17,7 +17,7 @@ import sys
 
 from ascendrun.node import layout, wire
 from ascendrun.node.files import write_all
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def grep(
         for pattern in request["patterns"]:
             re.compile(pattern)
     except re.error as error:
-        raise Refusal("bad-request", f"this node's Python cannot read the pattern: {error}", None) from error
+        raise OperationError("bad-request", f"this node's Python cannot read the pattern: {error}", None) from error
     if not all(FILE.match(name) for name in request["files"]):
-        raise Refusal("bad-request", "not a rank's output among {}".format(sorted(request["files"])), None)
+        raise OperationError("bad-request", "not a rank's output among {}".format(sorted(request["files"])), None)
     stdin = json.dumps(dict(request, folder=layout.attempt_dir(root, request["tag"]))).encode("utf-8")
     done = commands.carry_out(
         [os.fsencode(part) for part in agent] + [b"grep"],
@@ -55,7 +55,7 @@ def grep(
         limit=3 << 20,
     )
     if done.code not in (0, None) and not done.out:
-        raise Refusal(
+        raise OperationError(
             "internal",
             "grep ended with {}: {}".format(done.code, done.err.decode("utf-8", "replace")[-500:]),
             "see the agent's standard error",

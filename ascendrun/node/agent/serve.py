@@ -14,7 +14,7 @@ from ascendrun.node.agent.follow import Follower, file_sizes
 from ascendrun.node.agent.outbox import Outbox, private_copy
 from ascendrun.node.agent.work_queues import Lanes
 from ascendrun.node.files import make_private_dir
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Agent:
         if operation is None:
             self._refuse(
                 header.get("id"),
-                Refusal(
+                OperationError(
                     "unknown-op", f"this agent knows no operation {name!r}", "use the agent that came with this head"
                 ),
             )
@@ -265,7 +265,7 @@ class Agent:
             self._pending.append(pending)
         if not self._lanes.add(self.lane_of(name, header), job):
             pending.take()
-            self._refuse(pending.number, Refusal("busy", "this agent is doing too much at once", "try again"))
+            self._refuse(pending.number, OperationError("busy", "this agent is doing too much at once", "try again"))
 
     def lane_of(self, op: str, header: Mapping[str, Any]) -> str:
         """Orders of one lane wait for each other."""
@@ -290,7 +290,7 @@ class Agent:
         else:
             self.outbox.send(dict(fields, re=pending.number, ok=True), reply_body)
 
-    def _refuse(self, number: Any, refusal: Refusal) -> None:
+    def _refuse(self, number: Any, refusal: OperationError) -> None:
         self.outbox.send({"re": number, "ok": False, "error": refusal.as_json()})
 
     # --- deadlines ---
@@ -305,7 +305,7 @@ class Agent:
             if pending.deadline is not None and pending.deadline <= now and pending.take():
                 self._refuse(
                     pending.number,
-                    Refusal(
+                    OperationError(
                         "deadline",
                         f"{pending.op} did not end in time on this node",
                         "see what the node is busy with: a slow disk or name service?",
@@ -313,16 +313,16 @@ class Agent:
                 )
 
 
-def explain(error: Exception, op: str) -> Refusal:
+def explain(error: Exception, op: str) -> OperationError:
     """What an operation raised, as a refusal."""
-    if isinstance(error, Refusal):
+    if isinstance(error, OperationError):
         return error
     if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
-        return Refusal("bad-request", f"{op}: {type(error).__name__}: {error}", None)
+        return OperationError("bad-request", f"{op}: {type(error).__name__}: {error}", None)
     import traceback
 
     sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    return Refusal("internal", f"{op}: {type(error).__name__}: {error}", "see the agent's standard error")
+    return OperationError("internal", f"{op}: {type(error).__name__}: {error}", "see the agent's standard error")
 
 
 def own_command() -> list[str]:
@@ -337,7 +337,7 @@ def main() -> int:
     root = layout.node_root(os.environ)
     try:
         make_private_dir(root)
-    except (Refusal, OSError) as error:
+    except (OperationError, OSError) as error:
         sys.stderr.write(f"ascendrun agent: cannot use {root}: {error}\n")
         return 96
     null = os.open(os.devnull, os.O_RDONLY)

@@ -31,7 +31,7 @@ from ascendrun.node import layout
 from ascendrun.node.agent import connection_test, file_probes
 from ascendrun.node.agent.execute import Commands
 from ascendrun.node.files import make_private_dir
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 from ascendrun.node.ranks import SETUP_SCRIPT, rank_environ, to_bytes
 
 TYPE_CHECKING = False
@@ -163,7 +163,7 @@ class Surveys:
                 limit=int(item.get("max_bytes") or OUT_BYTES),
                 keep=keep,
             )
-        except Refusal as refusal:
+        except OperationError as refusal:
             is_missing = isinstance(refusal.__cause__, FileNotFoundError)
             return {"error": refusal.message, "late": False, "missing": is_missing}
         return {
@@ -182,7 +182,7 @@ class Surveys:
         path = os.path.join(self._root, "empty")
         try:
             make_private_dir(path)
-        except (OSError, Refusal):
+        except (OSError, OperationError):
             return "/"  # a full disk, say: that has a finding of its own
         return path
 

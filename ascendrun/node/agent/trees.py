@@ -11,12 +11,12 @@ import threading
 from ascendrun.node import layout, procs
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
-from ascendrun.node.op_errors import Refusal, refusal_of
+from ascendrun.node.op_errors import OperationError, refusal_of
 from ascendrun.node.tree_hash import (
     CHUNK,
     MAX_BYTES,
     MAX_ENTRIES,
-    BadTree,
+    InvalidTreeError,
     canonical,
     check_path,
     first_difference,
@@ -52,7 +52,7 @@ class Trees:
     def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
         """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
 
-        Raises Refusal: tree-differs (the content is not what its name says), bad-offset, disk-full, bad-folder.
+        Raises OperationError: tree-differs (the content is not what its name says), bad-offset, disk-full, bad-folder.
         """
         layout.tree_dir(self._root, sha256)
         try:
@@ -66,22 +66,23 @@ class Trees:
         return {"received": received, "have": True}
 
     def verify(self, sha256: str) -> None:
-        """Reads every byte again. Raises Refusal: tree-missing, or tree-differs naming the first file that does."""
+        """Reads every byte again. Raises OperationError: tree-missing, or tree-differs naming the first file that
+        does."""
         if not self.have(sha256):
-            raise Refusal("tree-missing", f"the tree {sha256[:12]} is not on this node", "stage it again")
+            raise OperationError("tree-missing", f"the tree {sha256[:12]} is not on this node", "stage it again")
         try:
             with open(self._listing_path(sha256), "rb") as file:
                 wanted = parse_canonical(file.read())
             if hash_listing(wanted) != sha256:
-                raise BadTree("its listing was changed")
+                raise InvalidTreeError("its listing was changed")
             difference = first_difference(wanted, list_tree(layout.tree_dir(self._root, sha256)))
-        except BadTree as error:
+        except InvalidTreeError as error:
             difference = str(error)
         except OSError as error:
             raise refusal_of(error, f"cannot read the tree {sha256[:12]}") from error
         if difference is not None:
             path = layout.tree_dir(self._root, sha256)
-            raise Refusal(
+            raise OperationError(
                 "tree-differs",
                 f"the staged tree {path} was altered: {difference}",
                 f"chmod -R u+w {path} && rm -rf {path}, then start again: it is staged anew",
@@ -91,14 +92,14 @@ class Trees:
 
     def _take(self, sha256: str, offset: int, total: int, chunk: bytes) -> int:
         if not 0 <= offset <= total <= MAX_BYTES * 2 or offset + len(chunk) > total:
-            raise Refusal("bad-offset", "chunk at %d of %d bytes is out of range" % (offset, total))
+            raise OperationError("bad-offset", "chunk at %d of %d bytes is out of range" % (offset, total))
         with self._lock:
             if offset == 0:
                 self._open_upload(sha256, total)
             upload = self._uploads.get(sha256)
         at = upload.tell() if upload else 0
         if upload is None or at != offset:
-            raise Refusal("bad-offset", "expected the chunk at %d, not at %d" % (at, offset), "begin again at 0")
+            raise OperationError("bad-offset", "expected the chunk at %d, not at %d" % (at, offset), "begin again at 0")
         upload.write(chunk)
         return offset + len(chunk)
 
@@ -133,12 +134,12 @@ class Trees:
             entries = list_tree(temp)
             found = hash_listing(entries)
             if found != sha256:
-                raise BadTree(f"its content has the hash {found[:12]}")
+                raise InvalidTreeError(f"its content has the hash {found[:12]}")
             failpoint("stage.before_rename")
             self._settle(temp, sha256, canonical(entries))
             failpoint("stage.after_rename")
-        except BadTree as error:
-            raise Refusal(
+        except InvalidTreeError as error:
+            raise OperationError(
                 "tree-differs",
                 f"the tree that arrived is not {sha256[:12]}: {error}",
                 "the files changed while they were staged, or were damaged on the way: try again",
@@ -168,7 +169,7 @@ class Trees:
     def _replace_if_altered(self, temp: str, target: str, sha256: str) -> None:
         try:
             self.verify(sha256)
-        except Refusal:
+        except OperationError:
             aside = self._temp_path("altered")
             os.rename(target, aside)
             os.rename(temp, target)
@@ -199,7 +200,7 @@ class Trees:
 def unpack_tar(archive: IO[bytes], folder: str) -> None:
     """Unpacks into the empty `folder`. Never follows a link, never replaces anything, keeps to treehash's rules.
 
-    Raises BadTree naming the member, OSError.
+    Raises InvalidTreeError naming the member, OSError.
     """
     import tarfile
 
@@ -211,12 +212,12 @@ def unpack_tar(archive: IO[bytes], folder: str) -> None:
                 count += 1
                 total += member.size
                 if count > MAX_ENTRIES or total > MAX_BYTES:
-                    raise BadTree("the archive is over the limits (%d entries, %d bytes)" % (count, total))
+                    raise InvalidTreeError("the archive is over the limits (%d entries, %d bytes)" % (count, total))
                 _unpack_member(tar, member, root)
                 tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
                 failpoint("stage.mid_file")
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise BadTree(str(error)) from error
+        raise InvalidTreeError(str(error)) from error
     finally:
         os.close(root)
 
@@ -225,7 +226,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
     path = member.name.encode("utf-8", "surrogateescape")
     check_path(path)
     if member.mode & 0o7000:
-        raise BadTree(f"{show(path)} has setuid, setgid or sticky set")
+        raise InvalidTreeError(f"{show(path)} has setuid, setgid or sticky set")
     parts = path.split(b"/")
     parent = _enter(root, parts[:-1])
     try:
@@ -236,15 +237,16 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
         elif member.type in (b"0", b"\0") and not member.issparse():
             _unpack_file(tar, member, parts[-1], parent)
         else:
-            raise BadTree(f"{show(path)} is neither file, folder nor symbolic link")
+            raise InvalidTreeError(f"{show(path)} is neither file, folder nor symbolic link")
     except FileExistsError:
-        raise BadTree(f"{show(path)} comes twice") from None
+        raise InvalidTreeError(f"{show(path)} comes twice") from None
     finally:
         os.close(parent)
 
 
 def _enter(root: int, parts: list[bytes]) -> int:
-    """A descriptor of the folder, one real folder after the other. Raises BadTree when one is missing or a link."""
+    """A descriptor of the folder, one real folder after the other. Raises InvalidTreeError when one is missing or
+    a link."""
     here = os.dup(root)
     for part in parts:
         try:
@@ -252,7 +254,7 @@ def _enter(root: int, parts: list[bytes]) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise BadTree("{} has no real folder above it".format(show(b"/".join(parts)))) from error
+            raise InvalidTreeError("{} has no real folder above it".format(show(b"/".join(parts)))) from error
         finally:
             os.close(here)
         here = deeper
@@ -268,7 +270,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
         while left:
             chunk = source.read(min(CHUNK, left))
             if not chunk:
-                raise BadTree(f"the archive ends within {show(name)}")
+                raise InvalidTreeError(f"the archive ends within {show(name)}")
             write_all(fd, chunk)
             left -= len(chunk)
     finally:

@@ -12,7 +12,7 @@ from ascendrun.node import cgroup, layout, procs, reap, stopping
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
 from ascendrun.node.layout import STOP, STOP_TAKEN
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.supervisor import exit_watch
@@ -103,7 +103,7 @@ class Supervisor:
         for rank in self.ranks:
             try:
                 self._start(rank)
-            except Refusal as refusal:
+            except OperationError as refusal:
                 self.records.add("start_failed", rank=rank.number, message=refusal.message, hint=refusal.hint)
                 rank.code, rank.has_ended = 127, True
                 self._record_exit(rank, 127 << 8, None)

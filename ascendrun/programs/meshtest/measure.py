@@ -13,11 +13,11 @@ from ascendrun.programs.trainer.runtime import Runtime
 Options = Mapping[str, Any]
 
 
-class BadSizes(Exception):
+class InvalidSizesError(Exception):
     """The sizes are no ascending whole numbers of bytes."""
 
 
-EXPECTED = (BadSizes,)
+EXPECTED = (InvalidSizesError,)
 
 
 def measure(options: Options, runtime: Runtime) -> None:
@@ -62,11 +62,11 @@ def exchanges(runtime: Runtime) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-    """Raises BadSizes."""
+    """Raises InvalidSizesError."""
     try:
         sizes = tuple(int(text) for text in texts)
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
-        raise BadSizes(f"--sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more")
+        raise InvalidSizesError(f"--sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more")
     return sizes

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.trainer import os_errors
 from ascendrun.programs.trainer.devices.accelerator import Precision
 from ascendrun.programs.trainer.runtime import Runtime
@@ -28,12 +28,12 @@ HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def shape_config(name: str, **changes: Any) -> Any:
-    """The configuration of a Qwen2 of a known shape. Raises BadData."""
+    """The configuration of a Qwen2 of a known shape. Raises InvalidDataError."""
     from transformers import Qwen2Config
 
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
-        raise BadData(f"--shape={name}: known are {', '.join(shapes)}")
+        raise InvalidDataError(f"--shape={name}: known are {', '.join(shapes)}")
     # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
     return Qwen2Config(
         max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}
@@ -41,9 +41,9 @@ def shape_config(name: str, **changes: Any) -> Any:
 
 
 def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
-    """`packed_tokens`: in a packed row, 0: rows are not packed. Raises BadData."""
+    """`packed_tokens`: in a packed row, 0: rows are not packed. Raises InvalidDataError."""
     if not (folder / "config.json").is_file():
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}: no config.json here; --base_model is a folder with config.json, tokenizer and "
             "*.safetensors, at the same path on every node"
         )
@@ -52,14 +52,14 @@ def folder_config(folder: Path, *, packed_tokens: int = 0) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds: not JSON, no object, a field or a model that transformers does not know
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}/config.json: refused by transformers ({os_errors.in_a_line(error)}); copy the base "
             "again, or take a transformers that knows it"
         ) from error
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", False) else None
     config.sliding_window = window  # transformers 4.51 warns of one that is not used, on every rank
     if window and packed_tokens > window:
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}: words of this model see {window} tokens back, which a packed row of {packed_tokens} "
             f"cannot say; use --packing=false, or --cutoff_len={window}"
         )
@@ -204,11 +204,11 @@ class weights_of:
         return self.read
 
     def read(self, name: str) -> torch.Tensor:
-        """Raises weights.BadWeights."""
+        """Raises weights.InvalidWeightsError."""
         from safetensors import safe_open
 
         if name not in self.files:
-            raise weights.BadWeights(f"{self.folder}: no file holds {name}, which the model needs")
+            raise weights.InvalidWeightsError(f"{self.folder}: no file holds {name}, which the model needs")
         if self.files[name] != self.file:
             self.opened.close()
             self.file = self.files[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
 from ascendrun.programs.trainer import os_errors
 from ascendrun.programs.trainer.packing import IGNORED
 
@@ -33,7 +33,8 @@ class Encoded:
 
 
 def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: int) -> Encoded:
-    """At most `cutoff` tokens, cut at the end. Raises BadData when the template does not tell whose words are whose."""
+    """At most `cutoff` tokens, cut at the end. Raises InvalidDataError when the template does not tell whose words
+    are whose."""
     messages = [{"role": role, "content": text} for role, text in conversation.turns]
     ids: list[int] = []
     labels: list[int] = []
@@ -50,7 +51,7 @@ def encode(tokenizer: Any, conversation: Conversation, level: int, *, cutoff: in
         before = render(tokenizer, messages[:turn], asks=True)
         after = render(tokenizer, messages[: turn + 1], asks=False)
         if not before.startswith(done) or not after.startswith(before):
-            raise BadData(
+            raise InvalidDataError(
                 "the tokenizer's chat template rewrites earlier turns, so the assistant's words cannot be "
                 "told from the others; use --template=chatml"
             )
@@ -77,7 +78,9 @@ def encode_all(
     every = [encode(tokenizer, each, number.get(str(each.level), 0), cutoff=cutoff) for each in conversations]
     kept = [each for each in every if each.learned]
     if not kept:
-        raise BadData(f"after --cutoff_len={cutoff} tokens nothing the assistant says is left in any row; raise it")
+        raise InvalidDataError(
+            f"after --cutoff_len={cutoff} tokens nothing the assistant says is left in any row; raise it"
+        )
     return kept, len(every) - len(kept)
 
 
@@ -121,13 +124,13 @@ def wrap_tokenizer(text: str) -> Any:
 
 
 def load_tokenizer(folder: Path, *, template: str) -> Any:
-    """`template`: auto (the tokenizer's own, else ChatML) or chatml. Raises BadData."""
+    """`template`: auto (the tokenizer's own, else ChatML) or chatml. Raises InvalidDataError."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of many kinds; `tokenizers` raises the bare one
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}/tokenizer.json, or what belongs to it, is no tokenizer that transformers can read "
             f"({os_errors.in_a_line(error)}); copy the base again"
         ) from error

@@ -23,7 +23,7 @@ ROLES = {
 SHOWN_PROBLEMS = 8
 
 
-class BadData(Exception):
+class InvalidDataError(Exception):
     """The data cannot be trained on; the message names rows and what is wrong with each."""
 
 
@@ -36,9 +36,10 @@ class Conversation:
 
 
 def read_conversations(path: Path, *, system: str) -> list[Conversation]:
-    """`system`: the system's words where a row brings none, "" for none. Raises BadData with the first problems."""
+    """`system`: the system's words where a row brings none, "" for none. Raises InvalidDataError with the first
+    problems."""
     if not path.is_file():
-        raise BadData(f"{path}: no such file; on every node the data must be at the same path")
+        raise InvalidDataError(f"{path}: no such file; on every node the data must be at the same path")
     found: list[Conversation] = []
     problems: list[str] = []
     for place, row in read_rows(path):
@@ -48,9 +49,9 @@ def read_conversations(path: Path, *, system: str) -> list[Conversation]:
             problems.append(f"{path}: {place}: {error}")
     if problems:
         more = f"\n… and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
-        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + more)
+        raise InvalidDataError("\n".join(problems[:SHOWN_PROBLEMS]) + more)
     if not found:
-        raise BadData(f"{path}: no rows")
+        raise InvalidDataError(f"{path}: no rows")
     return found
 
 
@@ -59,18 +60,20 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadData(f"{path}: is no UTF-8 text at byte {error.start:,}; convert it: iconv -f … -t UTF-8") from error
+        raise InvalidDataError(
+            f"{path}: is no UTF-8 text at byte {error.start:,}; convert it: iconv -f … -t UTF-8"
+        ) from error
     try:
         whole = json.loads(text)
     except RecursionError:
-        raise BadData(f"{path}: is nested too deeply for a list of rows") from None
+        raise InvalidDataError(f"{path}: is nested too deeply for a list of rows") from None
     except ValueError as error:
         if text.lstrip()[:1] == "[" and not is_json(text.lstrip().split("\n", 1)[0]):
-            raise BadData(f"{path}: is not JSON: {error}") from None
+            raise InvalidDataError(f"{path}: is not JSON: {error}") from None
     else:
         rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
         if not isinstance(rows, list):
-            raise BadData(f"{path}: holds {type(rows).__name__} where the list of rows should be")
+            raise InvalidDataError(f"{path}: holds {type(rows).__name__} where the list of rows should be")
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):

@@ -10,8 +10,8 @@ from typing import Any
 
 from ascendrun.programs.qwen_lora import chat_template
 from ascendrun.programs.qwen_lora.conversations import (
-    BadData,
     Conversation,
+    InvalidDataError,
     digest_of,
     read_conversations,
     rows_of_levels,
@@ -55,7 +55,7 @@ class Lessons:
 
 
 def read_texts(options: Options) -> Texts:
-    """Raises BadData."""
+    """Raises InvalidDataError."""
     system = options["system"]
     if options["data"]:
         train = read_conversations(Path(options["data"]), system=system)
@@ -68,7 +68,7 @@ def read_texts(options: Options) -> Texts:
         order = list(range(len(train)))
         random.Random(options["seed"]).shuffle(order)
         if len(train) < 2:
-            raise BadData(
+            raise InvalidDataError(
                 f"{options['data']}: {len(train)} row for training and validation both; give more, or --val_fraction=0"
             )
         count = max(1, round(len(train) * options["val_fraction"]))
@@ -77,14 +77,14 @@ def read_texts(options: Options) -> Texts:
 
 
 def check_same(digest: str, here: Runtime) -> None:
-    """Raises BadData when ranks read different rows: they would train on different data and never notice."""
+    """Raises InvalidDataError when ranks read different rows: they would train on different data and never notice."""
     odd = here.odd_ones(digest)
     if odd:
-        raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+        raise InvalidDataError(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
 
 
 def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
-    """Raises BadData."""
+    """Raises InvalidDataError."""
     try:
         table = choose_table(
             rows_of_levels(texts.train),
@@ -93,7 +93,7 @@ def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
             stages=options["stages"],
         )
     except ValueError as error:
-        raise BadData(str(error)) from error
+        raise InvalidDataError(str(error)) from error
     pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_multiple"]
     train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
     # Without a curriculum the validation's loss is still told by difficulty, so that two runs can be compared.

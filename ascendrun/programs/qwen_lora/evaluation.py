@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ascendrun.programs.qwen_lora.chat_template import Encoded, encode, render
-from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
 from ascendrun.programs.qwen_lora.sft_task import Rows, forward
 from ascendrun.programs.trainer.packing import IGNORED
 from ascendrun.programs.trainer.runtime import Runtime
@@ -76,9 +76,9 @@ def mean_of(pairs: Sequence[tuple[float, int]]) -> float:
 
 
 def read_questions(path: Path, limit: int) -> list[Question]:
-    """Raises BadData. `answer` is a letter, or the place counted from 0."""
+    """Raises InvalidDataError. `answer` is a letter, or the place counted from 0."""
     if not path.is_file():
-        raise BadData(f"{path}: no such file")
+        raise InvalidDataError(f"{path}: no such file")
     found: list[Question] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip() or len(found) == limit:
@@ -91,9 +91,11 @@ def read_questions(path: Path, limit: int) -> list[Question]:
                 raise ValueError(f"answer {answer!r} of {len(choices)} choices")
             found.append(Question(str(row["question"]), choices, place))
         except (ValueError, KeyError, TypeError) as error:
-            raise BadData(f"{path}: line {number}: wants question, choices and the answer's letter ({error})") from None
+            raise InvalidDataError(
+                f"{path}: line {number}: wants question, choices and the answer's letter ({error})"
+            ) from None
     if not found:
-        raise BadData(f"{path}: no question; wants JSON lines of {{question, choices, answer}}")
+        raise InvalidDataError(f"{path}: no question; wants JSON lines of {{question, choices, answer}}")
     return found
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ascendrun.programs.qwen_lora.base import WRAPPER, name_in_file
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.trainer.data import seed_of
 from ascendrun.programs.trainer.distributed import Ranks
 from ascendrun.programs.trainer.strategies.engine import Engine
@@ -30,27 +30,27 @@ QLORA = {
 }
 
 
-class AdapterIncomplete(Exception):
+class IncompleteAdapterError(Exception):
     """The gathered adapter lacks a matrix, or one has another shape; nothing was saved."""
 
 
 def refuse_qlora(quantize: str, family: str) -> None:
-    """Raises BadData with the reason and the way out."""
+    """Raises InvalidDataError with the reason and the way out."""
     if quantize != "none":
-        raise BadData(
+        raise InvalidDataError(
             f"--quantize={quantize} on {family}: {QLORA[family]}; use --how=fsdp2, which holds "
             "each rank's part of the base only, or --how=zero3 with --offload=true"
         )
 
 
 def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
-    """peft's model around this one, the base frozen. Raises BadData for targets that the model lacks."""
+    """peft's model around this one, the base frozen. Raises InvalidDataError for targets that the model lacks."""
     from peft import LoraConfig, get_peft_model
 
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     unknown = [name for name in options["targets"] if name not in leaves]
     if unknown:
-        raise BadData(
+        raise InvalidDataError(
             f"--targets: the model has no linear layer {', '.join(unknown)}; it has {', '.join(sorted(leaves))}"
         )
     config = LoraConfig(
@@ -74,7 +74,7 @@ def first_values(
     """A random, B zero, so that training begins at the base; DoRA's magnitudes are the lengths of the base's rows.
 
     The same on every rank and for every way of holding the base. `read`: a whole weight of the base by its name. All
-    ranks call it together. Raises BadData.
+    ranks call it together. Raises InvalidDataError.
     """
     shapes = sorted(trained_shapes(model).items())
     values = lengths_of_rows(model, [name for name, _ in shapes if MAGNITUDE in name], read, here)
@@ -86,7 +86,7 @@ def first_values(
         elif "lora_B" in name:
             values[name] = torch.zeros(shape)
         elif name not in values:
-            raise BadData(f"peft made {name}, which this program cannot give a first value")
+            raise InvalidDataError(f"peft made {name}, which this program cannot give a first value")
     return values
 
 
@@ -122,7 +122,8 @@ def save_adapter(
     folder: Path,
     tokenizer: Any,
 ) -> None:
-    """Whole weights to the files that PeftModel.from_pretrained reads. Raises AdapterIncomplete before a file is made
+    """Whole weights to the files that PeftModel.from_pretrained reads. Raises IncompleteAdapterError before a file
+    is made
     or when what is on the disk is not what was saved; an adapter that was there before stays until then."""
     check_whole(weights, expected)
     from safetensors.torch import save_file
@@ -143,7 +144,7 @@ def save_adapter(
 
 
 def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises AdapterIncomplete: a save on one rank without gathering would leave empty matrices."""
+    """Raises IncompleteAdapterError: a save on one rank without gathering would leave empty matrices."""
     problems: list[str] = []
     for name, shape in expected.items():
         if name not in weights:
@@ -154,7 +155,7 @@ def check_whole(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
             problems.append(f"{name} has numbers that are none")
     problems += [f"{name} is no part of the adapter" for name in set(weights) - set(expected)]
     if problems:
-        raise AdapterIncomplete(
+        raise IncompleteAdapterError(
             f"the adapter was not saved: {'; '.join(problems[:4])}"
             + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
         )
@@ -165,10 +166,12 @@ def check_file(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
 
     with safe_open(str(path), framework="pt") as opened:
         if set(opened.keys()) != set(wanted):
-            raise AdapterIncomplete(f"{path} does not hold what was written")
+            raise IncompleteAdapterError(f"{path} does not hold what was written")
         differ = [name for name in wanted if not torch.equal(opened.get_tensor(name), wanted[name])]
     if differ:
-        raise AdapterIncomplete(f"{path}: {differ[0]} reads back as other numbers than were written; check the disk")
+        raise IncompleteAdapterError(
+            f"{path}: {differ[0]} reads back as other numbers than were written; check the disk"
+        )
 
 
 def saved_name(name: str) -> str:

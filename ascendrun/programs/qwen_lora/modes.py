@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.programs.qwen_lora import base, chat_template, evaluation, lora, sizing
-from ascendrun.programs.qwen_lora.conversations import BadData, Conversation
+from ascendrun.programs.qwen_lora.conversations import Conversation, InvalidDataError
 from ascendrun.programs.qwen_lora.curriculum import Course
 from ascendrun.programs.qwen_lora.dataset import (
     Lessons,
@@ -34,12 +34,18 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import warmup_of
 from ascendrun.programs.trainer.strategies import parallel, zero3
 from ascendrun.programs.trainer.strategies.engine import Adam, Engine, size_of
-from ascendrun.programs.trainer.strategies.weights import BadWeights
+from ascendrun.programs.trainer.strategies.weights import InvalidWeightsError
 from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trainer.task import Settings
 
 Options = Mapping[str, Any]
-EXPECTED = (BadData, BadWeights, sizing.TooLarge, lora.AdapterIncomplete, *task.EXPECTED)
+EXPECTED = (
+    InvalidDataError,
+    InvalidWeightsError,
+    sizing.ModelTooLargeError,
+    lora.IncompleteAdapterError,
+    *task.EXPECTED,
+)
 """Faults of what was given, not of this program: their message is the whole story."""
 FREE_TO_CHANGE = (
     "mode",
@@ -121,11 +127,11 @@ def train(options: Options, here: Runtime) -> None:
 
 
 def chosen_precision(options: Options, device: Accelerator) -> Precision:
-    """Raises BadData for a dtype that the device lacks."""
+    """Raises InvalidDataError for a dtype that the device lacks."""
     try:
         return accelerator.choose_precision(options["dtype"], device)
     except ValueError as error:
-        raise BadData(str(error)) from error
+        raise InvalidDataError(str(error)) from error
 
 
 def open_base(options: Options, home: Path, conversations: list[Any], here: Runtime) -> tuple[Any, Any]:
@@ -265,7 +271,7 @@ def save(
     lessons: Lessons,
     here: Runtime,
 ) -> None:
-    """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises AdapterIncomplete."""
+    """All ranks gather, rank 0 proves and writes; a failure is told on all of them. Raises IncompleteAdapterError."""
     from safetensors import SafetensorError  # a full disk, in its words
 
     weights = lora.gathered(engine)
@@ -281,11 +287,11 @@ def save(
             if options["merge"]:
                 changed = merge(home, output / "adapter", output / "merged")
                 here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
-        except (lora.AdapterIncomplete, SafetensorError, OSError) as error:
+        except (lora.IncompleteAdapterError, SafetensorError, OSError) as error:
             problem = str(error)
     problem = here.share(problem)
     if problem is not None:
-        raise lora.AdapterIncomplete(problem)
+        raise lora.IncompleteAdapterError(problem)
 
 
 def final_scores(
@@ -372,7 +378,7 @@ def steps_by_stage(course: Course) -> list[int]:
 
 
 def plan(options: Options, here: Runtime) -> None:
-    """Arithmetic only: nothing is loaded and no card taken. Raises TooLarge when it cannot run."""
+    """Arithmetic only: nothing is loaded and no card taken. Raises ModelTooLargeError when it cannot run."""
     ranks = options["ranks"] or here.world_size
     packed = options["cutoff_len"] if options["packing"] else 0
     config = (
@@ -384,7 +390,7 @@ def plan(options: Options, here: Runtime) -> None:
     try:
         family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
     except ValueError as error:
-        raise BadData(str(error)) from error
+        raise InvalidDataError(str(error)) from error
     sizing.refuse(options, world_size=ranks, precision=precision)
     texts = read_texts(options)
     tokenizer = (
@@ -415,23 +421,23 @@ def plan(options: Options, here: Runtime) -> None:
     notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
     here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
     if report.problems:
-        raise sizing.TooLarge("\n".join(report.problems))
+        raise sizing.ModelTooLargeError("\n".join(report.problems))
 
 
 def compare(options: Options, here: Runtime) -> None:
-    """Two runs on the same budget beside each other: comparison.json and a table. Raises BadData."""
+    """Two runs on the same budget beside each other: comparison.json and a table. Raises InvalidDataError."""
     if len(options["compare"]) != 2:
-        raise BadData("--compare wants the output folders of two runs, with a comma between them")
+        raise InvalidDataError("--compare wants the output folders of two runs, with a comma between them")
     reports = []
     for name in options["compare"]:
         path = Path(name) / "report.json"
         if not path.is_file():
-            raise BadData(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
+            raise InvalidDataError(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
         reports.append(json.loads(path.read_text(encoding="utf-8")))
     first, second = reports
     budget = [(each["training"]["steps"], each["training"]["samples"]) for each in reports]
     if budget[0] != budget[1]:
-        raise BadData(f"the runs had other budgets: {budget[0]} and {budget[1]} steps and samples")
+        raise InvalidDataError(f"the runs had other budgets: {budget[0]} and {budget[1]} steps and samples")
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
     here.say(
         f"{budget[0][0]} steps, {budget[0][1]} samples each\n"

@@ -17,28 +17,29 @@ Counts = Any
 TRIES, MOST_CHOICES = 1000, 20_000
 
 
-class BadTable(ValueError):
+class InvalidTableError(ValueError):
     """The table of stages is none; the message says what is wrong and what one looks like."""
 
 
 def parse_stages(texts: Sequence[str], levels: int) -> list[Stage]:
-    """Of `0.3=80/20/0` for each stage: up to which share of the steps, and the levels' parts in it. Raises BadTable."""
+    """Of `0.3=80/20/0` for each stage: up to which share of the steps, and the levels' parts in it. Raises
+    InvalidTableError."""
     stages: list[Stage] = []
     for text in texts:
         end_text, _, parts_text = text.partition("=")
         try:
             end, parts = Fraction(end_text.strip()), [Fraction(part.strip()) for part in parts_text.split("/")]
         except (ValueError, ZeroDivisionError):
-            raise BadTable(f"{text!r} is no stage; write END=PART/PART/…, as 0.3=80/20/0") from None
+            raise InvalidTableError(f"{text!r} is no stage; write END=PART/PART/…, as 0.3=80/20/0") from None
         if len(parts) != levels:
-            raise BadTable(f"{text!r} has {len(parts)} parts, but there are {levels} levels")
+            raise InvalidTableError(f"{text!r} has {len(parts)} parts, but there are {levels} levels")
         if min(parts) < 0 or sum(parts) == 0:
-            raise BadTable(f"{text!r}: parts are 0 or more, and not all 0")
+            raise InvalidTableError(f"{text!r}: parts are 0 or more, and not all 0")
         if end <= (stages[-1][0] if stages else 0):
-            raise BadTable(f"{text!r} ends before the stage above it")
+            raise InvalidTableError(f"{text!r} ends before the stage above it")
         stages.append((end, tuple(part / sum(parts) for part in parts)))
     if not stages or stages[-1][0] != 1:
-        raise BadTable("the last stage must end at 1, the end of the training")
+        raise InvalidTableError("the last stage must end at 1, the end of the training")
     return stages
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ascendrun.programs.qwen_lora.base import build as build_model
 from ascendrun.programs.qwen_lora.base import checkpoint_activations
-from ascendrun.programs.qwen_lora.conversations import BadData
+from ascendrun.programs.qwen_lora.conversations import InvalidDataError
 from ascendrun.programs.qwen_lora.lora import add_lora
 from ascendrun.programs.qwen_lora.sft_task import forward
 from ascendrun.programs.trainer.devices.accelerator import Precision
@@ -26,7 +26,7 @@ from ascendrun.programs.trainer.strategies.simulate import Simulated, simulate_d
 WAYS = ("ddp", "fsdp2", "zero3")
 
 
-class TooLarge(Exception):
+class ModelTooLargeError(Exception):
     """No way of holding the base fits; the message has the numbers and ways out."""
 
 
@@ -58,7 +58,7 @@ class Reckoning:
 
 
 def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
-    """What cannot work, before anything is read or made. Raises BadData with all reasons and ways out."""
+    """What cannot work, before anything is read or made. Raises InvalidDataError with all reasons and ways out."""
     how, is_offloaded = options["how"], options["offload"]
     problems = []
     if how == "fsdp2" and precision.scales:
@@ -77,7 +77,7 @@ def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision,
     elif is_offloaded and precision.scales and not has_deepspeed:
         problems.append("--offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
     if problems:
-        raise BadData("; ".join(problems))
+        raise InvalidDataError("; ".join(problems))
 
 
 def reckon(
@@ -227,7 +227,8 @@ def card_bytes_of(here: Runtime) -> int | None:
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
 ) -> tuple[Holding, list[str]]:
-    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises TooLarge; a way that was asked for is
+    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises ModelTooLargeError; a way that
+    was asked for is
     taken even then, for an estimate is no fact."""
     asked, is_anew = options["how"], options["checkpointing"]
     if asked != "auto" and is_anew is not None:
@@ -251,7 +252,7 @@ def choose(
     if parts is not None:
         return Holding(*parts), list(lines)
     if asked == "auto":
-        raise TooLarge("\n".join([*lines, *problems]))
+        raise ModelTooLargeError("\n".join([*lines, *problems]))
     chosen = Holding(asked, options["offload"], True)
     return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --how={asked}, as asked"]
 

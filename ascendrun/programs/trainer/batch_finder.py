@@ -8,14 +8,14 @@ from typing import Callable
 from ascendrun.programs.trainer.runtime import Runtime
 
 
-class NoRoom(Exception):
+class DeviceOutOfMemoryError(Exception):
     """Not even one sample fits."""
 
 
 def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: int) -> int:
     """`attempt(size)`: one forward and backward pass with so many of the longest rows, without exchange between ranks
     where that is possible: a rank that fails inside one would leave the others waiting. All ranks call this together
-    and get the same answer. Raises NoRoom.
+    and get the same answer. Raises DeviceOutOfMemoryError.
     """
     size = largest
     while True:
@@ -27,7 +27,7 @@ def find_micro_batch(here: Runtime, attempt: Callable[[int], None], *, largest: 
             here.say(f"micro-batch of {size}: the largest that every rank has room for")
             return size
         if size == 1:
-            raise NoRoom(
+            raise DeviceOutOfMemoryError(
                 f"a single row does not fit on rank {ranks[0]}'s device; shorten the rows, or turn "
                 "gradient checkpointing on"
             )

@@ -23,7 +23,16 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.saver import Saved, Saver
 from ascendrun.programs.trainer.schedule import share_of_peak
 from ascendrun.programs.trainer.strategies.engine import Engine, size_of
-from ascendrun.programs.trainer.task import CannotResume, Ending, NonFinite, Part, Progress, SaveFailed, Settings, Task
+from ascendrun.programs.trainer.task import (
+    CannotResumeError,
+    Ending,
+    NonFiniteError,
+    Part,
+    Progress,
+    SaveError,
+    Settings,
+    Task,
+)
 
 
 class Loop:
@@ -75,7 +84,7 @@ class Loop:
 
     def find_micro_batch(self, longest: Sequence[Unit], *, largest: int = 0) -> int:
         """Before `run`: the largest micro-batch that fits, up to `largest` (0: this rank's share of a step), tried with
-        the `longest` rows of the data. Raises batch_finder.NoRoom."""
+        the `longest` rows of the data. Raises batch_finder.DeviceOutOfMemoryError."""
         share = len(deal(self.plan.units(0), 0, self.here.world_size)[0])
         size = find_micro_batch(self.here, lambda rows: self._attempt(longest, rows), largest=largest or share)
         self.loader.micro_batch = size
@@ -96,11 +105,11 @@ class Loop:
     def run(self) -> Ending:
         """Trains to the end, from wherever `resume` put it. STOPPED or OUT_OF_TIME: a checkpoint was saved.
 
-        Raises NonFinite before a step with numbers that are none, SaveFailed where the end could not be saved.
+        Raises NonFiniteError before a step with numbers that are none, SaveError where the end could not be saved.
         """
         try:
             interrupted = self._train()
-        except (NonFinite, SaveFailed):  # raised by all ranks together: their writers finish what is to go on from
+        except (NonFiniteError, SaveError):  # raised by all ranks together: their writers finish what is to go on from
             self.saver.wait()
             raise
         self.loader.close()
@@ -186,7 +195,7 @@ class Loop:
         self._share, self._weight = following, told[7]
         self.progress.step += 1
         if told[3] and self.settings.on_save_failure == "stop":
-            raise SaveFailed(self.save_problem or "a checkpoint could not be written on another rank")
+            raise SaveError(self.save_problem or "a checkpoint could not be written on another rank")
         return Ending.STOPPED if told[0] else Ending.OUT_OF_TIME if told[1] else None
 
     def rate(self, step: int) -> float:
@@ -236,11 +245,11 @@ class Loop:
         return numbers
 
     def _refuse(self, share: Share, mine: str | None) -> None:
-        """Raises NonFinite on every rank, with the ranks that have something to tell."""
+        """Raises NonFiniteError on every rank, with the ranks that have something to tell."""
         numbers = [number for unit in share.units for number in unit]
         shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
         told = self.here.gather(mine and f"{mine} on rank {self.here.rank} (samples {shown})")
-        raise NonFinite(
+        raise NonFiniteError(
             f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
             "older checkpoints are sound. Lower --lr, or look at these samples"
         )
@@ -376,14 +385,14 @@ class Loop:
         self.saver.save(progress.step, common, self.engine.own_state(), facts=facts, best=best)
 
     def _save_last(self) -> None:
-        """The state at the end of this run; complete when this returns. Raises SaveFailed, on every rank, when it is
+        """The state at the end of this run; complete when this returns. Raises SaveError, on every rank, when it is
         not and somebody counts on it."""
         if self.saved_step != self.progress.step or any(self.here.gather(self.save_problem)):
             self.save()
         self.saver.wait()
         problems = [problem for problem in self.here.gather(self.save_problem) if problem]
         if problems and (not self.progress.ended or self.settings.on_save_failure == "stop"):
-            raise SaveFailed(problems[0])
+            raise SaveError(problems[0])
 
     def _tell_saved(self, saved: Saved) -> None:
         self.save_problem = None
@@ -405,7 +414,7 @@ class Loop:
         print(self.save_problem, file=sys.stderr, flush=True)
 
     def resume(self) -> bool:
-        """Goes on from the newest complete checkpoint; False: there is none. Raises CannotResume."""
+        """Goes on from the newest complete checkpoint; False: there is none. Raises CannotResumeError."""
         found = self.saver.find()
         if found is None:
             return False
@@ -417,7 +426,7 @@ class Loop:
         if self.progress.best_step is not None:
             best = self.saver.read_best(self.progress.best_step)
             if best is None:
-                raise CannotResume(
+                raise CannotResumeError(
                     f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
                     "not whole anywhere; remove that checkpoint, or use --resume=never"
                 )
@@ -441,7 +450,7 @@ class Loop:
                 f"the model lay over {ranks} rank(s) as {how}, now over {self.here.world_size} as {self.engine.how}"
             )
         if differs:
-            raise CannotResume(
+            raise CannotResumeError(
                 f"{folder} is of another training: {', '.join(differs)}; "
                 "use another checkpoint folder, the old options, or --resume=never"
             )

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ascendrun.programs.trainer import os_errors
-from ascendrun.programs.trainer.devices.accelerator import Accelerator, NoDevice, choose_family, open_accelerator
+from ascendrun.programs.trainer.devices.accelerator import Accelerator, NoDeviceError, choose_family, open_accelerator
 from ascendrun.programs.trainer.distributed import Ranks, join
 from ascendrun.programs.trainer.files import replace_text
 
@@ -116,7 +116,7 @@ def run(
     except BaseException as error:  # whatever it was, the process must end here and say why
         write_error_file(error)
         of_machine = os_errors.in_words(error)
-        if isinstance(error, (NoDevice, *expected)):
+        if isinstance(error, (NoDeviceError, *expected)):
             print(f"error: {error}", file=sys.stderr)
         elif of_machine is not None:
             print(f"error: {of_machine}", file=sys.stderr)

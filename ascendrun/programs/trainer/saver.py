@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trainer.runtime import Runtime
-from ascendrun.programs.trainer.task import CannotResume
+from ascendrun.programs.trainer.task import CannotResumeError
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Saver:
     def find(self) -> Found | None:
         """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
 
-        The rank with the newest reads what all have in common and gives it to the others. Raises CannotResume when
+        The rank with the newest reads what all have in common and gives it to the others. Raises CannotResumeError when
         the nodes have the parts of other ranks than theirs.
         """
         tried: set[tuple[int, str]] = set()
@@ -216,7 +216,7 @@ class Saver:
                 continue
             strangers = [rank for rank in self.here.gather(self._stranger(folder)) if rank is not None]
             if strangers:
-                raise CannotResume(
+                raise CannotResumeError(
                     f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
                     "is on another node; name the nodes in the order in which it was written, or use "
                     "--resume=never"

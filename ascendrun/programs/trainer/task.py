@@ -18,19 +18,19 @@ Loss = Union[torch.Tensor, tuple[torch.Tensor, Mapping[str, Part]]]
 A weight that is a tensor on the device is not waited for before the step's end."""
 
 
-class CannotResume(Exception):
+class CannotResumeError(Exception):
     """The newest checkpoint belongs to another training."""
 
 
-class NonFinite(Exception):
+class NonFiniteError(Exception):
     """The loss or the gradients are no numbers any more; no step was taken with them."""
 
 
-class SaveFailed(Exception):
+class SaveError(Exception):
     """A checkpoint that this run promised could not be written."""
 
 
-EXPECTED = (CannotResume, NonFinite, SaveFailed)
+EXPECTED = (CannotResumeError, NonFiniteError, SaveError)
 """For `start.run`: their message is the whole story."""
 
 

@@ -12,7 +12,7 @@ from ascendrun.programs.trainer.devices.accelerator import choose_family, open_a
 from ascendrun.programs.trajectory.evaluation.evaluate import probabilities_of
 from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.points.read_ais import NEEDED, LeftOut, clean_rows, find_columns
-from ascendrun.programs.trajectory.points.tracks import BadData, in_order
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, in_order
 from ascendrun.programs.trajectory.records import in_points, without_class
 from ascendrun.programs.trajectory.store import Vote, load_vote
 from ascendrun.programs.trajectory.tokens import Words, encode
@@ -20,13 +20,13 @@ from ascendrun.programs.trajectory.vote import answer, put_together
 
 LONGEST = 4096
 """Words of one text; a longer one is refused, not cut in silence."""
-FAULTS_OF_INPUT = (BadData, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+FAULTS_OF_INPUT = (InvalidDataError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a question may raise that is no question: JSON of the wrong kinds, or nested beyond reading."""
 
 
 class Classifier:
     """`path`: the `best` folder of a training's output, or the output of --mode=evaluate. `device`: auto, cpu, cuda,
-    npu; `index`: which of several. Raises BadData where there is no model."""
+    npu; `index`: which of several. Raises InvalidDataError where there is no model."""
 
     def __init__(
         self, path: str | Path | Sequence[str | Path], *, device: str = "auto", index: int = 0, warm_up: int = 3
@@ -58,18 +58,18 @@ class Classifier:
 
     def predict_track(self, points: Sequence[Mapping[str, Any]], *, return_probs: bool = False) -> dict[str, Any]:
         """`points`: {time, lat, lon, sog, cog} each, heading where known, in the names that a file may have. Raises
-        BadData."""
+        InvalidDataError."""
         return self._answers([self.words_of(points)], return_probs)[0]
 
     def words_of(self, points: Sequence[Mapping[str, Any]]) -> Words:
         if not isinstance(points, (list, tuple)) or not points or not all(isinstance(each, Mapping) for each in points):
-            raise BadData("points must be a list of a few {time, lat, lon, sog, cog}")
+            raise InvalidDataError("points must be a list of a few {time, lat, lon, sog, cog}")
         names = dict.fromkeys(name for point in points for name in point)
         table = {name: [point.get(name) for point in points] for name in names}
         found = {ours: name for ours, name in find_columns(list(names)).items() if ours not in ("class", "type_code")}
         missing = [key for key in NEEDED if key not in found]
         if missing:
-            raise BadData(
+            raise InvalidDataError(
                 f"points have no {', '.join(missing)}; each is {{time, lat, lon, sog, cog}}, null where a "
                 "speed or course is not known"
             )
@@ -77,7 +77,7 @@ class Classifier:
         tracks = clean_rows(table, found, "one", left_out)
         if len(tracks) != 1 or len(tracks[0]) < 2:
             why = f" ({'; '.join(left_out.told())})" if left_out.count else ""
-            raise BadData(
+            raise InvalidDataError(
                 f"{len(points)} points make {len(tracks)} tracks{why}; give two or more usable points of one ship"
             )
         return as_texts([in_order(tracks[0])[0]], **self.vote.members[0].text)[0]
@@ -86,7 +86,7 @@ class Classifier:
         rows = [encode(each, self.vote.members[0].vocabulary, -1).ids() for each in words]
         for row in rows:
             if not 0 < len(row) <= LONGEST:
-                raise BadData(f"a text of {len(row)} words; it must have 1 to {LONGEST}")
+                raise InvalidDataError(f"a text of {len(row)} words; it must have 1 to {LONGEST}")
         with torch.no_grad():
             each = [probabilities_of(member.model, rows, self.device, multiple=1) for member in self.vote.members]
         return [answer(row, self.vote.names, with_all=return_probs) for row in put_together(self.vote, each)]

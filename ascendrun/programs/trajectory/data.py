@@ -12,7 +12,7 @@ from ascendrun.programs.trajectory.leakage import check_leak, check_same_segment
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import ALIASES, read_tracks
 from ascendrun.programs.trajectory.points.split import split_records
-from ascendrun.programs.trajectory.points.tracks import BadData, Limits
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Limits
 from ascendrun.programs.trajectory.records import (
     Prepared,
     Record,
@@ -66,10 +66,12 @@ def multiple_of(options: Options, family: str) -> int:
 
 
 def column_map(pairs: Sequence[str]) -> dict[str, str]:
-    """Of "lat=Latitude" texts. Raises BadData for anything else."""
+    """Of "lat=Latitude" texts. Raises InvalidDataError for anything else."""
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        raise BadData(f"--columns: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}")
+        raise InvalidDataError(
+            f"--columns: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}"
+        )
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
 
@@ -77,7 +79,7 @@ def prepare(options: Options) -> Prepared:
     """Reads or generates, splits by ship, proves that the words do not hold the answer, makes the vocabulary of the
     training ships. Tracks of no known class go to training without a label: pretraining reads them.
 
-    Raises BadData, its child LabelLeak included.
+    Raises InvalidDataError, its child LabelLeakError included.
     """
     text = {"grammar": options["grammar"], "resolution": options["h3_resolution"]}
     records, counts = load_records(options, **text)
@@ -85,7 +87,7 @@ def prepare(options: Options) -> Prepared:
     names = list(label_ids([str(record.label) for record in known]))
     if len(names) < 2:
         told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
-        raise BadData(
+        raise InvalidDataError(
             f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
             "name the class column with --columns=class=NAME"
         )
@@ -119,7 +121,7 @@ def prepare(options: Options) -> Prepared:
 
 
 def make_samples(options: Options) -> Samples:
-    """Of the prepared folder --prepared, or of --data prepared now. Raises BadData."""
+    """Of the prepared folder --prepared, or of --data prepared now. Raises InvalidDataError."""
     prepared = load_prepared(Path(options["prepared"])) if options["prepared"] else prepare(options)
     return encode_prepared(prepared)
 

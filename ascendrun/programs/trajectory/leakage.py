@@ -6,16 +6,16 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Words
 
 
-class LabelLeak(BadData):
+class LabelLeakError(InvalidDataError):
     """The text holds the answer, or the same text stands on both sides of a split; any score would be worth nothing."""
 
 
 def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
-    """Raises LabelLeak when a word of the texts names a class, or when every class has a word of its own.
+    """Raises LabelLeakError when a word of the texts names a class, or when every class has a word of its own.
 
     The second means: each class has a word that stands in all of its texts and in no other's, so the
     label is there under another name.
@@ -25,11 +25,13 @@ def check_leak(texts: Sequence[Words], labels: Sequence[str]) -> None:
     class_words = [plain(name) for name in classes if len(plain(name)) > 2]
     named = sorted(word for word in vocabulary if any(name in plain(word) for name in class_words))
     if named:
-        raise LabelLeak(f"the text names the class: {', '.join(named[:5])}; class words must not be in the text")
+        raise LabelLeakError(f"the text names the class: {', '.join(named[:5])}; class words must not be in the text")
     own = {name: own_words(texts, labels, name) for name in classes}
     if len(classes) > 1 and min(labels.count(name) for name in classes) > 1 and all(own.values()):
         shown = ", ".join(f"{sorted(words)[0]} = {name}" for name, words in own.items())
-        raise LabelLeak(f"one word tells the class each time: {shown}; a column derived from the class is in the text")
+        raise LabelLeakError(
+            f"one word tells the class each time: {shown}; a column derived from the class is in the text"
+        )
 
 
 def plain(text: str) -> str:
@@ -49,7 +51,8 @@ def own_words(texts: Sequence[Words], labels: Sequence[str], name: str) -> set[s
 
 
 def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """`parts`: (name, fingerprint) of every segment by split. Raises LabelLeak when two splits share a fingerprint:
+    """`parts`: (name, fingerprint) of every segment by split. Raises LabelLeakError when two splits share a
+    fingerprint:
     one track under two names, as copied files make it."""
     home: dict[str, tuple[str, str]] = {}
     shared: list[str] = []
@@ -59,7 +62,7 @@ def check_same_segments(parts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
             if first_split != split:
                 shared.append(f"{first} in {first_split} is {name} in {split}")
     if shared:
-        raise LabelLeak(
+        raise LabelLeakError(
             f"{len(shared)} segment(s) stand in two splits under other names, such as {shared[0]}; "
             "remove the copies, or give both the same ship"
         )

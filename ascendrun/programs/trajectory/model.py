@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 from ascendrun.programs.trainer import os_errors
 from ascendrun.programs.trainer.devices import cpu_kernels, fused_ops, kernels
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Ids
 
 POOLINGS = ("mean", "last")
@@ -62,19 +62,21 @@ def config_of_sizes(
 
 
 def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, Any]:
-    """Of a checkpoint folder of Qwen2, Qwen2.5 or Qwen3, with our own number of words. Raises BadData."""
+    """Of a checkpoint folder of Qwen2, Qwen2.5 or Qwen3, with our own number of words. Raises InvalidDataError."""
     file = folder / "config.json"
     if not file.is_file():
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
             "or the output of --mode=pretrain"
         )
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise BadData(f"{file}: is no configuration in JSON ({error}); copy the base again") from error
+        raise InvalidDataError(f"{file}: is no configuration in JSON ({error}); copy the base again") from error
     if config.get("model_type") not in ("qwen2", "qwen3"):
-        raise BadData(f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3")
+        raise InvalidDataError(
+            f"{file}: model_type {config.get('model_type')!r}; the trajectory program takes qwen2 and qwen3"
+        )
     config.pop("torch_dtype", None)
     config.pop("dtype", None)
     if not config.get("use_sliding_window"):
@@ -90,7 +92,9 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     try:
         made_of(config)
     except Exception as error:  # of many kinds: a field of a wrong type, sizes that do not go together
-        raise BadData(f"{file}: refused by transformers ({os_errors.in_a_line(error)}); copy the base again") from error
+        raise InvalidDataError(
+            f"{file}: refused by transformers ({os_errors.in_a_line(error)}); copy the base again"
+        ) from error
     return config
 
 
@@ -223,7 +227,7 @@ def make_activations_anew(reader: Reader) -> None:
 
 def read_checkpoint(reader: Reader, folder: Path, vocabulary: Mapping[str, int]) -> str:
     """All layers from a transformers folder; our words begin as the mean of the pieces that its tokenizer cuts them
-    into, where it has one. What was done, for people. Raises BadData or weights.BadWeights."""
+    into, where it has one. What was done, for people. Raises InvalidDataError or weights.InvalidWeightsError."""
     from ascendrun.programs.trainer.strategies.weights import file_of_tensor, read_into
 
     there = file_of_tensor(folder)
@@ -258,7 +262,7 @@ def word_pieces(folder: Path, words: Sequence[str]) -> list[list[int]] | None:
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare one
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}/tokenizer.json: is no tokenizer ({os_errors.in_a_line(error)}); copy the base again"
         ) from error
     return [list(each.ids) for each in tokenizer.encode_batch(list(words), add_special_tokens=False)]

@@ -16,7 +16,7 @@ from ascendrun.programs.trajectory.grammars import as_texts
 from ascendrun.programs.trajectory.grammars.guide import END
 from ascendrun.programs.trajectory.leakage import fingerprint
 from ascendrun.programs.trajectory.points.read_ais import NUMBERED_CLASSES, SHOWN_PROBLEMS, class_name, split_name
-from ascendrun.programs.trajectory.points.tracks import BadData, Track
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError, Track
 from ascendrun.programs.trajectory.tokens import Words
 
 SAMPLES, FACTS = "samples.jsonl.gz", "prepared.json"
@@ -61,10 +61,10 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
     """Of lines {"text", "label", "source_file"}, and how many class words were taken out of them.
 
     The published texts name the class at every point. Such a word is taken out where it stands before POINT_END and
-    names the line's own class; a class word anywhere else stays, for the leak check to find. Raises BadData.
+    names the line's own class; a class word anywhere else stays, for the leak check to find. Raises InvalidDataError.
     """
     if not path.is_file():
-        raise BadData(f"{path}: no such file on this node; data must be at the same path on every node")
+        raise InvalidDataError(f"{path}: no such file on this node; data must be at the same path on every node")
     records: list[Record] = []
     problems: list[str] = []
     removed = 0
@@ -74,16 +74,18 @@ def read_texts(path: Path) -> tuple[list[Record], int]:
                 continue
             try:
                 record, dropped = read_text_line(line, f"{path}:{number}")
-            except BadData as error:
+            except InvalidDataError as error:
                 problems.append(str(error))
                 continue
             records.append(record)
             removed += dropped
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
-        raise BadData("\n".join(problems[:SHOWN_PROBLEMS]) + (f"\n… and {more} more lines" if more > 0 else ""))
+        raise InvalidDataError(
+            "\n".join(problems[:SHOWN_PROBLEMS]) + (f"\n… and {more} more lines" if more > 0 else "")
+        )
     if not records:
-        raise BadData(f"{path}: no line with a text")
+        raise InvalidDataError(f"{path}: no line with a text")
     return records, removed
 
 
@@ -95,7 +97,7 @@ def read_text_line(line: str, place: str) -> tuple[Record, int]:
             raise TypeError
         text.encode()
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise BadData(f'{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}') from None
+        raise InvalidDataError(f'{place}: must be {{"text": "…", "label": 0, "source_file": "…"}}') from None
     name = class_name("" if label is None else str(label))
     words, removed = without_class(text.split(), name)
     ship = str(row.get("ship") or row.get("source_file") or place)
@@ -158,19 +160,19 @@ def as_line(record: Record) -> dict[str, Any]:
 
 
 def load_prepared(folder: Path) -> Prepared:
-    """Raises BadData where there is none, or its files do not belong together."""
+    """Raises InvalidDataError where there is none, or its files do not belong together."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
-        raise BadData(
+        raise InvalidDataError(
             f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
             "node first, or give --data"
         )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BadData(f"{folder / FACTS}: is damaged; run --mode=prepare again") from error
+        raise InvalidDataError(f"{folder / FACTS}: is damaged; run --mode=prepare again") from error
     raw = (folder / SAMPLES).read_bytes()
     if hashlib.sha256(raw).hexdigest() != facts["samples_sha256"]:
-        raise BadData(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
+        raise InvalidDataError(f"{folder / SAMPLES} is not the file that {FACTS} speaks of; run --mode=prepare again")
     records: dict[str, list[Record]] = {}
     for line in filter(None, gzip.decompress(raw).split(b"\n")):
         record = from_line(json.loads(line))

@@ -15,7 +15,7 @@ import torch
 from ascendrun.programs.trainer.devices.accelerator import Accelerator
 from ascendrun.programs.trainer.files import replace_text, replacing
 from ascendrun.programs.trajectory.model import Sizes, TrackClassifier, fuse, make_model
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 
 MODEL_FILE, PRETRAINED_FILE, VOTE_FILE = "model.pt", "pretrained.pt", "classifier.json"
 
@@ -61,16 +61,16 @@ def save_trained(trained: Trained, folder: Path) -> Path:
 
 
 def load_trained(path: Path) -> Trained:
-    """From the file or its folder. Raises BadData when there is none."""
+    """From the file or its folder. Raises InvalidDataError when there is none."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        raise BadData(
+        raise InvalidDataError(
             f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
             "output, or that of --mode=evaluate"
         )
     saved = load(file)
     if "names" not in saved:
-        raise BadData(f"{file}: is no trained classifier; --model takes what finetune or train made")
+        raise InvalidDataError(f"{file}: is no trained classifier; --model takes what finetune or train made")
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
@@ -97,11 +97,13 @@ def load_pretrained(folder: Path) -> dict[str, Any]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Raises BadData for a file that is cut or of something else."""
+    """Raises InvalidDataError for a file that is cut or of something else."""
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, UnpicklingError, ValueError) as error:
-        raise BadData(f"{file}: is damaged, or no file of this program; copy it again, or train again") from error
+        raise InvalidDataError(
+            f"{file}: is damaged, or no file of this program; copy it again, or train again"
+        ) from error
 
 
 def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float, folder: Path) -> Path:
@@ -114,7 +116,8 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
 
 
 def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
-    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises BadData."""
+    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises
+    InvalidDataError."""
     vote = read_vote(paths)
     for member in vote.members:
         fuse(member.model, accelerator, torch.float32)
@@ -124,7 +127,9 @@ def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
 
 def read_vote(paths: Sequence[Path]) -> Vote:
     if not paths:
-        raise BadData("no --model; give the `best` folder of a training's output, or several with commas between")
+        raise InvalidDataError(
+            "no --model; give the `best` folder of a training's output, or several with commas between"
+        )
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
         told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))
         members = tuple(load_trained(paths[0] / member) for member in told["members"])
@@ -135,7 +140,7 @@ def read_vote(paths: Sequence[Path]) -> Vote:
 def agreeing(vote: Vote) -> Vote:
     first = vote.members[0]
     if any(list(other.names) != list(first.names) or other.text != first.text for other in vote.members):
-        raise BadData("these models do not belong together: their classes or grammars differ")
+        raise InvalidDataError("these models do not belong together: their classes or grammars differ")
     return vote
 
 

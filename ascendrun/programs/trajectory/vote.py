@@ -11,7 +11,7 @@ from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, multiple_of
 from ascendrun.programs.trajectory.evaluation.calibrate import Adjustment
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
-from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
 from ascendrun.programs.trajectory.store import Vote
 from ascendrun.programs.trajectory.tokens import Encoded
 
@@ -23,7 +23,7 @@ def vote_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Opti
 
 def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, options: Options) -> list[Floats]:
     if not samples:
-        raise BadData("there is no track to classify")
+        raise InvalidDataError("there is no track to classify")
     return [
         predict(
             member.model, samples, here, batch_size=options["batch_size"], multiple=multiple_of(options, here.family)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError, InvalidInput, NotFound, Problem
+from ascendrun.core.errors import AscendrunError, InvalidInputError, NotFoundError, Problem
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.scenario import Scenario, load_scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         verb: Verb = arguments.verb
         verb(arguments)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         for problem in error.problems:
             print(f"ascend sim: {problem}", file=sys.stderr)
         return error.exit_code
@@ -135,7 +135,7 @@ def _card(word: str) -> int | None:
     if word in OF_NODE:
         return None
     if not word.isdigit():
-        raise InvalidInput([_no_card(word)])
+        raise InvalidInputError([_no_card(word)])
     return int(word)
 
 
@@ -160,7 +160,7 @@ def _host_of(word: str) -> tuple[VirtualCluster, str] | None:
     ]
     if len(found) != 1:
         many = "several clusters have it" if found else "no such folder, and no host of a cluster that is up"
-        raise NotFound(f"{word}: {many}", hint="a path, or ID:HOST; see: bin/vcluster list")
+        raise NotFoundError(f"{word}: {many}", hint="a path, or ID:HOST; see: bin/vcluster list")
     return found[0], name
 
 

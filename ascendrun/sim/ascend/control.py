@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from ascendrun.core.errors import InvalidInput, NotFound, Problem
+from ascendrun.core.errors import InvalidInputError, NotFoundError, Problem
 from ascendrun.sim.ascend.scenario import PlannedFault, fault_problems
 from ascendrun.sim.ascend.tool import model
 from ascendrun.sim.ascend.tool.model import Fault
@@ -17,13 +17,14 @@ from ascendrun.sim.ascend.tool.model import Fault
 def set_fault(root: Path, card: int | None, fault: str, *, value: str | None = None, after_s: float = 0.0) -> None:
     """From now on (`after_s` seconds on) the node below `root` has the fault; set again, it begins anew.
 
-    `card`: an NPU id, None for a fault of the whole node. Raises InvalidInput, NotFound where no node is installed.
+    `card`: an NPU id, None for a fault of the whole node. Raises InvalidInputError, NotFoundError where no node is
+    installed.
     """
     node = read_node(root)
     npu_ids = tuple(dict.fromkeys(chip.npu_id for chip in node.chips))
     problems = fault_problems(PlannedFault(fault, card, value, after_s), npu_ids)
     if problems:
-        raise InvalidInput([Problem(str(root), None, None, message, hint) for message, hint in problems])
+        raise InvalidInputError([Problem(str(root), None, None, message, hint) for message, hint in problems])
     new = Fault(fault, card, time.time() + after_s, value)
     _change(root, lambda faults: [*(one for one in faults if (one.name, one.card) != (fault, card)), new])
 
@@ -47,11 +48,11 @@ def list_faults(root: Path) -> list[Fault]:
 
 
 def read_node(root: Path) -> model.Node:
-    """Raises NotFound where no simulated node is installed."""
+    """Raises NotFoundError where no simulated node is installed."""
     try:
         return model.read_node(str(root / model.HOME))
     except FileNotFoundError as error:
-        raise NotFound(
+        raise NotFoundError(
             f"{root}: no simulated node is installed there", hint=f"python -m ascendrun.sim.ascend install {root}"
         ) from error
 

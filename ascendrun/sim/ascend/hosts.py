@@ -23,7 +23,7 @@ def install_on(
 
     `has_devices`: whether it gets device nodes, in a /dev of its own. `python`: the interpreter of the tools, this
     one's by default; say /usr/bin/python3 where accounts other than root run them and this one lies in root's home.
-    Raises InvalidInput, HostDown, AscendrunError where the host may not have its own /dev.
+    Raises InvalidInputError, HostDownError, AscendrunError where the host may not have its own /dev.
     """
     install_tree(cluster.path(name, "/"), scenario, python=python, has_devices=False)
     devices = len(scenario.cards_ids) * scenario.family.dies if has_devices else 0

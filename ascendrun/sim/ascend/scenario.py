@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ascendrun.core.errors import InvalidInput, Problem
+from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobfile.yaml_source import MappingNode, read_yaml, to_plain
 from ascendrun.core.message_format import suggestion
 from ascendrun.sim.ascend.tool.families import FAMILIES, Family
@@ -95,7 +95,7 @@ class Scenario:
 
 
 def make_node(scenario: Scenario, *, now_s: float) -> Node:
-    """Raises InvalidInput for a scenario that no node can be."""
+    """Raises InvalidInputError for a scenario that no node can be."""
     check_scenario(scenario)
     dies = scenario.family.dies
     chips = [
@@ -169,10 +169,10 @@ def _address(scenario: Scenario, device: int) -> str | None:
 
 
 def check_scenario(scenario: Scenario, *, file: str = "scenario") -> None:
-    """Raises InvalidInput with everything that is wrong."""
+    """Raises InvalidInputError with everything that is wrong."""
     problems = _problems(scenario)
     if problems:
-        raise InvalidInput([Problem(file, None, None, message, hint) for message, hint in problems])
+        raise InvalidInputError([Problem(file, None, None, message, hint) for message, hint in problems])
 
 
 def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
@@ -223,17 +223,17 @@ def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> list[tuple[st
 
 
 def load_scenario(path: Path) -> Scenario:
-    """From a file of YAML or JSON. Raises InvalidInput, OSError."""
+    """From a file of YAML or JSON. Raises InvalidInputError, OSError."""
     return read_scenario(path.read_bytes(), str(path))
 
 
 def read_scenario(text: str | bytes, file: str) -> Scenario:
-    """Raises InvalidInput with every problem that can be told at once."""
+    """Raises InvalidInputError with every problem that can be told at once."""
     source = read_yaml(text, file)
     if source.problems:
-        raise InvalidInput(source.problems)
+        raise InvalidInputError(source.problems)
     if not isinstance(source.root, MappingNode):
-        raise InvalidInput([Problem(file, None, None, "is no mapping of a scenario's fields")])
+        raise InvalidInputError([Problem(file, None, None, "is no mapping of a scenario's fields")])
     problems: list[Problem] = []
     values = _known(Scenario, to_plain(source.root), file, problems, "")
     values["faults"] = _items(PlannedFault, values.get("faults", ()), file, problems, "faults: ")
@@ -242,12 +242,14 @@ def read_scenario(text: str | bytes, file: str) -> Scenario:
         int(device): reading for device, reading in values.get("fixed", {}).items() if str(device).isdigit()
     }
     if problems:
-        raise InvalidInput(problems)
+        raise InvalidInputError(problems)
     try:
         scenario = Scenario(**values)
         check_scenario(scenario, file=file)
     except (TypeError, AttributeError, ValueError) as error:
-        raise InvalidInput([Problem(file, None, None, f"a field has a value of the wrong kind: {error}")]) from error
+        raise InvalidInputError(
+            [Problem(file, None, None, f"a field has a value of the wrong kind: {error}")]
+        ) from error
     return scenario
 
 

@@ -36,7 +36,8 @@ main("{tool}", root or "/")
 def install_tree(
     root: Path, scenario: Scenario, *, seen_as: str = "", python: str = "", has_devices: bool = True
 ) -> None:
-    """Make `root` a node of this scenario; what an earlier call left there is replaced. Raises InvalidInput, OSError.
+    """Make `root` a node of this scenario; what an earlier call left there is replaced. Raises InvalidInputError,
+    OSError.
 
     `seen_as`: the path under which the node's own programs see `root` ("" where it is their "/"). `python`: the
     interpreter of the tools (3.7 or newer), this one's by default: they must run where no `python3` is on PATH.

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from ascendrun.core.errors import DeadlineExceeded
+from ascendrun.core.errors import DeadlineExceededError
 
 LOOK_S = 0.05
 END_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
+class DemoInterruptedError(Exception):
     """A signal told us to end; `number` is the first one that came."""
 
     def __init__(self, number: int) -> None:
@@ -27,7 +27,8 @@ class Interrupted(Exception):
 
 
 class Actor:
-    """`wait` and `run` raise Interrupted after a signal; a signal does nothing else, so that cleaning up is whole."""
+    """`wait` and `run` raise DemoInterruptedError after a signal; a signal does nothing else, so that cleaning up
+    is whole."""
 
     def __init__(self) -> None:
         self._told: int | None = None
@@ -51,19 +52,20 @@ class Actor:
 
     def check(self) -> None:
         if self._told is not None:
-            raise Interrupted(self._told)
+            raise DemoInterruptedError(self._told)
 
     def wait(self, is_so: Callable[[], bool], *, deadline_s: float, says: str) -> None:
-        """Returns when it is so. Raises Interrupted, DeadlineExceeded with `says`."""
+        """Returns when it is so. Raises DemoInterruptedError, DeadlineExceededError with `says`."""
         until = time.monotonic() + deadline_s
         while not is_so():
             self.check()
             if time.monotonic() > until:
-                raise DeadlineExceeded(f"{says} did not happen within {deadline_s:g} s")
+                raise DeadlineExceededError(f"{says} did not happen within {deadline_s:g} s")
             time.sleep(LOOK_S)
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], deadline_s: float) -> int:
-        """Its exit code, -n for signal n. Its words go where ours go. Raises Interrupted, DeadlineExceeded, OSError."""
+        """Its exit code, -n for signal n. Its words go where ours go. Raises DemoInterruptedError,
+        DeadlineExceededError, OSError."""
         self.check()
         # A session of its own: ^C at the terminal is ours alone, we decide how it ends.
         child = subprocess.Popen(argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -99,7 +101,7 @@ def end_marked(mark: str, *, grace_s: float) -> int:
         if not left:
             return len(killed)
         if time.monotonic() > began + grace_s + END_S:
-            raise DeadlineExceeded(f"processes {left} do not end", hint="kill -9 " + " ".join(map(str, left)))
+            raise DeadlineExceededError(f"processes {left} do not end", hint="kill -9 " + " ".join(map(str, left)))
         if time.monotonic() > began + grace_s:
             for pid in left:
                 killed[pid] = None

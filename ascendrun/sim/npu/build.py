@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ascendrun.core.errors import NotFit
+from ascendrun.core.errors import PreflightError
 from ascendrun.sim.npu.names import table_of, wanted_names
 from ascendrun.sim.npu.target import Target
 
@@ -50,7 +50,7 @@ def key_of(target: Target) -> str:
 
 
 def build(target: Target) -> Path:
-    """The toolkit folder, as ASCEND_HOME_PATH wants it. Raises NotFit with the compiler's words, OSError."""
+    """The toolkit folder, as ASCEND_HOME_PATH wants it. Raises PreflightError with the compiler's words, OSError."""
     root = cache_folder(target)
     home = root / key_of(target)
     if home.is_dir():
@@ -61,7 +61,7 @@ def build(target: Target) -> Path:
         if home.is_dir():
             return home
         if shutil.which(COMPILER) is None:
-            raise NotFit(
+            raise PreflightError(
                 f"{COMPILER} is not on PATH; the simulated CANN is compiled once",
                 hint="Debian: apt install g++; openEuler: dnf install gcc-c++",
             )
@@ -122,7 +122,7 @@ def run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NotFit(
+        raise PreflightError(
             f"the simulated CANN does not compile: {command[-1]}: {lines[0] if lines else 'no message'}",
             hint="this torch_npu may be newer than the simulation; see docs/simulated-npu.md",
         )

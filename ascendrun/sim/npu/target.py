@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascendrun.core.errors import NotFit
+from ascendrun.core.errors import PreflightError
 
 _QUESTION = """
 import importlib.metadata, importlib.util, json, sys
@@ -36,21 +36,23 @@ class Target:
 
 
 def find_target(python: str) -> Target:
-    """Raises NotFit saying why this Python cannot run torch_npu."""
+    """Raises PreflightError saying why this Python cannot run torch_npu."""
     if platform.machine() != "x86_64":
-        raise NotFit(f"the simulated CANN was built for x86_64 only; this machine is {platform.machine()}")
+        raise PreflightError(f"the simulated CANN was built for x86_64 only; this machine is {platform.machine()}")
     try:
         text = subprocess.run([python, "-c", _QUESTION], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotFit(f"{python} does not run: {error}", hint="name another Python: --python PATH") from error
+        raise PreflightError(f"{python} does not run: {error}", hint="name another Python: --python PATH") from error
     found = json.loads(text)
     lacks = [name for name in ("torch", "torch_npu") if not found[name]]
     if lacks:
-        raise NotFit(
+        raise PreflightError(
             f"{python} (Python {found['version']}) has no {' and no '.join(lacks)}",
             hint=f"{INSTALL_HINT}; torch_npu {KNOWN_VERSION} has wheels for Python 3.10 and 3.11",
         )
     torch_npu, version = found["torch_npu"]
     if not version.startswith(KNOWN_VERSION):
-        raise NotFit(f"{python} has torch_npu {version}; the simulated CANN knows {KNOWN_VERSION}", hint=INSTALL_HINT)
+        raise PreflightError(
+            f"{python} has torch_npu {version}; the simulated CANN knows {KNOWN_VERSION}", hint=INSTALL_HINT
+        )
     return Target(python, Path(found["prefix"]), Path(found["torch"][0]), found["torch"][1], Path(torch_npu), version)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-from ascendrun.core.errors import AscendrunError, Conflict, NotFound
+from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
 from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.cluster import DISK, VirtualCluster, clusters, sweep
 from ascendrun.sim.vcluster.machines import HEAD
@@ -91,10 +91,10 @@ def _chosen(arguments: argparse.Namespace) -> VirtualCluster:
     if arguments.id:
         found = [cluster for cluster in found if cluster.cluster_id == arguments.id]
     if not found:
-        raise NotFound("no virtual cluster is up", hint="vcluster up 2")
+        raise NotFoundError("no virtual cluster is up", hint="vcluster up 2")
     if len(found) > 1:
         ids = ", ".join(cluster.cluster_id for cluster in found)
-        raise Conflict(f"several virtual clusters are up: {ids}", hint="say which: vcluster --id ID …")
+        raise ConflictError(f"several virtual clusters are up: {ids}", hint="say which: vcluster --id ID …")
     return found[0]
 
 

@@ -40,7 +40,7 @@ class VirtualCluster(Faults):
     ) -> VirtualCluster:
         """Boot `count` hosts; the options are those of `ClusterSpec`.
 
-        `is_kept`: it outlives this process, until `down`. Raises NotSupported where the machine cannot carry it.
+        `is_kept`: it outlives this process, until `down`. Raises NotSupportedError where the machine cannot carry it.
         """
         require_all()
         base = states.base_folder(os.environ)

@@ -142,7 +142,7 @@ class Faults(Machines):
         self._forget(name, "full")
 
     def clock(self, name: str, offset_s: float) -> None:
-        """Shifts the wall clock of all that sshd starts from now on; raises NotSupported without libfaketime."""
+        """Shifts the wall clock of all that sshd starts from now on; raises NotSupportedError without libfaketime."""
         shifted = f"FAKETIME={offset_s:+.3f} FAKETIME_DONT_FAKE_MONOTONIC=1"
         self.sshd_options(name, (f"SetEnv LD_PRELOAD={find_faketime()} {shifted}",))
 

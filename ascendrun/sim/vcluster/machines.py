@@ -16,7 +16,7 @@ from ascendrun.sim.vcluster import state as states
 from ascendrun.sim.vcluster.groups import Groups
 from ascendrun.sim.vcluster.plan import BootPlan, dump_plan
 from ascendrun.sim.vcluster.processes import Process, await_true, processes_in
-from ascendrun.sim.vcluster.requirements import NotSupported
+from ascendrun.sim.vcluster.requirements import NotSupportedError
 from ascendrun.sim.vcluster.spec import (
     PACKAGE_HOME,
     ClusterSpec,
@@ -38,13 +38,13 @@ _BOOT = f"import sys; sys.path.insert(0, {str(PACKAGE_HOME)!r}); from ascendrun.
 _ENTER = str(Path(__file__).with_name("enter.py"))
 
 
-class BootFailed(AscendrunError):
+class BootError(AscendrunError):
     """A host of the virtual cluster did not come up; the message holds its own words."""
 
     code = "vcluster-boot"
 
 
-class HostDown(AscendrunError):
+class HostDownError(AscendrunError):
     """The host is switched off (killed, crashed) and can run nothing."""
 
     code = "vcluster-down"
@@ -73,10 +73,10 @@ class Machines:
         return self._spec.address(name)
 
     def init_pid(self, name: str) -> int:
-        """The machine's pid of the init of a host or the "head"; raises HostDown when it is off."""
+        """The machine's pid of the init of a host or the "head"; raises HostDownError when it is off."""
         pid = self._state.live_init(name)
         if pid is None:
-            raise HostDown(f"{name} is off", hint=f"boot it: reboot {name}")
+            raise HostDownError(f"{name} is off", hint=f"boot it: reboot {name}")
         return pid
 
     def is_up(self, name: str) -> bool:
@@ -198,12 +198,13 @@ class Machines:
 
 
 def boot_error(words: str) -> AscendrunError:
-    """What a failed boot means: this machine refuses (NotSupported), or something of ours went wrong (BootFailed)."""
+    """What a failed boot means: this machine refuses (NotSupportedError), or something of ours went wrong
+    (BootError)."""
     last = words.splitlines()[-1] if words else "no words"
     refused = [line for line in words.splitlines() if line.startswith(("PermissionError", "OSError: [Errno 1]"))]
     if refused:
-        return NotSupported(
+        return NotSupportedError(
             f"this machine refuses what a virtual cluster needs: {refused[0]}",
             hint="in a container: docker run --privileged",
         )
-    return BootFailed(f"the virtual cluster did not boot: {last}\n{words}")
+    return BootError(f"the virtual cluster did not boot: {last}\n{words}")

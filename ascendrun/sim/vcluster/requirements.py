@@ -15,7 +15,7 @@ PROGRAMS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "ip": "
 _CAPABILITIES = {"NET_ADMIN": 12, "SYS_ADMIN": 21}
 
 
-class NotSupported(AscendrunError):
+class NotSupportedError(AscendrunError):
     """This machine cannot carry a virtual cluster, or not this feature of it."""
 
     code = "not-supported"
@@ -67,33 +67,33 @@ def _status_field(name: str) -> str | None:
 
 
 def require_all() -> None:
-    """Raises NotSupported with everything that is missing and one line for apt."""
+    """Raises NotSupportedError with everything that is missing and one line for apt."""
     missing = requirements()
     if not missing:
         return
     packages = sorted(item.mend for item in missing if item.is_package)
     others = [item.mend for item in missing if not item.is_package]
     ways = ([f"apt-get install -y {' '.join(packages)}"] if packages else []) + others
-    raise NotSupported(
+    raise NotSupportedError(
         f"a virtual cluster cannot start here, missing: {', '.join(item.missing for item in missing)}",
         hint="; ".join(ways),
     )
 
 
 def find_shell(name: str) -> str:
-    """The path of a login shell; raises NotSupported with the apt line when it is not installed."""
+    """The path of a login shell; raises NotSupportedError with the apt line when it is not installed."""
     path = name if name.startswith("/") and os.access(name, os.X_OK) else shutil.which(name)
     if path is None:
-        raise NotSupported(f"the shell {name} is not installed", hint=f"apt-get install -y {name}")
+        raise NotSupportedError(f"the shell {name} is not installed", hint=f"apt-get install -y {name}")
     return path
 
 
 def find_faketime() -> str:
-    """The library that shifts a program's clock; raises NotSupported when it is not installed."""
+    """The library that shifts a program's clock; raises NotSupportedError when it is not installed."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if found:
         return str(found[0])
-    raise NotSupported(
+    raise NotSupportedError(
         "a clock of its own for a host needs libfaketime (the kernel has one clock for all)",
         hint="apt-get install -y faketime",
     )

@@ -62,7 +62,7 @@ def make_spec(
     shares: Mapping[str, str],
     is_trusted: bool,
 ) -> ClusterSpec:
-    """Raises ValueError for a name that no host has, NotSupported for a shell that is not installed."""
+    """Raises ValueError for a name that no host has, NotSupportedError for a shell that is not installed."""
     names = tuple(f"node{number}" for number in range(1, count + 1))
     for table in (shells, rc_noise, pythons):
         for name in set(table) - set(names):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.backends.local import LOGIN_FILE, LocalBackend, local_root, read_login
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.transport import Deadlines
 from ascendrun.head.state.settings import Settings
@@ -27,5 +27,5 @@ def test_variables_that_cannot_be_read_refuse_the_connection(tmp_path: Path) -> 
     root = local_root(settings, "npu1")
     root.mkdir(parents=True)
     (root / LOGIN_FILE).write_bytes(b"NAME=\xff\n")
-    with pytest.raises(CannotConnect, match=LOGIN_FILE):
+    with pytest.raises(UnreachableError, match=LOGIN_FILE):
         LocalBackend(settings).connect(Host("npu1", addr="local"), deadlines=Deadlines())

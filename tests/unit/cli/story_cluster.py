@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.cluster import EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
-from ascendrun.core.errors import Conflict, DeadlineExceeded, NotFound
+from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.head.state.settings import Settings, spool_dir
 
@@ -76,7 +76,7 @@ class StoryCluster:
 
     def job(self, ref: str) -> JobDetail:
         if ref not in (self.view.id, self.view.name):
-            raise NotFound(f"no job {ref!r}", hint="ascendrun ps -a")
+            raise NotFoundError(f"no job {ref!r}", hint="ascendrun ps -a")
         if self.story:
             self.story.pop(0)(self)
         nodes = tuple(NodeView(host, i, (2 * i, 2 * i + 1), "ALIVE", "STARTED") for i, host in enumerate(HOSTS))
@@ -94,9 +94,9 @@ class StoryCluster:
     def stop(self, ref: str, *, now: bool = False) -> JobView:
         self.calls.append(("stop", ref, now))
         if ref not in (self.view.id, self.view.name):
-            raise NotFound(f"no job {ref!r}")
+            raise NotFoundError(f"no job {ref!r}")
         if self.view.state in ("SUCCEEDED", "FAILED", "STOPPED"):
-            raise Conflict(f"{ref} has already ended: {self.view.state}")
+            raise ConflictError(f"{ref} has already ended: {self.view.state}")
         self.view = replace(self.view, state="STOPPING", reason="stopped by you")
         return self.view
 
@@ -104,7 +104,7 @@ class StoryCluster:
         self.calls.append(("wait", ref, timeout_s))
         while self.view.ended_at_s is None:
             if not self.story:
-                raise DeadlineExceeded(f"{ref} is still {self.view.state} after {timeout_s:g} s")
+                raise DeadlineExceededError(f"{ref} is still {self.view.state} after {timeout_s:g} s")
             self.job(ref)
         return self.job(ref)
 

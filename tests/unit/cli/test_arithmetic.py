@@ -68,10 +68,10 @@ def test_devices_that_nobody_knows_are_told_with_the_way_out() -> None:
 
 
 def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_is_no_verdict() -> None:
-    assert judge(Ended(1, "sums\n", "TooLarge: needs 71 GB of 64 GB\ntry more cards")) == Arithmetic(
+    assert judge(Ended(1, "sums\n", "ModelTooLargeError: needs 71 GB of 64 GB\ntry more cards")) == Arithmetic(
         False, ("sums", "does not fit: needs 71 GB of 64 GB", "does not fit: try more cards")
     )
-    other = judge(Ended(1, "", "BadData: /data/train.json: no such file"))
+    other = judge(Ended(1, "", "InvalidDataError: /data/train.json: no such file"))
     assert other.fits is None
     assert "not reckoned: /data/train.json: no such file" in other.lines[-1]
     assert "--set args.mode=plan" in other.lines[-1]
@@ -87,6 +87,6 @@ def test_of_a_pipeline_the_stage_is_named_and_what_it_waits_for() -> None:
 
 def test_a_command_s_error_file_and_else_its_last_words_tell_why() -> None:
     write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(%r); print('sums'); raise SystemExit(1)"
-    told = run_here([sys.executable, "-c", write % '{"message": {"message": "TooLarge: 9 of 8 GB"}}'])
-    assert told == Ended(1, "sums\n", "TooLarge: 9 of 8 GB")
+    told = run_here([sys.executable, "-c", write % '{"message": {"message": "ModelTooLargeError: 9 of 8 GB"}}'])
+    assert told == Ended(1, "sums\n", "ModelTooLargeError: 9 of 8 GB")
     assert run_here([sys.executable, "-c", "raise SystemExit('wrong option')"]) == Ended(1, "", "wrong option")

@@ -8,7 +8,7 @@ import time
 import pytest
 from story_cluster import STORIES, Desk, end, make_job, once_exists, rank_fails, run, says, state
 
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 
 
 def test_submit_shows_every_line_once_and_ends_as_the_job(desk: Desk) -> None:
@@ -143,7 +143,7 @@ def test_what_never_arrived_of_a_job_that_ended_long_ago_is_said_not_waited_for(
 
 def test_a_controller_that_dies_meanwhile_does_not_end_the_follower(desk: Desk) -> None:
     def is_dead(cluster: object) -> None:
-        raise CannotConnect("the controller ended")
+        raise UnreachableError("the controller ended")
 
     desk.cluster.story = [run(), run(), is_dead, is_dead, says(b"still here\n"), *end("SUCCEEDED")]
     result = desk.say("logs", "-f", "demo")

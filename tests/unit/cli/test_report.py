@@ -16,7 +16,7 @@ from story_cluster import Run
 from ascendrun.cli import main
 from ascendrun.cli.commands.report import write_file
 from ascendrun.cli.report.words import WORDS
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.state.store import Store
 from ascendrun.health.report.time_use import USES
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_is_named(say: Say) -> None:
 
 def test_a_page_that_cannot_take_its_place_leaves_nothing_beside_it(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(InvalidInput, match="taken"):
+    with pytest.raises(InvalidInputError, match="taken"):
         write_file(tmp_path / "taken", b"page")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 

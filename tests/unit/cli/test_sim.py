@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ascendrun.cli.commands.sim import choose_target, command_of, python_of
-from ascendrun.core.errors import NotFit
+from ascendrun.core.errors import PreflightError
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
@@ -33,7 +33,7 @@ def test_the_python_beside_a_program_given_by_path_is_asked(tmp_path):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere it is refused before that")
 def test_without_torch_npu_anywhere_the_way_to_get_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
-    with pytest.raises(NotFit) as refused:
+    with pytest.raises(PreflightError) as refused:
         choose_target(None, sys.executable)
     assert "torch_npu" in refused.value.message
     assert "bin/setup-env" in str(refused.value.hint)

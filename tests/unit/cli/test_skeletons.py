@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.cli.templates import copy_skeleton, list_skeletons
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.head.survey.programs import load_programs
@@ -38,7 +38,7 @@ def test_a_copied_skeleton_is_a_valid_job_beside_its_hostfile(name: str, tmp_pat
 
 def test_nothing_is_written_when_one_file_is_there_already(tmp_path: Path) -> None:
     (tmp_path / "cluster.hosts").write_text("mine\n")
-    with pytest.raises(Conflict, match=r"cluster\.hosts: there already; nothing was copied"):
+    with pytest.raises(ConflictError, match=r"cluster\.hosts: there already; nothing was copied"):
         copy_skeleton("script", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.hosts"]
     assert (tmp_path / "cluster.hosts").read_text() == "mine\n"
@@ -46,13 +46,13 @@ def test_nothing_is_written_when_one_file_is_there_already(tmp_path: Path) -> No
 
 def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         copy_skeleton("script", tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_an_unknown_skeleton_is_told_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         copy_skeleton("scrpt", tmp_path)
     assert "'scrpt'" in caught.value.message
     assert caught.value.hint == f"there are: {', '.join(NAMES)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.cli.train_env import PACKAGES, ensure_training_stack
-from ascendrun.core.errors import NotFit
+from ascendrun.core.errors import PreflightError
 
 
 def test_another_python_without_the_stack_is_refused_with_the_commands_that_mend_it(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_another_python_without_the_stack_is_refused_with_the_commands_that_mend
     venv.create(folder, with_pip=False)
     python = str(folder / "bin" / "python")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(NotFit) as caught:
+    with pytest.raises(PreflightError) as caught:
         ensure_training_stack(python, print)
     assert "lacks torch, " in caught.value.message
     first, second = (caught.value.hint or "").split(" && ")
@@ -36,7 +36,7 @@ def test_only_what_is_missing_is_named_so_that_an_npu_image_keeps_its_torch(tmp_
         if module != "h3":
             (site / f"{module}.py").write_text("raise SystemExit('imported')")
     python = str(tmp_path / "bin" / "python")
-    with pytest.raises(NotFit) as caught:
+    with pytest.raises(PreflightError) as caught:
         ensure_training_stack(python)
     assert caught.value.hint == f"{python} -m pip install h3"
     (site / "h3.py").touch()
@@ -49,7 +49,7 @@ def test_a_python_that_does_not_run_is_told_as_such(tmp_path: Path, text: str) -
     if text is not None:
         python.write_text(text)
         python.chmod(0o755)
-    with pytest.raises(NotFit, match=f"{python} does not run on this machine"):
+    with pytest.raises(PreflightError, match=f"{python} does not run on this machine"):
         ensure_training_stack(str(python))
 
 

@@ -13,7 +13,7 @@ import yaml
 from story_cluster import Desk, end, make_job, rank_fails, run
 
 from ascendrun.cluster import EventView, ExecResult, HostStatus
-from ascendrun.core.errors import AscendrunError, InvalidInput, Problem
+from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
 
 
 def test_ps_is_a_table_of_live_jobs(desk: Desk) -> None:
@@ -236,7 +236,9 @@ def test_a_wrong_command_line_says_what_and_how(desk: Desk, argv: list[str], cod
 def test_every_error_becomes_a_sentence_a_hint_and_its_exit_code(
     desk: Desk, kind: type[AscendrunError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = InvalidInput([Problem("f", 1, 2, "m", "h")]) if kind is InvalidInput else kind("what", hint="way out")
+    error = (
+        InvalidInputError([Problem("f", 1, 2, "m", "h")]) if kind is InvalidInputError else kind("what", hint="way out")
+    )
 
     def refuse(**_: Any) -> None:
         raise error
@@ -244,7 +246,7 @@ def test_every_error_becomes_a_sentence_a_hint_and_its_exit_code(
     monkeypatch.setattr(desk.cluster, "jobs", refuse)
     result = desk.say("ps")
     assert result.code == kind.exit_code
-    assert result.err == ("error: f:1:2: m (h)\n" if kind is InvalidInput else "error: what\nhint: way out\n")
+    assert result.err == ("error: f:1:2: m (h)\n" if kind is InvalidInputError else "error: what\nhint: way out\n")
 
 
 def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

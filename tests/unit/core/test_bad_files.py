@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.spec import parse_job, parse_program_options
 from ascendrun.core.message_format import is_hidden
@@ -44,7 +44,7 @@ HOSTFILES = sorted((HERE / "bad_hostfiles").glob("*.hosts"))
 
 
 def problems_of_job(data, file="job.yaml", overrides=()):
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         parse_job(
             data, file, overrides=overrides, programs=PROGRAMS, check_names=lambda: ("clock", "space", "hccl-ping")
         )
@@ -52,7 +52,7 @@ def problems_of_job(data, file="job.yaml", overrides=()):
 
 
 def problems_of_hostfile(data, file="my.hosts"):
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         parse_hostfile(data, file)
     return caught.value.problems
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core.errors import InvalidInput, NotFound
+from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.hosts import Host, parse_hostfile, select_hosts
-from ascendrun.core.names import BadNames, expand_names, fold_names
+from ascendrun.core.names import InvalidNamesError, expand_names, fold_names
 
 
 def names(hosts):
@@ -77,7 +77,7 @@ def test_hosts_are_selected_in_the_order_of_the_file():
 
 @pytest.mark.parametrize("wanted, hint", [("npu[03-05]", None), ("npu011", "did you mean npu01?"), ("@rack", None)])
 def test_selecting_what_the_file_does_not_have_names_it(wanted, hint):
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         select_hosts(parse_hostfile("npu[01-04] groups=row", "h"), wanted)
     assert "npu05" in caught.value.message or "npu011" in caught.value.message or "rack" in caught.value.message
     assert caught.value.hint and (hint is None or caught.value.hint == hint)
@@ -85,7 +85,7 @@ def test_selecting_what_the_file_does_not_have_names_it(wanted, hint):
 
 @pytest.mark.parametrize("wanted", ["npu[1-100000000]", "", "a,,b", "-x", "npu[1", "a b"])
 def test_selecting_by_what_is_no_set_of_names_is_refused(wanted):
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         select_hosts(parse_hostfile("a", "h"), wanted)
 
 
@@ -107,7 +107,7 @@ def test_folding_loses_no_name(given_names):
 def test_any_text_is_names_or_no_names(text):
     try:
         assert all(expand_names(text))
-    except BadNames:
+    except InvalidNamesError:
         pass
 
 
@@ -147,7 +147,7 @@ def test_any_text_is_names_or_no_names(text):
 def test_no_hostfile_crashes_the_parser(data):
     try:
         hosts = parse_hostfile(data, "h")
-    except InvalidInput as error:
+    except InvalidInputError as error:
         assert error.problems and all(problem.message and problem.file == "h" for problem in error.problems)
     else:
         assert hosts and len({host.name.lower() for host in hosts}) == len(hosts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.pipeline import StageJob
 from ascendrun.core.jobfile.spec import parse_job, parse_program_options, parse_stages
 
@@ -49,7 +49,7 @@ def test_an_override_of_the_common_part_reaches_every_stage_and_one_of_a_stage_t
     assert [one.spec.args["lr"] for one in stages(text, "args.lr=7")] == [7.0, 7.0]
     assert [one.spec.args["lr"] for one in stages(text, "stages.b.args.lr=7")] == [1e-4, 7.0]
     assert [one.spec.nodes for one in stages(text, "nodes=3")] == [3, 3]
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         stages(text, "stages.zz.args.lr=7")
     assert "no stage zz" in refused.value.problems[0].message
 
@@ -60,7 +60,7 @@ def test_stages_that_may_run_side_by_side_must_stage_the_same_files() -> None:
         COMMON + "stage: {dir: a}\nstages:\n- {name: one}\n- {name: two, stage: {dir: b}}\n"
         "- {name: three, needs: one, stage: {dir: c}}\n- {name: four, needs: one, stage: {dir: c}}\n"
     )
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         stages(text)
     assert [(problem.line, problem.message.split(" may")[0]) for problem in refused.value.problems] == [
         (10, "two and three"),
@@ -78,6 +78,6 @@ def test_a_file_without_stages_is_one_job() -> None:
 
 
 def test_a_problem_of_the_common_part_is_told_once() -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         stages(COMMON + "nodez: 2\nstages: [{name: a}, {name: b}]\n")
     assert len(refused.value.problems) == 1

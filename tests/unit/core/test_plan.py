@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.errors import InvalidInput, NotFit
+from ascendrun.core.errors import InvalidInputError, PreflightError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.plan import PORT_TOKEN, Folders, Tree, choose_hosts, make_plan, prepare_request, render_plan
@@ -73,7 +73,7 @@ def plan(spec, hostfile, reports=None, trees=()):
 
 
 def refusal(*args, **kwargs):
-    with pytest.raises(NotFit) as caught:
+    with pytest.raises(PreflightError) as caught:
         plan(*args, **kwargs)
     return caught.value.message
 
@@ -100,7 +100,7 @@ def test_fewer_hosts_than_nodes_do_not_fit():
 
 
 def test_a_job_without_hosts_does_not_fit_and_never_runs_here():
-    with pytest.raises(NotFit) as caught:
+    with pytest.raises(PreflightError) as caught:
         choose_hosts(job(), ())
     assert caught.value.hint == "add hosts to the hostfile"
 
@@ -388,7 +388,7 @@ def test_the_request_to_an_agent_holds_what_was_planned():
 
 def test_what_is_not_supported_yet_is_refused_by_the_plan_too():
     for fields in ({"nodes": {"min": 1, "max": 2}}, {"devices": {"family": "auto"}}):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInputError):
             plan(job(**fields), "a\n")
 
 

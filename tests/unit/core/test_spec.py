@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.model import JobBody
 from ascendrun.core.jobfile.spec import (
     JobSpec,
@@ -43,7 +43,7 @@ def parse(text, *overrides):
 
 
 def problems(text, *overrides):
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         parse(text, *overrides)
     return [str(problem) for problem in caught.value.problems]
 
@@ -202,7 +202,7 @@ def test_paths_are_relative_to_the_job_file_and_those_of_the_nodes_stay():
 
 
 def test_a_job_without_a_hostfile_is_an_error_and_never_a_local_run():
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         require_hostfile(parse(SMALL), "job.yaml")
     assert "addr=local" in str(caught.value.problems[0])
     assert require_hostfile(parse(SMALL + "hostfile: h\n"), "job.yaml") == "h"
@@ -222,7 +222,7 @@ def test_every_field_of_a_job_is_a_stages_too():
 
 
 def test_a_broken_option_table_is_an_invalid_input():
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         parse_program_options("bad", '{"options": {"A-b": {}, "y": {"type": "int", "mni": 1}}}')
     assert [problem.file for problem in caught.value.problems] == ["bad/options.json"] * 3
 
@@ -291,7 +291,7 @@ pieces = st.sampled_from(
 def test_no_job_file_crashes_the_parser(data, overrides):
     try:
         spec = parse_job(data, "job.yaml", overrides=overrides, programs=PROGRAMS)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         assert error.problems and all(problem.message for problem in error.problems)
     else:
         assert spec.name and (spec.command or spec.program)

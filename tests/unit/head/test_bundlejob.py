@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import NotFound
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobs.job import Exit, Job, NodeProgress, Phase, State
 from ascendrun.core.notices import Target
 from ascendrun.core.samples import DeviceSample
 from ascendrun.head.state.notice_settings import NoticeSettings
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.store import Store
-from ascendrun.query.bundle_job import Bundle, CannotWrite, Wish, bundle_job
+from ascendrun.query.bundle_job import Bundle, CannotWriteError, Wish, bundle_job
 from ascendrun.query.faultdiag import as_commands
 
 PLANTED = {
@@ -214,14 +214,14 @@ def test_a_link_among_the_files_of_a_node_is_not_followed(world: World) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(world: World) -> None:
-    with pytest.raises(CannotWrite, match="nowhere"):
+    with pytest.raises(CannotWriteError, match="nowhere"):
         world.bundle(path=world.folder / "nowhere" / "x.tar.gz")
 
 
 def test_a_job_that_is_not_there(world: World, tmp_path: Path) -> None:
     wish = Wish(None, "ascendrun", True, 1 << 20, True)
     for state_dir in (world.state_dir, tmp_path / "empty"):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             bundle_job(state_dir, "other", wish, notices=None, environ={})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.head.spool.collector import NodeSpool, SpoolGap
+from ascendrun.head.spool.collector import NodeSpool, SpoolGapError
 from ascendrun.node.agent.log_prune import release
 from ascendrun.node.layout import attempt_dir
 
@@ -23,7 +23,7 @@ def test_bytes_that_come_twice_are_written_once(tmp_path: Path) -> None:
 def test_a_gap_is_refused_so_that_it_is_asked_for_again(tmp_path: Path) -> None:
     spool = NodeSpool(tmp_path)
     spool.write("rank-0.out", 0, 0, b"abc")
-    with pytest.raises(SpoolGap):
+    with pytest.raises(SpoolGapError):
         spool.write("rank-0.out", 0, 4, b"e")
     assert spool.offsets() == {"rank-0.out": {"0": 3}}
 

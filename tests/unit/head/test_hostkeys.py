@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.errors import HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import HostKeyChangedError, HostKeyUnknownError
 from ascendrun.head.ssh.host_keys import (
     HostKey,
     KnownHostsFile,
@@ -147,13 +147,13 @@ def test_our_own_file_settles_a_host_that_it_names(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01", GOOD)), written(tmp_path / "users", entry("npu01", EVIL))
     recorded = look_up(["npu01"], own=own, others=[users])
     assert [found.key for found in recorded.keys] == [GOOD] and recorded.in_own_file
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChangedError):
         judged(EVIL, recorded)
 
 
 def test_a_revocation_in_any_file_counts(tmp_path: Path) -> None:
     own, users = written(tmp_path / "own", entry("npu01")), written(tmp_path / "users", "@revoked " + entry("*"))
-    with pytest.raises(HostKeyChanged, match="revoked .*users:1"):
+    with pytest.raises(HostKeyChangedError, match="revoked .*users:1"):
         judged(GOOD, look_up(["npu01"], own=own, others=[users]))
 
 
@@ -164,7 +164,7 @@ def test_a_recorded_key_is_accepted(tmp_path: Path) -> None:
 
 def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None:
     own = written(tmp_path / "own", entry("npu01"))
-    with pytest.raises(HostKeyChanged) as caught:
+    with pytest.raises(HostKeyChangedError) as caught:
         judged(EVIL, look_up(["npu01"], own=own, others=[]))
     for part in (EVIL.fingerprint, GOOD.fingerprint, f"{own.path}:1", "npu01 (10.0.0.1 port 22)", "nothing was sent"):
         assert part in caught.value.message
@@ -172,14 +172,14 @@ def test_a_changed_key_shows_old_and_new_and_the_way_out(tmp_path: Path) -> None
 
 
 def test_an_unknown_host_is_told_how_to_be_trusted() -> None:
-    with pytest.raises(HostKeyUnknown, match=GOOD.fingerprint.replace("+", r"\+")) as caught:
+    with pytest.raises(HostKeyUnknownError, match=GOOD.fingerprint.replace("+", r"\+")) as caught:
         judged(GOOD, Recorded())
     assert caught.value.hint == "ascendrun trust npu01"
 
 
 def test_a_host_vouched_for_by_an_authority_only_is_refused_openly(tmp_path: Path) -> None:
     users = written(tmp_path / "users", "@cert-authority " + entry("npu*"))
-    with pytest.raises(HostKeyUnknown, match="authority"):
+    with pytest.raises(HostKeyUnknownError, match="authority"):
         judged(GOOD, look_up(["npu01"], own=KnownHostsFile("/nonexistent"), others=[users]))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import CannotConnect
+from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -18,7 +18,7 @@ class Nowhere:
     """A cluster none of whose hosts can be reached."""
 
     def connect(self, host: Host, *, deadlines: Any) -> Any:
-        raise CannotConnect(f"{host.name} is nowhere")
+        raise UnreachableError(f"{host.name} is nowhere")
 
     def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ from ascendrun.head.agents.connections import Links
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.safe_call import Guard
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.submission import Submission, make_job
 from tests.unit.head.test_links import Deaf, Nowhere
@@ -33,7 +33,7 @@ class FullDisk(Store):
 
     def save(self, *given: Any, **more: Any) -> None:
         if self.is_full:
-            raise StoreUnusable("no space left on device")
+            raise StoreUnusableError("no space left on device")
         super().save(*given, **more)
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from notice_head import Head, target
 from web_service import Say, await_that, settings_text
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.head.notify.settings_watch import LOOK_S
 
 
@@ -35,7 +35,7 @@ def test_a_changed_settings_file_is_followed_and_a_broken_one_is_not(heads: Any,
     head = heads(settings_text([target(one)]))
     job = head.submit()
     head.file.write_text("notify: [{kind: carrier-pigeon}]\n")
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         head.read()
     await_that(lambda: head.notifier.settings() is None or "carrier-pigeon" in "".join(capfd.readouterr()))
     head.file.write_text(settings_text([target(other, name="other")]))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.notices import DEFAULT_JOBS
-from ascendrun.head.state.notice_settings import NoticeSettings, Unreadable, read_credentials
+from ascendrun.head.state.notice_settings import NoticeSettings, UnreadableCredentialsError, read_credentials
 from ascendrun.head.state.settings import load_settings
 from ascendrun.query.notice_view import view_targets
 
@@ -55,7 +55,7 @@ notify:
 hook: {command: "echo topsecret", timeout_s: 0}
 deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
 """
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load(tmp_path, text)
     lines = [problem.line for problem in caught.value.problems]
     assert lines == [1, 3, 4, 5, 5, 6, 6, 6, 6, 7, 8, 9, 9]
@@ -75,7 +75,7 @@ deadman: {url: "https://x/topsecret", every_s: soon, failed: "topsecret"}
     ],
 )
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         load(tmp_path, text)
 
 
@@ -93,7 +93,7 @@ def test_the_stronger_file_replaces_whole_blocks(tmp_path: Path) -> None:
 def test_a_url_file_that_holds_no_url_is_told_by_its_name_only(tmp_path: Path, content: str) -> None:
     target = load(tmp_path, "notify: [{kind: generic, url_file: url}]").targets[0]
     (tmp_path / "url").write_text(content, encoding="latin-1")
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableCredentialsError) as caught:
         read_credentials(target)
     assert str(tmp_path / "url") in str(caught.value) and "topsecret" not in str(caught.value)
 

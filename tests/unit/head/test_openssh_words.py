@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascendrun.core.errors import AuthFailed, CannotConnect, HostKeyChanged, HostKeyUnknown
+from ascendrun.core.errors import AuthenticationError, HostKeyChangedError, HostKeyUnknownError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.openssh import build_argv, classify
@@ -60,12 +60,17 @@ def test_a_path_with_a_space_stays_one_file() -> None:
 @pytest.mark.parametrize(
     "said, kind, part, hint",
     [
-        ("anna@10.0.0.1: Permission denied (publickey).", AuthFailed, "anna was refused", "ssh-add"),
-        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", AuthFailed, "refused", "ssh"),
+        ("anna@10.0.0.1: Permission denied (publickey).", AuthenticationError, "anna was refused", "ssh-add"),
+        (
+            "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures",
+            AuthenticationError,
+            "refused",
+            "ssh",
+        ),
         (
             "No ED25519 host key is known for 10.0.0.1 and you have requested strict checking.\nHost key verification "
             "failed.",
-            HostKeyUnknown,
+            HostKeyUnknownError,
             "never recorded",
             "ascendrun trust npu01",
         ),
@@ -73,34 +78,39 @@ def test_a_path_with_a_space_stays_one_file() -> None:
             "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
             "The fingerprint for the ED25519 key sent by the remote "
             "host is\nSHA256:new+key/x.\nOffending ED25519 key in /s/known_hosts:7\nHost key verification failed.",
-            HostKeyChanged,
+            HostKeyChangedError,
             "ED25519 SHA256:new+key/x, but on record is another (/s/known_hosts:7)",
             "trust --replace npu01",
         ),
-        ("@ WARNING: REVOKED HOST KEY DETECTED! @\nHost key verification failed.", HostKeyChanged, "revoked", "stolen"),
-        ("ssh: Could not resolve hostname npu01: Name or service not known", CannotConnect, "npu01", "addr="),
-        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", CannotConnect, "refused", "sshd"),
-        ("ssh: connect to host 10.0.0.1 port 22: No route to host", CannotConnect, "No route", "firewall"),
-        ("Connection timed out during banner exchange", CannotConnect, "banner", "frozen"),
+        (
+            "@ WARNING: REVOKED HOST KEY DETECTED! @\nHost key verification failed.",
+            HostKeyChangedError,
+            "revoked",
+            "stolen",
+        ),
+        ("ssh: Could not resolve hostname npu01: Name or service not known", UnreachableError, "npu01", "addr="),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", UnreachableError, "refused", "sshd"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", UnreachableError, "No route", "firewall"),
+        ("Connection timed out during banner exchange", UnreachableError, "banner", "frozen"),
         (
             "Unable to negotiate with 10.0.0.1 port 22: no matching key exchange method found. Their offer: x",
-            CannotConnect,
+            UnreachableError,
             "no matching",
             "algorithms",
         ),
         (
             "/root/.ssh/config: line 3: Bad configuration option: foo\nterminating, 1 bad configuration options",
-            CannotConnect,
+            UnreachableError,
             "line 3",
             "ssh -G npu01",
         ),
-        ("Bad owner or permissions on /root/.ssh/config", CannotConnect, "Bad owner", "mend"),
-        ("something nobody has seen", CannotConnect, "something nobody has seen", "ssh -v npu01"),
-        ("", CannotConnect, "said nothing", "ssh -v npu01"),
+        ("Bad owner or permissions on /root/.ssh/config", UnreachableError, "Bad owner", "mend"),
+        ("something nobody has seen", UnreachableError, "something nobody has seen", "ssh -v npu01"),
+        ("", UnreachableError, "said nothing", "ssh -v npu01"),
     ],
 )
 def test_what_ssh_says_becomes_our_error_with_the_way_out(
-    said: str, kind: type[CannotConnect], part: str, hint: str
+    said: str, kind: type[UnreachableError], part: str, hint: str
 ) -> None:
     error = classify(said, TARGET)
     assert type(error) is kind
@@ -110,7 +120,7 @@ def test_what_ssh_says_becomes_our_error_with_the_way_out(
 
 @given(st.text())
 def test_no_words_of_ssh_make_the_reader_fail(said: str) -> None:
-    assert isinstance(classify(said, TARGET), CannotConnect)
+    assert isinstance(classify(said, TARGET), UnreachableError)
 
 
 def test_braces_in_what_a_host_says_are_only_text() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ascendrun.cluster import Cluster
-from ascendrun.core.errors import Conflict
+from ascendrun.core.errors import ConflictError
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.head.protocol.control_socket import Answer, ControlServer, error_answer
 from ascendrun.head.state.settings import Settings
@@ -55,7 +55,7 @@ class Stages:
         try:
             job = store.find(str(header["job"])).job
             if job.is_terminal:
-                answer(error_answer(Conflict(f"{job.id} has already ended")), b"", True)
+                answer(error_answer(ConflictError(f"{job.id} has already ended")), b"", True)
                 return
             self.stopped.append(job.id)
             self.end(store, job, State.STOPPED)
@@ -81,5 +81,5 @@ def test_a_stage_that_ends_while_the_others_are_stopped_is_no_conflict(stages: S
     cluster = Cluster(Settings(state_dir=stages.state_dir))
     cluster.stop("pipe")
     assert stages.stopped == [f"{PIPELINE}-2"]  # the last one first, so that none begins meanwhile
-    with pytest.raises(Conflict, match="already ended"):
+    with pytest.raises(ConflictError, match="already ended"):
         cluster.stop("pipe")

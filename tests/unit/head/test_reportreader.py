@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import NotFound
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.jobs.job import Job, NodeProgress, State
 from ascendrun.core.samples import DeviceSample, RankSample
 from ascendrun.head.spool.metrics_reader import find_metrics
@@ -145,7 +145,7 @@ def test_energy_is_that_of_the_jobs_own_devices(made: Path, tmp_path: Path) -> N
 
 def test_where_no_job_is_there_is_no_report(made: Path, tmp_path: Path) -> None:
     for state_dir, ref in ((tmp_path, "j-0001"), (made, "j-0009")):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             find_report(state_dir, ref, now_s=0.0)
 
 

@@ -14,7 +14,7 @@ from ascendrun.core.sample_rollup import IDENTITY, figures_of
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample, RawText
 from ascendrun.head.state.sample_file import LEVELS
 from ascendrun.head.state.sample_store import RAW_TEXTS, SampleStore
-from ascendrun.head.state.state_dir import StoreUnusable
+from ascendrun.head.state.state_dir import StoreUnusableError
 
 T = 1_700_000_000.0 // 600 * 600
 HOUR, DAY = 3600.0, 86400.0
@@ -251,7 +251,7 @@ def test_after_a_kill_in_the_middle_rows_and_progress_say_the_same(tmp_path: Pat
 
 
 def test_a_refused_batch_leaves_nothing_and_the_next_one_is_whole(store: SampleStore) -> None:
-    with pytest.raises(StoreUnusable):
+    with pytest.raises(StoreUnusableError):
         no_number: Any = object()
         store.add([device(T, host="new", number=8), replace(device(T), utilisation=no_number)])
     assert store.newest(since_s=0).devices == ()
@@ -262,7 +262,7 @@ def test_a_refused_batch_leaves_nothing_and_the_next_one_is_whole(store: SampleS
 def test_a_broken_file_is_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "samples.db").write_bytes(b"no database at all" * 100)
     for open_it in (SampleStore.open, SampleStore.open_for_reading):
-        with pytest.raises(StoreUnusable) as caught:
+        with pytest.raises(StoreUnusableError) as caught:
             open_it(tmp_path)
         assert "samples.db" in caught.value.message and "move the file aside" in (caught.value.hint or "")
 
@@ -272,7 +272,7 @@ def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: P
         db.execute("PRAGMA user_version = 99")
     db.close()
     for open_it in (SampleStore.open, SampleStore.open_for_reading):
-        with pytest.raises(StoreUnusable, match="newer ascendrun"):
+        with pytest.raises(StoreUnusableError, match="newer ascendrun"):
             open_it(tmp_path)
 
 

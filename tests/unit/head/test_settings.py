@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.head.state.settings import load_settings, make_spool_dir, user_file
 
 
@@ -45,7 +45,7 @@ def test_the_users_file_follows_xdg() -> None:
 
 def test_every_problem_of_every_source_is_reported_at_once(tmp_path: Path) -> None:
     user = write(tmp_path / "user.yaml", "colour: never\ntimeout_s: soon\ntimeout_s: 5\nhostfile: [a]\n")
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load_settings({"ASCENDRUN_TIMEOUT_S": "-3"}, flags={"color": "pink"}, files=[user])
     places = [(problem.file, problem.line, problem.column) for problem in caught.value.problems]
     assert places == [
@@ -61,7 +61,7 @@ def test_every_problem_of_every_source_is_reported_at_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["- a\n", "a: [\n", "[" * 60_000, "\x00", "x" * 70_000, "color: 'a\n"])
 def test_a_file_that_is_no_mapping_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     user = write(tmp_path / "user.yaml", text)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load_settings({}, files=[user])
     assert [problem.file for problem in caught.value.problems] == [str(user)]
 

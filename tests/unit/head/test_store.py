@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import Conflict, NotFound
+from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.jobs.job import Cause, Exit, Job, NodeProgress, Phase, State
-from ascendrun.head.state.state_dir import StoreUnusable, filesystem_of
-from ascendrun.head.state.store import LostLease, Store
+from ascendrun.head.state.state_dir import StoreUnusableError, filesystem_of
+from ascendrun.head.state.store import LostLeaseError, Store
 
 
 def make_job(job_id: str, head_id: str, name: str = "demo") -> Job:
@@ -45,9 +45,9 @@ def test_a_controller_that_lost_its_lease_can_write_nothing(tmp_path: Path) -> N
     old = Store.open(tmp_path)
     job = add(old, "k")
     new = Store.open(tmp_path)
-    with pytest.raises(LostLease):
+    with pytest.raises(LostLeaseError):
         old.save(replace(job, state=State.RUNNING), [], now_s=2.0)
-    with pytest.raises(LostLease):
+    with pytest.raises(LostLeaseError):
         add(old, "other")
     assert new.find("j-0001").job.state is State.QUEUED
 
@@ -117,7 +117,7 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreUnusable, match="newer ascendrun") as caught:
+    with pytest.raises(StoreUnusableError, match="newer ascendrun") as caught:
         Store.open(tmp_path)
     assert "ASCENDRUN_STATE_DIR" in (caught.value.hint or "")
 
@@ -125,7 +125,7 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_refused_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"this is a letter, not a database\n" * 100)
-    with pytest.raises(StoreUnusable):
+    with pytest.raises(StoreUnusableError):
         Store.open(tmp_path)
     assert path.read_bytes().startswith(b"this is a letter")
 
@@ -136,9 +136,9 @@ def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
         add(store, str(number), name)
     assert store.find("two").job.id == "j-0003"
     assert store.find("j-0001").job.name == "one"
-    with pytest.raises(Conflict, match="fits 3 jobs"):
+    with pytest.raises(ConflictError, match="fits 3 jobs"):
         store.find("j-")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         store.find("three")
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_service import DRIP, DROP, HANG, Answer, Say, Service
 
-from ascendrun.head.notify.http_client import ANSWER_BYTES, Cut, NoAnswer, WebAnswer, ask_web
+from ascendrun.head.notify.http_client import ANSWER_BYTES, Cut, RequestFailedError, WebAnswer, ask_web
 
 Make = Callable[..., Service]
 
@@ -49,12 +49,12 @@ def test_an_answer_of_any_status_is_an_answer(serve: Make, status: int) -> None:
 
 @pytest.mark.parametrize("answer", [HANG, DRIP])
 def test_a_server_that_never_ends_is_left_in_time(serve: Make, answer: str) -> None:
-    with pytest.raises(NoAnswer, match="within 0.3 s|no answer in time"):
+    with pytest.raises(RequestFailedError, match="within 0.3 s|no answer in time"):
         ask(serve(answer).url(), deadline_s=0.3)
 
 
 def test_a_server_that_drops_the_connection_is_told_without_the_url(serve: Make) -> None:
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(RequestFailedError) as caught:
         ask(serve(DROP).url())
     assert "topsecret" not in str(caught.value) and str(caught.value)
 
@@ -62,7 +62,7 @@ def test_a_server_that_drops_the_connection_is_told_without_the_url(serve: Make)
 def test_a_port_where_nobody_listens(serve: Make) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with pytest.raises(NoAnswer, match="refused"):
+        with pytest.raises(RequestFailedError, match="refused"):
             ask(f"http://127.0.0.1:{free.getsockname()[1]}/x")
 
 
@@ -81,7 +81,7 @@ def test_a_question_can_be_cut_from_another_thread(serve: Make) -> None:
     service, cut = serve(HANG), Cut()
     cutter = threading.Thread(target=lambda: (service.await_asked(1), cut.cut()))
     cutter.start()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(RequestFailedError):
         ask(service.url(), deadline_s=120.0, cut=cut)
     cutter.join()
 
@@ -131,6 +131,6 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> Non
 
         thread = threading.Thread(target=accept)
         thread.start()
-        with pytest.raises(NoAnswer, match="(?i)certificate"):
+        with pytest.raises(RequestFailedError, match="(?i)certificate"):
             ask(f"https://localhost:{listener.getsockname()[1]}/hook/topsecret")
         thread.join()

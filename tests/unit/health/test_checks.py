@@ -285,10 +285,10 @@ def test_two_names_of_one_machine_are_told_but_containers_of_one_machine_are_two
 
 def test_every_way_of_not_being_reached_has_its_own_code():
     reasons = {
-        "auth": "auth-failed",
+        "auth-failed": "auth-failed",
         "host-key-unknown": "host-key-unknown",
         "host-key-changed": "host-key-changed",
-        "not-fit": "no-python",
+        "preflight-failed": "no-python",
         "unreachable": "unreachable",
         "deadline": "unreachable",
     }

@@ -19,7 +19,7 @@ from ascendrun.head.spool.spool_files import StreamFiles
 from ascendrun.node import layout, wire
 from ascendrun.node.agent.execute import Commands
 from ascendrun.node.agent.grep import grep, read_lines
-from ascendrun.node.op_errors import Refusal
+from ascendrun.node.op_errors import OperationError
 
 TAG = "head-job.1"
 CODE = Path(__file__).resolve().parents[3]
@@ -108,7 +108,7 @@ def test_more_hits_than_asked_for_are_cut_and_said_to_be(node: Node) -> None:
 
 @pytest.mark.parametrize("request_", [{"patterns": ["("], "files": {}}, {"patterns": ["x"], "files": {"../x": [0, 0]}}])
 def test_nonsense_is_refused(node: Node, request_: dict[str, Any]) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(OperationError):
         grep(str(node.root), {"tag": TAG, **request_}, agent=AGENT, commands=Commands({}, 0o022), login={})
 
 

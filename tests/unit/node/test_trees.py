@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ascendrun.node import tree_hash
 from ascendrun.node.agent import trees
 from ascendrun.node.agent.tree_links import link_tree
-from ascendrun.node.tree_hash import BadTree, Entry
+from ascendrun.node.tree_hash import Entry, InvalidTreeError
 
 
 def archive(*members):
@@ -82,7 +82,7 @@ EVIL = {
 def test_an_evil_archive_is_refused_and_nothing_lies_outside(name, tmp_path):
     inside = tmp_path / "in" / "side"
     inside.mkdir(parents=True)
-    with pytest.raises(BadTree):
+    with pytest.raises(InvalidTreeError):
         trees.unpack_tar(archive(*EVIL[name]), str(inside))
         tree_hash.list_tree(str(inside))
     assert os.listdir(tmp_path) == ["in"] and os.listdir(tmp_path / "in") == ["side"]
@@ -92,9 +92,13 @@ def test_an_evil_archive_is_refused_and_nothing_lies_outside(name, tmp_path):
 def test_a_cut_or_garbled_archive_is_refused(cut, tmp_path):
     data = archive(("a", {}, b"x" * 1000)).getvalue()
     (tmp_path / "t").mkdir()
-    with pytest.raises(BadTree):
+    with pytest.raises(InvalidTreeError):
         trees.unpack_tar(io.BytesIO(data[:cut]), str(tmp_path / "t"))
-        raise BadTree("nothing came") if not os.listdir(tmp_path / "t") else AssertionError("a cut archive was taken")
+        raise (
+            InvalidTreeError("nothing came")
+            if not os.listdir(tmp_path / "t")
+            else AssertionError("a cut archive was taken")
+        )
 
 
 def fill(folder):
@@ -153,7 +157,7 @@ def test_times_and_other_modes_do_not_count(tmp_path):
 
 def test_sockets_and_pipes_are_refused_by_name(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadTree, match="pipe"):
+    with pytest.raises(InvalidTreeError, match="pipe"):
         tree_hash.list_tree(str(tmp_path))
     assert tree_hash.list_tree(str(tmp_path), ["pipe"]) == []
 
@@ -191,7 +195,7 @@ def test_a_file_that_grows_while_it_is_packed_is_told(tmp_path):
     (tmp_path / "a").write_text("1")
     entries = tree_hash.list_tree(str(tmp_path))
     (tmp_path / "a").write_text("12")
-    with pytest.raises(BadTree, match="changed"):
+    with pytest.raises(InvalidTreeError, match="changed"):
         pack(tmp_path, entries)
 
 
@@ -220,20 +224,20 @@ def test_a_link_that_is_allowed_never_leads_out_of_a_real_tree(links):
         for path in made:
             try:
                 tree_hash.check_link(path, made)
-            except BadTree:
+            except InvalidTreeError:
                 continue
             real = os.path.realpath(os.path.join(tree, path))
             assert real == os.path.realpath(tree) or real.startswith(os.path.realpath(tree) + b"/")
 
 
 def test_what_lies_below_a_link_is_refused_before_anything_is_made():
-    with pytest.raises(BadTree, match="data/train.txt lies below the link data"):
+    with pytest.raises(InvalidTreeError, match="data/train.txt lies below the link data"):
         tree_hash.check_entries([Entry(b"data", "l", b"sets", 0), Entry(b"data/train.txt", "f", b"", 1)])
 
 
 def test_limits_are_told(monkeypatch):
     big = [Entry(b"a", "f", b"", tree_hash.MAX_BYTES), Entry(b"b", "f", b"", 1)]
-    with pytest.raises(BadTree, match="limit"):
+    with pytest.raises(InvalidTreeError, match="limit"):
         tree_hash.check_entries(big)
 
 

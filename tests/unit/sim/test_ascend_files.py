@@ -11,7 +11,7 @@ from ascend_scenes import scenarios
 from hypothesis import HealthCheck, given, settings
 
 from ascendrun.ascend import hccn_conf, install
-from ascendrun.core.errors import InvalidInput
+from ascendrun.core.errors import InvalidInputError
 from ascendrun.sim.ascend import cann
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess, make_node, read_scenario
 from ascendrun.sim.ascend.tool.model import dump_node, load_node
@@ -173,7 +173,7 @@ faults: [{name: slow, value: 2.5}, {name: link_down, card: 1, after_s: 60}]
     ],
 )
 def test_a_scenario_that_no_node_can_be_is_refused_with_the_reason(text, says):
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         read_scenario(text, "a.yaml")
     assert any(says in str(problem) for problem in refused.value.problems)
 

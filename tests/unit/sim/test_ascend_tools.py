@@ -16,7 +16,7 @@ from ascend_scenes import hccn as ask_port
 from ascend_scenes import scene_of, smi
 
 from ascendrun.ascend import hccn, npu_smi, npu_smi_board, npu_smi_views
-from ascendrun.core.errors import InvalidInput, NotFound
+from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.sim.ascend import control
 from ascendrun.sim.ascend.__main__ import main
 from ascendrun.sim.ascend.scenario import Scenario
@@ -327,7 +327,7 @@ def test_a_fault_set_again_begins_anew_and_undoing_one_leaves_the_others(sim_nod
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_nothing_changes(sim_node, card, name, value, says):
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         control.set_fault(sim_node.root, card, name, value=value)
     assert says in refused.value.problems[0].message
     assert control.list_faults(sim_node.root) == []
@@ -356,7 +356,7 @@ def test_the_command_line_installs_breaks_and_mends_a_node(tmp_path, capsys):
 
 
 def test_the_command_line_says_what_is_wrong_and_knows_every_fault(tmp_path, capsys):
-    assert main(["fault", str(tmp_path), "0", "dropped"]) == NotFound.exit_code
+    assert main(["fault", str(tmp_path), "0", "dropped"]) == NotFoundError.exit_code
     assert "no simulated node" in capsys.readouterr().err
     assert main(["install", str(tmp_path / "n"), "--layout", "L4"]) == 2
     assert "layout: L4" in capsys.readouterr().err

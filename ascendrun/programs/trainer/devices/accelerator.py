@@ -20,7 +20,7 @@ from ascendrun.programs.trainer.devices.chips import Chip, chip_of
 BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
-class NoDevice(Exception):
+class NoDeviceError(Exception):
     """The device that was asked for is not here; the message says what is missing, and the way out."""
 
 
@@ -143,7 +143,7 @@ def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path(
 
 
 def open_accelerator(family: str, local_rank: int) -> Accelerator:
-    """This rank's device, made current. Raises NoDevice."""
+    """This rank's device, made current. Raises NoDeviceError."""
     if family == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdigit() and int(threads) > 0:
@@ -153,7 +153,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         try:
             import torch_npu
         except ImportError as error:
-            raise NoDevice(
+            raise NoDeviceError(
                 f"device family npu needs torch_npu, which cannot be imported ({error}); install the "
                 "torch_npu that belongs to this torch, or use devices.family: cpu"
             ) from error
@@ -164,7 +164,7 @@ def open_accelerator(family: str, local_rank: int) -> Accelerator:
         module = torch.cuda
     count = module.device_count()
     if local_rank >= count:
-        raise NoDevice(
+        raise NoDeviceError(
             f"local rank {local_rank} wants device {family}:{local_rank}, but this process sees "
             f"{count}; lower devices.per_node, or see `ascendrun doctor`"
         )

@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
-class BadWeights(Exception):
+class InvalidWeightsError(Exception):
     """The folder's files do not hold what the model needs; the message names what."""
 
 
@@ -23,7 +23,7 @@ def read_into(
     module: nn.Module, folder: Path, *, name_in_file: Callable[[str], str | None] = lambda name: name
 ) -> None:
     """`name_in_file`: a parameter's name in the files, None: it is not from there (an adapter's). A tied weight may be
-    in the files under either of its names. Raises BadWeights; one that is missing, before any is read."""
+    in the files under either of its names. Raises InvalidWeightsError; one that is missing, before any is read."""
     from safetensors import safe_open
 
     files = file_of_tensor(folder)
@@ -35,7 +35,7 @@ def read_into(
             continue
         found = next((each for each in candidates if each in files), None)
         if found is None:
-            raise BadWeights(f"{folder}: no file holds {candidates[0]}, which the model needs")
+            raise InvalidWeightsError(f"{folder}: no file holds {candidates[0]}, which the model needs")
         wanted.setdefault(files[found], []).append(found)
         targets[found] = weight
     for file, names in wanted.items():
@@ -43,7 +43,7 @@ def read_into(
             for name in names:
                 rows = opened.get_slice(name)
                 if list(rows.get_shape()) != list(targets[name].shape):
-                    raise BadWeights(
+                    raise InvalidWeightsError(
                         f"{folder / file}: {name} has shape {rows.get_shape()}, the model wants "
                         f"{list(targets[name].shape)}; the files are of another configuration"
                     )
@@ -51,11 +51,11 @@ def read_into(
 
 
 def file_of_tensor(folder: Path) -> dict[str, str]:
-    """{tensor: file}. Raises BadWeights."""
+    """{tensor: file}. Raises InvalidWeightsError."""
     if (folder / INDEX).is_file():
         return dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
-        raise BadWeights(
+        raise InvalidWeightsError(
             f"{folder}: neither {SINGLE} nor {INDEX} is here; convert other formats with transformers' save_pretrained"
         )
     from safetensors import SafetensorError, safe_open
@@ -64,7 +64,9 @@ def file_of_tensor(folder: Path) -> dict[str, str]:
         with safe_open(str(folder / SINGLE), framework="pt") as opened:
             return dict.fromkeys(opened.keys(), SINGLE)
     except SafetensorError as error:
-        raise BadWeights(f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again") from error
+        raise InvalidWeightsError(
+            f"{folder / SINGLE}: is cut or no safetensors file ({error}); copy it again"
+        ) from error
 
 
 def named_with_ties(module: nn.Module) -> list[tuple[list[str], torch.Tensor]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 
 
 def library() -> Any:
-    """The h3 module. Raises BadData where it is not installed."""
+    """The h3 module. Raises InvalidDataError where it is not installed."""
     try:
         import h3
     except ImportError:
-        raise BadData(
+        raise InvalidDataError(
             "this grammar names H3 cells and the Python package h3 is not installed here; install it "
             "(pip install h3), or take --grammar=motion, which needs none"
         ) from None

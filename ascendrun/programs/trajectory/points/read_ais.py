@@ -13,9 +13,9 @@ import numpy as np
 from ascendrun.programs.trajectory.points.tables import read_table
 from ascendrun.programs.trajectory.points.tracks import (
     FASTEST_KNOTS,
-    BadData,
     Cleaning,
     Floats,
+    InvalidDataError,
     Limits,
     Track,
     cut_tracks,
@@ -80,7 +80,7 @@ CLASS_OF_CODE = {
 
 
 def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tuple[list[Track], Cleaning]:
-    """All tracks of a file, or of all files of a folder. Raises BadData when there is nothing to use.
+    """All tracks of a file, or of all files of a folder. Raises InvalidDataError when there is nothing to use.
 
     `columns` maps our names (the keys of ALIASES) to the file's; what it does not name is found by ALIASES.
     """
@@ -91,21 +91,21 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tu
         try:
             table = read_table(file)
             found = match_columns(list(table.columns), columns, file)
-        except BadData as error:
+        except InvalidDataError as error:
             problems.append(str(error))
             continue
         points += len(table.columns[found["time"]]) + table.torn
         left_out.add("are torn lines", table.torn, f"line {table.first_torn} of {file}")
         raw += clean_rows(table.columns, found, stem(file) if len(files) > 1 else "0", left_out)
     if problems:
-        raise BadData(
+        raise InvalidDataError(
             "\n".join(problems[:SHOWN_PROBLEMS])
             + (f"\n… and {len(problems) - SHOWN_PROBLEMS} more files" if len(problems) > SHOWN_PROBLEMS else "")
         )
     tracks, counts = cut_tracks(raw, limits)
     if not tracks:
         told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
-        raise BadData(
+        raise InvalidDataError(
             f"{path}: no track of at least {limits.min_points} points among {points}"
             f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_points, or give more data"
         )
@@ -149,12 +149,12 @@ def data_files(path: Path) -> list[Path]:
             if file.name.endswith((".csv", ".csv.gz", ".parquet")) and not file.name.startswith(".")
         )
         if not files:
-            raise BadData(f"{path}: no .csv, .csv.gz or .parquet file in this folder")
+            raise InvalidDataError(f"{path}: no .csv, .csv.gz or .parquet file in this folder")
         return files
     if not path.is_file():
-        raise BadData(f"{path}: no such file on this node; data must be at the same path on every node")
+        raise InvalidDataError(f"{path}: no such file on this node; data must be at the same path on every node")
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise BadData(f"{path}: must be .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz")
+        raise InvalidDataError(f"{path}: must be .csv, .csv.gz or .parquet, or texts as .jsonl or .jsonl.gz")
     return [path]
 
 
@@ -163,18 +163,18 @@ def stem(file: Path) -> str:
 
 
 def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -> dict[str, str]:
-    """The file's column for each of our names. Raises BadData with all that is missing."""
+    """The file's column for each of our names. Raises InvalidDataError with all that is missing."""
     unknown = [key for key in wanted if key not in ALIASES]
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
-        raise BadData(
+        raise InvalidDataError(
             f"--columns: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
             f"{file} has {', '.join(names)}"
         )
     found = {**find_columns(names), **wanted}
     missing = [key for key in NEEDED if key not in found]
     if missing:
-        raise BadData(
+        raise InvalidDataError(
             f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
             f"name it with --columns={missing[0]}=NAME"
         )

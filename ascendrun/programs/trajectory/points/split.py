@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ascendrun.programs.trajectory.points.tracks import SPLITS, BadData
+from ascendrun.programs.trajectory.points.tracks import SPLITS, InvalidDataError
 from ascendrun.programs.trajectory.records import Record
 
 Parts = dict[str, list[Record]]
@@ -14,12 +14,12 @@ Parts = dict[str, list[Record]]
 def split_records(records: Sequence[Record], *, val: float, test: float, seed: int, use_column: bool = True) -> Parts:
     """Records by split name. The data's own split is kept where every track has one; else ships are dealt by hash.
 
-    Raises BadData when one ship is in two splits, a split stays empty, or the data names another one.
+    Raises InvalidDataError when one ship is in two splits, a split stays empty, or the data names another one.
     """
     own = use_column and all(record.split for record in records)
     strange = sorted({str(record.split) for record in records} - set(SPLITS)) if own else []
     if strange:
-        raise BadData(
+        raise InvalidDataError(
             f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
             "them, or use --split_column=false"
         )
@@ -30,7 +30,7 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     check_disjoint(parts)
     empty = [name for name in SPLITS if not parts[name]]
     if empty:
-        raise BadData(
+        raise InvalidDataError(
             f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
             "give more ships or larger --val_fraction and --test_fraction"
         )
@@ -47,7 +47,7 @@ def deal(ship: str, *, val: float, test: float, seed: int) -> str:
 
 
 def check_disjoint(parts: Parts) -> None:
-    """Raises BadData when a ship stands in two splits: the report would be about memory, not about motion."""
+    """Raises InvalidDataError when a ship stands in two splits: the report would be about memory, not about motion."""
     homes: dict[str, str] = {}
     shared: list[tuple[str, str, str]] = []
     for name, records in parts.items():
@@ -56,7 +56,7 @@ def check_disjoint(parts: Parts) -> None:
                 shared.append((ship, homes[ship], name))
     if shared:
         ship, one, other = shared[0]
-        raise BadData(
+        raise InvalidDataError(
             f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
             "mend the split column or use --split_column=false"
         )

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 
 SEPARATORS = ";\t|"
 NO_TEXT = "\0\N{REPLACEMENT CHARACTER}"
@@ -27,11 +27,11 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    """Raises BadData for a file that is no table."""
+    """Raises InvalidDataError for a file that is no table."""
     try:
         return Table(read_parquet(file)) if file.suffix == ".parquet" else read_csv(file)
     except (EOFError, OSError, zlib.error) as error:
-        raise BadData(f"{file}: cannot be read: {error}") from error
+        raise InvalidDataError(f"{file}: cannot be read: {error}") from error
 
 
 def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
@@ -39,11 +39,11 @@ def read_parquet(file: Path) -> dict[str, Sequence[Any]]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise BadData(f"{file}: reading Parquet needs pyarrow; install it or give the data as CSV") from None
+        raise InvalidDataError(f"{file}: reading Parquet needs pyarrow; install it or give the data as CSV") from None
     try:
         return dict(parquet.read_table(file).to_pydict())
     except (pyarrow.ArrowException, ValueError) as error:
-        raise BadData(f"{file}: {error}") from error
+        raise InvalidDataError(f"{file}: {error}") from error
 
 
 def read_csv(file: Path) -> Table:
@@ -53,14 +53,14 @@ def read_csv(file: Path) -> Table:
     with open_text(file) as lines:
         first = lines.readline()
         if any(mark in first for mark in NO_TEXT):
-            raise BadData(
+            raise InvalidDataError(
                 f"{file}: is no UTF-8 text; convert it (iconv -t UTF-8), or give .csv.gz or .parquet their own endings"
             )
         rows = csv.reader(line.replace("\0", "") for line in chain([first], lines))
         try:
             header = next(rows, None)
             if not header:
-                raise BadData(f"{file}: empty; the first line must name the columns")
+                raise InvalidDataError(f"{file}: empty; the first line must name the columns")
             began = rows.line_num + 1
             for row in rows:
                 if len(row) == len(header):
@@ -70,10 +70,12 @@ def read_csv(file: Path) -> Table:
                     first_torn = first_torn or began
                 began = rows.line_num + 1
         except csv.Error as error:
-            raise BadData(f"{file}: line {began}: {error}; is a quote not closed there?") from error
+            raise InvalidDataError(f"{file}: line {began}: {error}; is a quote not closed there?") from error
     between = next((mark for mark in SEPARATORS if len(header) == 1 and mark in header[0]), None)
     if between is not None:
-        raise BadData(f"{file}: its columns are parted by {between!r}; write commas there, and numbers with a point")
+        raise InvalidDataError(
+            f"{file}: its columns are parted by {between!r}; write commas there, and numbers with a point"
+        )
     return Table({name.strip(): [row[i] for row in body] for i, name in enumerate(header)}, torn, first_torn)
 
 

@@ -20,7 +20,7 @@ METRES_PER_KNOT_SECOND = 0.514444
 SPLITS = ("train", "val", "test")
 
 
-class BadData(Exception):
+class InvalidDataError(Exception):
     """The data cannot be used as it is; the message says what is wrong and what would be right."""
 
 

@@ -15,26 +15,29 @@ from ascendrun.programs.trajectory.model import (
     read_checkpoint,
     take_words,
 )
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
 
 
 def check_same(digest: str, here: Runtime) -> None:
-    """Raises BadData when ranks read different data: they would train on different samples and never notice."""
+    """Raises InvalidDataError when ranks read different data: they would train on different samples and never
+    notice."""
     odd = here.odd_ones(digest)
     if odd:
-        raise BadData(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
+        raise InvalidDataError(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
 
 
 def refuse(options: Options) -> None:
-    """Raises BadData for options that contradict each other."""
+    """Raises InvalidDataError for options that contradict each other."""
     if not options["base"]:
         if options["hidden"] % (2 * options["heads"]):
-            raise BadData(f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}")
+            raise InvalidDataError(
+                f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}"
+            )
     elif pretrained_folder(Path(options["base"])) is None:
         config_of_folder(Path(options["base"]), words=1, dropout=0.0)
     if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("causal", "both"):
-        raise BadData(
+        raise InvalidDataError(
             "--objective=causal: with --attention=both a word sees the next word, which it is to guess; use "
             "--objective=masked, or --attention=causal"
         )
@@ -68,7 +71,7 @@ def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes
     if folder is not None:
         saved = load_pretrained(folder)
         if saved["text"] != samples.text:
-            raise BadData(
+            raise InvalidDataError(
                 f"{folder} was pretrained on {saved['text']}, this data is {samples.text}; use the same "
                 "grammar for both"
             )

@@ -16,7 +16,7 @@ from ascendrun.programs.trajectory.data import Options, Samples, encode_all, mak
 from ascendrun.programs.trajectory.evaluation.calibrate import Calibration, choose_adjustment, measure
 from ascendrun.programs.trajectory.evaluation.plots import draw
 from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
-from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
 from ascendrun.programs.trajectory.stages.common import check_same, introduce
 from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Vote, load_vote, save_vote
@@ -31,7 +31,9 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     check_same(samples.digest, here)
     introduce(options, samples, here)
     if samples.text != vote.members[0].text:
-        raise BadData(f"the model reads {vote.members[0].text}, this data is {samples.text}; give both one grammar")
+        raise InvalidDataError(
+            f"the model reads {vote.members[0].text}, this data is {samples.text}; give both one grammar"
+        )
     vote, validation = adjusted(vote, options, samples, here)
     split = options["split"]
     records = samples.records[split]
@@ -40,7 +42,9 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
     probabilities = put_together(vote, each)
     truth = [sample.label for sample in encoded]
     if min(truth) < 0:
-        raise BadData(f"split {split} holds classes that the model was not trained on; their tracks cannot be judged")
+        raise InvalidDataError(
+            f"split {split} holds classes that the model was not trained on; their tracks cannot be judged"
+        )
     scores = score(truth, probabilities.argmax(1).tolist(), vote.names)
     baseline = majority(samples.labels("train"), truth, vote.names)
     ships, by_ship, ship_truth = vote_by_ship([record.ship for record in records], probabilities, truth)

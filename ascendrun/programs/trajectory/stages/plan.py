@@ -13,7 +13,7 @@ from ascendrun.programs.trainer.target_device import planned
 from ascendrun.programs.trajectory import sizing
 from ascendrun.programs.trajectory.data import Options, Samples, make_samples
 from ascendrun.programs.trajectory.model import Sizes
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import unlabelled
 from ascendrun.programs.trajectory.stages.common import begin_with, introduce, refuse
 from ascendrun.programs.trajectory.tokens import Encoded
@@ -23,17 +23,17 @@ LARGE = 100_000_000
 """Weights from which on a training is reckoned before it begins, too; smaller ones fit anywhere."""
 
 
-class TooLarge(Exception):
+class ModelTooLargeError(Exception):
     """It does not fit; the message has the numbers and the ways out."""
 
 
 def plan_stage(options: Options, here: Runtime) -> None:
-    """Raises TooLarge when a training would not fit, BadData when nothing can be said."""
+    """Raises ModelTooLargeError when a training would not fit, InvalidDataError when nothing can be said."""
     ranks = options["ranks"] or here.world_size
     try:
         family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
     except ValueError as error:
-        raise BadData(str(error)) from None
+        raise InvalidDataError(str(error)) from None
     refuse(options)
     if family == "cpu" and card_bytes is not None:
         card_bytes //= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -48,7 +48,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
         here.say("\n".join(lines))
         problems += wrong
     if problems:
-        raise TooLarge("\n".join(problems))
+        raise ModelTooLargeError("\n".join(problems))
     here.record(done=True)
 
 

@@ -11,7 +11,7 @@ from ascendrun.programs.trainer.files import replacing
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.data import Options, encode_all, load_records
 from ascendrun.programs.trajectory.evaluation.scores import score
-from ascendrun.programs.trajectory.points.tracks import BadData, Floats
+from ascendrun.programs.trajectory.points.tracks import Floats, InvalidDataError
 from ascendrun.programs.trajectory.records import Record, load_prepared
 from ascendrun.programs.trajectory.stages.stream import classify_stream
 from ascendrun.programs.trajectory.store import Vote, load_vote
@@ -61,7 +61,7 @@ def records_to_classify(options: Options, vote: Vote) -> list[Record]:
     if options["prepared"]:
         prepared = load_prepared(Path(options["prepared"]))
         if prepared.facts["text"] != vote.members[0].text:
-            raise BadData(
+            raise InvalidDataError(
                 f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
                 f"{vote.members[0].text}; prepare the data with the model's grammar"
             )

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import load_vote
 
 MOST_BYTES = 4 * 2**20
@@ -26,7 +26,7 @@ ANSWER_S = 30.0
 POLL_S = 0.2
 
 
-class Refused(Exception):
+class RequestRefusedError(Exception):
     """What is wrong with a request; `status`: HTTP's number for it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -39,23 +39,25 @@ def answer_request(classifier: Classifier, body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON: {error}") from None
+        raise RequestRefusedError(400, f"the body is no JSON: {error}") from None
     if not isinstance(asked, dict):
-        raise Refused(400, "the body must be a JSON object")
+        raise RequestRefusedError(400, "the body must be a JSON object")
     keys = [key for key in ("text", "texts", "points", "tracks") if key in asked]
     if len(keys) != 1:
-        raise Refused(400, 'give one of "text", "texts", "points", "tracks"')
+        raise RequestRefusedError(400, 'give one of "text", "texts", "points", "tracks"')
     given, with_all = asked[keys[0]], bool(asked.get("probabilities", False))
     many: list[Any] = given if keys[0] in ("texts", "tracks") else [given]
     if not isinstance(many, list) or not 0 < len(many) <= MOST_TRACKS:
-        raise Refused(413 if isinstance(many, list) and many else 400, f"give 1 to {MOST_TRACKS} tracks at once")
+        raise RequestRefusedError(
+            413 if isinstance(many, list) and many else 400, f"give 1 to {MOST_TRACKS} tracks at once"
+        )
     try:
         if keys[0].startswith("text"):
             said = classifier.predict_batch([str(text) for text in many], return_probs=with_all)
         else:
             said = [classifier.predict_track(points, return_probs=with_all) for points in many]
     except FAULTS_OF_INPUT as error:
-        raise Refused(422, str(error)) from None
+        raise RequestRefusedError(422, str(error)) from None
     return said[0] if keys[0] in ("text", "points") else {"predictions": said}
 
 
@@ -127,17 +129,17 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
                     with turn:
                         said = answer_request(classifier, body)
                     self.reply(200, said)
-                except Refused as refused:
+                except RequestRefusedError as refused:
                     self.reply(refused.status, {"error": str(refused)})
 
         def body(self) -> bytes:
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal():
                 self.close_connection = True
-                raise Refused(411, "Content-Length is missing")
+                raise RequestRefusedError(411, "Content-Length is missing")
             if int(length) > MOST_BYTES:
                 self.close_connection = True
-                raise Refused(413, f"a body of {length} bytes; at most {MOST_BYTES}")
+                raise RequestRefusedError(413, f"a body of {length} bytes; at most {MOST_BYTES}")
             return self.rfile.read(int(length))
 
         def reply(self, status: int, content: dict[str, Any]) -> None:
@@ -168,7 +170,7 @@ def serve_stage(options: Options, here: Runtime) -> None:
     try:
         server = make_server(classifier, options["host"], port)
     except OSError as error:
-        raise BadData(
+        raise InvalidDataError(
             f"--host={options['host']} --port={port}: {error.strerror}; choose another port, 0 for any free "
             "one, or an address of this machine"
         ) from error

@@ -13,13 +13,15 @@ from typing import Any, Callable, TextIO
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trajectory.api import FAULTS_OF_INPUT, Classifier
 from ascendrun.programs.trajectory.data import Options
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.store import Vote
 
 
 def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
-        raise BadData("--data=- reads one standard input, so it takes one rank; give a file to use several devices")
+        raise InvalidDataError(
+            "--data=- reads one standard input, so it takes one rank; give a file to use several devices"
+        )
     lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
     answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["probabilities"])
     here.record(done=True)
@@ -67,7 +69,7 @@ def answer_line(classifier: Classifier, line: bytes | str, with_all: bool) -> di
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict) or not ({"text", "points"} & set(asked)):
-            raise BadData('must be {"text": "…"} or {"points": [{…}, …]}')
+            raise InvalidDataError('must be {"text": "…"} or {"points": [{…}, …]}')
         said = (
             classifier.predict_single(str(asked["text"]), return_probs=with_all)
             if "text" in asked

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ascendrun.programs.trainer import os_errors, runtime, task
-from ascendrun.programs.trainer.batch_finder import NoRoom
+from ascendrun.programs.trainer.batch_finder import DeviceOutOfMemoryError
 from ascendrun.programs.trainer.data import Buckets
 from ascendrun.programs.trainer.devices.accelerator import choose_precision
 from ascendrun.programs.trainer.files import replace_text
@@ -23,7 +23,7 @@ from ascendrun.programs.trajectory.data import Options, Samples, encode_prepared
 from ascendrun.programs.trajectory.evaluation.evaluate import predict
 from ascendrun.programs.trajectory.evaluation.scores import Scores, as_confusion, as_table, majority, score
 from ascendrun.programs.trajectory.model import Reader, Sizes, make_guesser, make_model
-from ascendrun.programs.trajectory.points.tracks import BadData
+from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.pretrain import make_pretraining, unlabelled
 from ascendrun.programs.trajectory.records import save_prepared
 from ascendrun.programs.trajectory.stages import plan
@@ -32,7 +32,13 @@ from ascendrun.programs.trajectory.stages.predict import write_predictions
 from ascendrun.programs.trajectory.store import Trained, save_pretrained, save_trained
 from ascendrun.programs.trajectory.train import class_weights, make_loop, train_head
 
-EXPECTED = (BadData, NoRoom, plan.TooLarge, weights.BadWeights, *task.EXPECTED)
+EXPECTED = (
+    InvalidDataError,
+    DeviceOutOfMemoryError,
+    plan.ModelTooLargeError,
+    weights.InvalidWeightsError,
+    *task.EXPECTED,
+)
 """Faults of what was given, not of this program: their message is the whole story."""
 
 
@@ -53,12 +59,12 @@ def prepare_stage(options: Options, here: Runtime) -> None:
 
 
 def open_samples(options: Options, here: Runtime) -> Samples:
-    """What a training learns from. Options that cannot work are refused before it is read. Raises BadData."""
+    """What a training learns from. Options that cannot work are refused before it is read. Raises InvalidDataError."""
     refuse(options)
     try:
         choose_precision(options["dtype"], here.accelerator)
     except ValueError as error:
-        raise BadData(str(error)) from error
+        raise InvalidDataError(str(error)) from error
     os_errors.check_writable(Path(options["output"]).absolute())
     samples = make_samples(options)
     check_same(samples.digest, here)
