@@ -1,0 +1,201 @@
+"""Why a job is in its state: one function for each reason. The key of the text is the reason's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from ascendrun.text import Text
+
+Detail = Union[Text, str]
+"""What a node or a tool reported; str: its own words."""
+
+
+def new() -> Text:
+    return Text("reason.new", "waiting for the scheduler")
+
+
+def nodes_available(count: int) -> Text:
+    return Text("reason.nodes-available", "{count:plural node nodes} available", count=count)
+
+
+def queued_behind(job: str, name: str, hosts: Sequence[str]) -> Text:
+    return Text(
+        "reason.queued-behind",
+        "waiting for {count:plural node nodes} (queued behind {job} {name})",
+        job=job,
+        name=name,
+        hosts=tuple(hosts),
+        count=len(hosts),
+    )
+
+
+def nodes_in_use(job: str, name: str, hosts: Sequence[str]) -> Text:
+    return Text(
+        "reason.nodes-in-use",
+        "waiting for {hosts:hosts} (in use by {job} {name})",
+        job=job,
+        name=name,
+        hosts=tuple(hosts),
+    )
+
+
+def nodes_unconfirmed(job: str, hosts: Sequence[str]) -> Text:
+    return Text(
+        "reason.nodes-unconfirmed",
+        "waiting for {hosts:hosts} (cannot confirm that the processes of {job} exited)",
+        job=job,
+        hosts=tuple(hosts),
+    )
+
+
+def waiting_for_job(job: str, stage: str | None) -> Text:
+    return Text("reason.waiting-for-job", "waiting for {needed}", needed=_needed(job, stage), job=job)
+
+
+def dependency_unknown(job: str) -> Text:
+    return Text("reason.dependency-unknown", "not started: required job {job} not found", job=job)
+
+
+def dependency_failed(job: str, stage: str | None, state: str) -> Text:
+    return Text(
+        "reason.dependency-failed",
+        "not started: {needed} ended {state}",
+        needed=_needed(job, stage),
+        job=job,
+        state=state,
+    )
+
+
+def _needed(job: str, stage: str | None) -> Text:
+    if stage is None:
+        return Text("reason.needed-job", "{job}", job=job)
+    return Text("reason.needed-stage", "stage {stage} ({job})", stage=stage, job=job)
+
+
+def checked(count: int, seconds: float) -> Text:
+    return Text(
+        "reason.checked",
+        "checked {count:plural node nodes} in {seconds:duration}",
+        count=count,
+        seconds=round(seconds, 3),
+    )
+
+
+def staged(count: int, seconds: float) -> Text:
+    return Text(
+        "reason.staged",
+        "staged the code on {count:plural node nodes} in {seconds:duration}",
+        count=count,
+        seconds=round(seconds, 3),
+    )
+
+
+def running(ranks: int) -> Text:
+    return Text("reason.running", "{ranks:plural rank ranks} running", ranks=ranks)
+
+
+def succeeded(ranks: int) -> Text:
+    return Text("reason.succeeded", "{ranks:plural rank ranks} exited with code 0", ranks=ranks)
+
+
+def next_attempt(attempt: int) -> Text:
+    return Text("reason.next-attempt", "attempt {attempt} waiting for its nodes", attempt=attempt)
+
+
+def preflight_failed(hosts: Sequence[str], why: Detail) -> Text:
+    """`hosts`: those that refused, () when the plan is the reason or `why` names them itself."""
+    return Text(
+        "reason.preflight-failed", "preflight failed: {why}; no process was started", why=why, hosts=tuple(hosts)
+    )
+
+
+def on_host(host: str, why: Detail) -> Text:
+    return Text("reason.on-host", "{host}: {why}", host=host, why=why)
+
+
+def ranks_ended_early(host: str) -> Text:
+    return Text("reason.ranks-ended-early", "the ranks on {host} ended before they finished", host=host)
+
+
+def supervisor_lost(host: str) -> Text:
+    return Text("reason.supervisor-lost", "{host}: the supervisor of the job's ranks was killed", host=host)
+
+
+def start_timeout(hosts: Sequence[str], ranks: int, limit_s: float) -> Text:
+    return Text(
+        "reason.start-timeout",
+        "start timed out: {ranks:plural rank ranks} on {hosts:hosts} did not start within {limit_s:g} s"
+        " (timeouts.start_s)",
+        hosts=tuple(hosts),
+        ranks=ranks,
+        limit_s=limit_s,
+    )
+
+
+def time_limit(host: str, why: Detail) -> Text:
+    return Text("reason.time-limit", "time limit reached: {why}", host=host, why=why)
+
+
+def stopped_by_user() -> Text:
+    return Text("reason.stopped-by-user", "stopped on user request")
+
+
+def controller_restarted() -> Text:
+    return Text("reason.controller-restarted", "the controller was restarted before any process was started")
+
+
+def internal_error(error: str, log: str) -> Text:
+    return Text("reason.internal-error", "internal error: {error} (traceback: {log})", error=error, log=log)
+
+
+def legacy(text: str) -> Text:
+    """A reason of an earlier release that has no code."""
+    return Text("reason.legacy", "{text}", text=text)
+
+
+def stage_progress(number: int, count: int, stage: str, reason: Text) -> Text:
+    return Text(
+        "reason.stage-progress",
+        "stage {number}/{count} {stage}: {reason}",
+        number=number,
+        count=count,
+        stage=stage,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """The failure that ended an attempt. `kind`: rank-exited, rank-killed, start-failed, node-rebooted or legacy.
+
+    `rank` None: the whole host. `detail`: what the node reported.
+    """
+
+    kind: str
+    host: str
+    rank: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    detail: Detail | None = None
+
+    def reason(self) -> Text:
+        who = {"rank": self.rank, "host": self.host}
+        if self.kind == "rank-exited":
+            return Text("reason.rank-exited", "rank {rank} on {host} exited with code {code}", code=self.code, **who)
+        if self.kind == "rank-killed":
+            return Text(
+                "reason.rank-killed", "rank {rank} on {host} was killed by signal {signal}", signal=self.signal, **who
+            )
+        if self.kind == "node-rebooted":
+            return Text("reason.node-rebooted", "{host} was rebooted; its ranks are lost", host=self.host)
+        if self.kind == "start-failed" and self.rank is not None:
+            return Text(
+                "reason.rank-start-failed", "rank {rank} on {host} failed to start: {why}", why=self.detail, **who
+            )
+        if self.kind == "start-failed":
+            return Text(
+                "reason.host-start-failed", "{host} failed to start its ranks: {why}", host=self.host, why=self.detail
+            )
+        return legacy(str(self.detail))
