@@ -267,13 +267,15 @@ def _unknown_name(table: ProgramOptions, name: str, value: Any, notation: Notati
             option=notation.name(name),
             program=table.program,
         )
-        hint = Text(f"option.{table.program}.{name}.refused", table.refused[name])
-        return OptionProblem(name, message, hint, is_name=True)
+        instead = Text(f"option.{table.program}.{name}.refused", table.refused[name])
+        return OptionProblem(name, message, instead, is_name=True)
     message = Text(
         "options.unknown", "unknown option {option} of {program}", option=notation.name(name), program=table.program
     )
     names = [*table.options, *(alias for option in table.options.values() for alias in option.aliases)]
-    return OptionProblem(name, message, suggestion(name, [notation.name(each) for each in names]), is_name=True)
+    near = closest(name, names)
+    hint = did_you_mean(notation.name(near)) if near else suggestion("", sorted(notation.name(each) for each in names))
+    return OptionProblem(name, message, hint, is_name=True)
 
 
 def _given_twice(name: str, earlier: str, notation: Notation) -> OptionProblem:

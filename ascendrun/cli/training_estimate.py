@@ -26,7 +26,7 @@ BAD_INPUT = ("InvalidDataError: ", "InvalidWeightsError: ")
 """How those begin whose words say all."""
 LIMIT_S = 600.0
 ON_A_NODE = "on a node, in the job's place: --set args.mode=plan"
-TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ASCENDRUN_METRICS")
+TRAINING_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ASCENDRUN_METRICS_FILE")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
       runs/<run>/attempt-<n>/       one start: records, logs, metrics; see FILES below
 
 A `run` is one job (or pipeline) of one head: "<head id>-<job id>". A `tag`, "<run>.<attempt>", names one attempt
-everywhere; every rank carries it in its environment as ASCENDRUN_TAG.
+everywhere; every rank carries it in its environment as ASCENDRUN_RUN_ID.
 
 Files that the head pulls are named "<file>.<generation>", generations counting from 0:
 
@@ -18,7 +18,7 @@ Files that the head pulls are named "<file>.<generation>", generations counting 
                     16 bytes a record: end offset in the log, arrival time (ns UTC), both big-endian u64
                     Closed generations of these may be removed, oldest first, when the head has told that it holds them
                     whole and the attempt's logs take more than the head allows here (16 GiB); never the newest.
-    rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS)
+    rank-3.metrics  JSON lines that the program writes ($ASCENDRUN_METRICS_FILE)
     rank-3.error    torch elastic's error file ($TORCHELASTIC_ERROR_FILE)
     samples         JSON lines of the sampler (node/sampler/sample.py); the oldest generations are removed
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 ROOT_VARIABLE = "ASCENDRUN_NODE_ROOT"
-TAG_VARIABLE = "ASCENDRUN_TAG"
+TAG_VARIABLE = "ASCENDRUN_RUN_ID"
 SAMPLER_VARIABLE = "ASCENDRUN_SAMPLER"
 OURS = (ROOT_VARIABLE, TAG_VARIABLE, SAMPLER_VARIABLE, "ASCENDRUN_FAILPOINT", "ASCENDRUN_EXEC")
 """Variables that no rank inherits from the agent; root and tag it gets anew, as the marks that find it."""

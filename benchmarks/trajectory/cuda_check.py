@@ -73,7 +73,12 @@ def train(options: dict[str, Any], family: str, limit_s: float) -> dict[str, Any
             "--output=out",
             *(f"--{name}={value}" for name, value in options.items()),
         ]
-        environ = {**os.environ, "PYTHONPATH": str(REPO), "ASCENDRUN_METRICS": str(metrics), "OMP_NUM_THREADS": "8"}
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(REPO),
+            "ASCENDRUN_METRICS_FILE": str(metrics),
+            "OMP_NUM_THREADS": "8",
+        }
         began_s = time.monotonic()
         try:
             ended = subprocess.run(

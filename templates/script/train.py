@@ -28,8 +28,8 @@ def choose_device():
 
 
 def report(line):
-    if "ASCENDRUN_METRICS" in os.environ:
-        with open(os.environ["ASCENDRUN_METRICS"], "a") as metrics:
+    if "ASCENDRUN_METRICS_FILE" in os.environ:
+        with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as metrics:
             metrics.write(json.dumps({"at_s": time.time(), **line}) + "\n")
 
 

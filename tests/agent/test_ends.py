@@ -148,7 +148,7 @@ def test_the_time_limit_stops_the_attempt(node, agent):
 def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, agent):
     hang = python(
         "import os,time\n"
-        "open(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
+        "open(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\":1}\\n{\"done\": true}\\n')\n"
         "time.sleep(600)"
     )
     agent.start(node.job(TAG, hang, ["true"], exit_s=0.2))

@@ -130,7 +130,7 @@ def holds_open(node, name):
 
 def test_metrics_and_error_files_are_followed_too(node, agent):
     code = (
-        "import os\nopen(os.environ['ASCENDRUN_METRICS'],'a').write('{\"step\": 1}\\n')\n"
+        "import os\nopen(os.environ['ASCENDRUN_METRICS_FILE'],'a').write('{\"step\": 1}\\n')\n"
         "open(os.environ['TORCHELASTIC_ERROR_FILE'],'w').write('{}')"
     )
     agent.start(node.job(TAG, python(code)))

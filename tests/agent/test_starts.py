@@ -234,7 +234,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(node, agent, setup):
     assert argv == [arg.replace("\0MASTER_PORT\0", "29555") for arg in ODD]
     for name, value in job["ranks"][0]["env"].items():
         assert env[name] == value
-    assert env["MASTER_PORT"] == "29555" and env["TOKEN"] == "s3cret" and env["ASCENDRUN_TAG"] == TAG
+    assert env["MASTER_PORT"] == "29555" and env["TOKEN"] == "s3cret" and env["ASCENDRUN_RUN_ID"] == TAG
     assert env.get("FROM_SETUP") == ("it's 2" if setup else None)
     assert not [name for name in env if name.startswith("__ascendrun") or name == "ASCENDRUN_FAILPOINT"]
 

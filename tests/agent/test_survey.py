@@ -135,7 +135,7 @@ def test_the_shell_is_the_one_that_a_rank_gets(agent):
     seen = dict(pair.split("=", 1) for pair in raw["out"].split("\0") if pair)
     had = dict(pair.split("=", 1) for pair in agent.output("head-job.1").decode().split("\0") if pair)
     assert raw["setup"] == "fine" and seen["FROM_SETUP"] == "yes" and seen["PATH"].startswith("/opt/x:")
-    own = {"ASCENDRUN_EXEC", "ASCENDRUN_TAG", "ASCENDRUN_METRICS", "TORCHELASTIC_ERROR_FILE"}
+    own = {"ASCENDRUN_EXEC", "ASCENDRUN_RUN_ID", "ASCENDRUN_METRICS_FILE", "TORCHELASTIC_ERROR_FILE"}
     assert {name: value for name, value in seen.items() if name not in own} == {
         name: value for name, value in had.items() if name not in own
     }

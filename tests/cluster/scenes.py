@@ -108,7 +108,7 @@ class Scene:
         return [
             one.pid
             for one in self.cluster.processes(host)
-            if (one.environ.get("ASCENDRUN_TAG") or "").startswith(mark)
+            if (one.environ.get("ASCENDRUN_RUN_ID") or "").startswith(mark)
             and (with_sampler or "ASCENDRUN_SAMPLER" not in one.environ)
         ]
 

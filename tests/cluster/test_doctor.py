@@ -270,6 +270,6 @@ def test_env_shows_what_a_rank_sees_and_keeps_secrets(scene: Scene) -> None:
         diff = scene.ascendrun("env", scene.job("diff", "print", "x", more=more), "--diff")
         assert "FROM_SETUP" in diff.stdout and "OF_THE_JOB" not in diff.stdout
         written = scene.ascendrun("env", scene.job("write", "print", "x", more=more), "--write", "-")
-        assert "export OF_THE_JOB=same" in written.stdout and "ASCENDRUN_TAG" not in written.stdout
+        assert "export OF_THE_JOB=same" in written.stdout and "ASCENDRUN_RUN_ID" not in written.stdout
     finally:
         scene.cluster.path("node2", "/root/.bashrc").unlink()

@@ -128,7 +128,7 @@ class Job:
             int(one.environ["RANK"]): one
             for host in self.hosts.cluster.hosts
             for one in self.hosts.cluster.processes(host)
-            if one.environ.get("ASCENDRUN_TAG", "").startswith(f"{self.run}.")
+            if one.environ.get("ASCENDRUN_RUN_ID", "").startswith(f"{self.run}.")
             and "RANK" in one.environ
             and any("ascendrun.programs" in word for word in one.argv)
         }

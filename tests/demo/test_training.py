@@ -32,7 +32,7 @@ class Ranks:
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(WORLD),
             "ASCENDRUN_CHECKPOINT_DIR": str(folder),
-            "ASCENDRUN_METRICS": str(self._metrics),
+            "ASCENDRUN_METRICS_FILE": str(self._metrics),
         }
         self.processes = [
             subprocess.Popen(

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
 
 
 def here() -> accelerator.Accelerator:
-    return accelerator.open_accelerator(os.environ["ASCENDRUN_FAMILY"], int(os.environ["LOCAL_RANK"]))
+    return accelerator.open_accelerator(os.environ["ASCENDRUN_DEVICE_TYPE"], int(os.environ["LOCAL_RANK"]))
 
 
 def fused() -> dict[str, float]:

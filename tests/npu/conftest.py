@@ -104,7 +104,11 @@ def launch(npu_server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if env is None:
             env = {}
         folder = tmp_path / name
-        common: dict[str, Any] = {"ASCENDRUN_FAMILY": family, "ASCEND_PROCESS_LOG_PATH": str(folder / "log"), **env}
+        common: dict[str, Any] = {
+            "ASCENDRUN_DEVICE_TYPE": family,
+            "ASCEND_PROCESS_LOG_PATH": str(folder / "log"),
+            **env,
+        }
         rank_env = {rank: {"RANK": str(rank), **common} for rank in range(ranks)}
         if ranks == 1:
             rank_env[0].update(WORLD_SIZE="1", LOCAL_RANK="0")

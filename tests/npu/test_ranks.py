@@ -11,7 +11,7 @@ from ascendrun.ascend.signatures import scan
 from tests.npu.conftest import plogs
 from tests.programs.conftest import TINY
 
-HURRY = {"ASCENDRUN_SIM_NPU_HURRY": "60", "HCCL_EXEC_TIMEOUT": "68", "HCCL_CONNECT_TIMEOUT": "120"}
+HURRY = {"ASCENDRUN_SIM_NPU_SPEEDUP": "60", "HCCL_EXEC_TIMEOUT": "68", "HCCL_CONNECT_TIMEOUT": "120"}
 """HCCL's 120 seconds pass in two."""
 
 

@@ -72,7 +72,7 @@ class Run:
         self.pids: list[int] = []
         for rank in range(ranks):
             env = {
-                "ASCENDRUN_METRICS": str(self.metrics_files[rank]),
+                "ASCENDRUN_METRICS_FILE": str(self.metrics_files[rank]),
                 "ASCENDRUN_CHECKPOINT_DIR": str(folder / "ckpt"),
                 "TORCHELASTIC_ERROR_FILE": str(self.error_files[rank]),
             }

@@ -14,5 +14,5 @@ def test_a_machine_with_npus_uses_them_though_no_launcher_tells_of_them(tmp_path
 
 def test_what_is_asked_for_goes_before_what_the_launcher_says_and_that_before_what_is_there(tmp_path):
     (tmp_path / "davinci0").touch()
-    assert choose_family("auto", {"ASCENDRUN_FAMILY": "cpu"}, tmp_path) == "cpu"
-    assert choose_family("cuda", {"ASCENDRUN_FAMILY": "cpu"}, tmp_path) == "cuda"
+    assert choose_family("auto", {"ASCENDRUN_DEVICE_TYPE": "cpu"}, tmp_path) == "cpu"
+    assert choose_family("cuda", {"ASCENDRUN_DEVICE_TYPE": "cpu"}, tmp_path) == "cuda"

@@ -36,7 +36,7 @@ def run(folder: Path, options: list[str], *, nodes: int, per_node: int) -> list[
             "MASTER_ADDR": "127.0.0.1",
             "WORLD_SIZE": str(nodes * per_node),
             "MASTER_PORT": port,
-            "ASCENDRUN_METRICS": str(folder / f"{rank}.metrics"),
+            "ASCENDRUN_METRICS_FILE": str(folder / f"{rank}.metrics"),
         }
         argv = [sys.executable, "-m", "ascendrun.programs.meshtest", *options]
         ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))

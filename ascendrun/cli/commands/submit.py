@@ -116,7 +116,7 @@ def _arithmetic(
             sums.append((title, None))
             continue
         hosts = read_hosts(spec, file, hostfile=hostfile)
-        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_FAMILY", "auto")
+        family = plan["nodes"][0]["prepare"]["ranks"][0]["env"].get("ASCENDRUN_DEVICE_TYPE", "auto")
         sums.append(
             (
                 title,

@@ -128,13 +128,13 @@ def _own(job: JobShare, node: NodeShare, rank: int) -> dict[str, str]:
         "NODE_RANK": str(node.node_rank),
         "MASTER_ADDR": node.master_address,
         "TORCHELASTIC_ERROR_FILE": f"{node.attempt_folder}/rank-{rank}.error.0",
-        "ASCENDRUN_METRICS": f"{node.attempt_folder}/rank-{rank}.metrics.0",
-        "ASCENDRUN_JOB": job.job,
+        "ASCENDRUN_METRICS_FILE": f"{node.attempt_folder}/rank-{rank}.metrics.0",
+        "ASCENDRUN_JOB_ID": job.job,
         "ASCENDRUN_ATTEMPT": str(job.attempt),
-        "ASCENDRUN_TAG": job.run_id,
+        "ASCENDRUN_RUN_ID": job.run_id,
         "ASCENDRUN_CHECKPOINT_DIR": node.checkpoint_folder,
         "ASCENDRUN_CHECKPOINT_SIGNAL": job.signal,
-        "ASCENDRUN_FAMILY": node.family,
+        "ASCENDRUN_DEVICE_TYPE": node.family,
     }
     if node.family in VISIBLE_DEVICES:
         own[VISIBLE_DEVICES[node.family]] = ",".join(str(one) for one in node.device_ids)

@@ -85,7 +85,7 @@ def _hook_env(notice: Notice) -> dict[str, str]:
     facts = {
         "NOTICE_ID": notice.id,
         "NOTICE_KIND": notice.kind,
-        "JOB": notice.job,
+        "JOB_ID": notice.job,
         "JOB_NAME": notice.name,
         "STATE": notice.state,
         "ATTEMPT": notice.attempt,

@@ -34,7 +34,7 @@ printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
 echo '@@ owners'
 for p in $(printf '%s' "$o" | sed -n 's/^| *[0-9][0-9 ]*| *\([0-9][0-9]*\) *|.*/\1/p' | sort -un); do
     u=$(stat -c %U "/proc/$p" 2>/dev/null) || continue
-    g=$({ tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^ASCENDRUN_TAG=//p'; } 2>/dev/null)
+    g=$({ tr '\0' '\n' <"/proc/$p/environ" | sed -n 's/^ASCENDRUN_RUN_ID=//p'; } 2>/dev/null)
     c=$({ tr '\0\n\t' '   ' <"/proc/$p/cmdline" | cut -c1-200; } 2>/dev/null)
     printf '%s\t%s\t%s\t%s\n' "$p" "$u" "$g" "$c"
 done

@@ -86,7 +86,7 @@ class Supervisor:
             self.folder,
             limit=int(self.prepared.get("rotate_bytes", ROTATE_BYTES)),
             watch=watch,
-            metrics=plan["env"].get("ASCENDRUN_METRICS") or default,
+            metrics=plan["env"].get("ASCENDRUN_METRICS_FILE") or default,
         )
 
     def _catch_signals(self) -> int:
@@ -113,7 +113,7 @@ class Supervisor:
     def _start(self, rank: Rank) -> None:
         plan = rank.plan
         own = {
-            "ASCENDRUN_METRICS": os.path.join(self.folder, "rank-%d.metrics.0" % rank.number),
+            "ASCENDRUN_METRICS_FILE": os.path.join(self.folder, "rank-%d.metrics.0" % rank.number),
             "TORCHELASTIC_ERROR_FILE": os.path.join(self.folder, "rank-%d.error.0" % rank.number),
         }
         own.update(plan["env"])

@@ -71,7 +71,7 @@ def start(*, family: str = "auto", timeout_s: float = 600.0) -> Runtime:
     # transformers 4 imports DeepSpeed with every model, which else guesses a device, for good, and says so on stdout.
     environ.setdefault("DS_ACCELERATOR", accelerator.family)
     control = join(rank, world, accelerator.backend, timeout_s) if world > 1 else None
-    path = environ.get("ASCENDRUN_METRICS")
+    path = environ.get("ASCENDRUN_METRICS_FILE")
     metrics = open(path, "a", encoding="utf-8") if path else None
     runtime = Runtime(rank, local_rank, world, control, accelerator, metrics)
     listen_for_stop(runtime)

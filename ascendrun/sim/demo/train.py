@@ -152,7 +152,7 @@ def load_newest(folder: str) -> dict[str, Any] | None:
 
 
 def report(values: dict[str, Any]) -> None:
-    with open(os.environ["ASCENDRUN_METRICS"], "a") as file:
+    with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as file:
         file.write(json.dumps({"at_s": time.time(), **values}) + "\n")
 
 

@@ -91,7 +91,7 @@ def test_the_plan_and_the_node_agree_on_the_words_between_them():
     )
     env = ranks_of(planned)[0].env
     assert env["TORCHELASTIC_ERROR_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.error.0"
-    assert env["ASCENDRUN_METRICS"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.metrics.0"
+    assert env["ASCENDRUN_METRICS_FILE"] == layout.attempt_dir("/r", "h-j1.2") + "/rank-0.metrics.0"
     assert env[layout.TAG_VARIABLE] == "h-j1.2"
 
 
@@ -238,8 +238,8 @@ def test_a_rank_gets_every_variable_that_torchrun_sets():
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "NODE_RANK": "1",
         "TORCHELASTIC_ERROR_FILE": "/r/attempt-1/rank-3.error.0",
-        "ASCENDRUN_METRICS": "/r/attempt-1/rank-3.metrics.0",
-        "ASCENDRUN_TAG": "h-j1.1",
+        "ASCENDRUN_METRICS_FILE": "/r/attempt-1/rank-3.metrics.0",
+        "ASCENDRUN_RUN_ID": "h-j1.1",
         "ASCENDRUN_CHECKPOINT_DIR": "/r/ckpt",
         "PYTHONUNBUFFERED": "1",
     }.items():

@@ -119,7 +119,7 @@ def test_a_burst_beyond_the_limit_of_the_service_is_spread(heads: Any, serve: An
 def test_a_hook_gets_the_notice_and_its_failure_stands_in_the_story(heads: Any, tmp_path: Path) -> None:
     script = tmp_path / "hook.sh"
     script.write_text(
-        f"#!/bin/sh\ncat > {tmp_path}/got\necho $ASCENDRUN_JOB $ASCENDRUN_STATE >> {tmp_path}/got\n"
+        f"#!/bin/sh\ncat > {tmp_path}/got\necho $ASCENDRUN_JOB_ID $ASCENDRUN_STATE >> {tmp_path}/got\n"
         "echo API_KEY=q1w2e3r4t5 went wrong\nexit 3\n"
     )
     script.chmod(0o755)

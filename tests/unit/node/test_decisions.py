@@ -182,7 +182,7 @@ def test_the_port_token_is_the_plans():
 
 
 def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
-    login = {b"PATH": b"/bin", b"X": b"login", b"ASCENDRUN_FAILPOINT": b"x=kill", b"ASCENDRUN_TAG": b"outer.1"}
+    login = {b"PATH": b"/bin", b"X": b"login", b"ASCENDRUN_FAILPOINT": b"x=kill", b"ASCENDRUN_RUN_ID": b"outer.1"}
     env = ranks.rank_environ(
         login, {"X": "plan", "Y": "plan"}, master_port=1, secret={"Y": "secret"}, tag="run.1", root="/r"
     )
@@ -191,7 +191,7 @@ def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
         b"X": b"plan",
         b"Y": b"secret",
         b"MASTER_PORT": b"1",
-        b"ASCENDRUN_TAG": b"run.1",
+        b"ASCENDRUN_RUN_ID": b"run.1",
         b"ASCENDRUN_NODE_ROOT": b"/r",
     }
 

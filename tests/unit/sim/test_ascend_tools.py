@@ -119,7 +119,7 @@ def test_installing_again_leaves_nothing_of_the_node_before(sim_node):
 
 def test_a_process_on_a_device_stands_in_the_table_and_loads_its_card(sim_node):
     idle = info_of(sim_node).chips[3]
-    marks = {"ASCENDRUN_SIM_NPU": "3", "ASCENDRUN_SIM_NPU_MB": "41000", "ASCENDRUN_SIM_NPU_LOAD": "77"}
+    marks = {"ASCENDRUN_SIM_NPU": "3", "ASCENDRUN_SIM_NPU_PROCESS_MB": "41000", "ASCENDRUN_SIM_NPU_LOAD": "77"}
     with Rank(sim_node, marks) as rank:
         info = info_of(sim_node)
         comm = Path(f"/proc/{rank.pid}/comm").read_text().strip()

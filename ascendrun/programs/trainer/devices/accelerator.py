@@ -134,7 +134,7 @@ def choose_family(wanted: str, environ: Mapping[str, str], devices: Path = Path(
 
     `devices`: where the driver puts davinci0, davinci1, …; in a container only those that it was given.
     """
-    for choice in (wanted, environ.get("ASCENDRUN_FAMILY", "auto")):
+    for choice in (wanted, environ.get("ASCENDRUN_DEVICE_TYPE", "auto")):
         if choice != "auto":
             return choice
     if environ.get("ASCEND_RT_VISIBLE_DEVICES") or any(devices.glob("davinci[0-9]*")):

@@ -2,10 +2,11 @@
 
 A process uses one when its environment says so at its start: ASCENDRUN_SIM_NPU=<logic id>, or =auto, the device that
 its LOCAL_RANK (0 without one) picks from ASCEND_RT_VISIBLE_DEVICES (all without it). Or when it keeps a file of the
-node's marker folder open whose name begins with the id: `3`, `3.rank3`. ASCENDRUN_SIM_NPU_MB and ASCENDRUN_SIM_NPU_LOAD
-say how much memory it holds and what share of the AI cores it keeps busy; a marker file may hold the same two numbers.
-A child that inherited its parent's mark is not shown beside it. Where the node is a folder and no host of its own, the
-environment must name that folder too (ASCENDRUN_SIM_ROOT): other nodes may share the machine's processes.
+node's marker folder open whose name begins with the id: `3`, `3.rank3`. ASCENDRUN_SIM_NPU_PROCESS_MB and
+ASCENDRUN_SIM_NPU_LOAD say how much memory it holds and what share of the AI cores it keeps busy; a marker file may
+hold the same two numbers. A child that inherited its parent's mark is not shown beside it. Where the node is a folder
+and no host of its own, the environment must name that folder too (ASCENDRUN_SIM_ROOT): other nodes may share the
+machine's processes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ascendrun.sim.ascend.tool.model import Row
 
 DEVICE_VARIABLE = "ASCENDRUN_SIM_NPU"
 ROOT_VARIABLE = "ASCENDRUN_SIM_ROOT"
-MEMORY_VARIABLE = "ASCENDRUN_SIM_NPU_MB"
+MEMORY_VARIABLE = "ASCENDRUN_SIM_NPU_PROCESS_MB"
 LOAD_VARIABLE = "ASCENDRUN_SIM_NPU_LOAD"
 DEFAULT_MEMORY_MB = 20000
 DEFAULT_LOAD = 92

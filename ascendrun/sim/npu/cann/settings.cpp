@@ -83,7 +83,7 @@ size_t memory_bytes() {
 }
 
 double waits_s(double seconds) {
-    const char *speed = text_of("ASCENDRUN_SIM_NPU_HURRY");
+    const char *speed = text_of("ASCENDRUN_SIM_NPU_SPEEDUP");
     return seconds / (speed ? std::max(1.0, atof(speed)) : 1.0);
 }
 
