@@ -1,4 +1,4 @@
-"""The command line: parse, call cluster.py, print. Every error becomes words and an exit code here, once."""
+"""Command line: parse the arguments, call cluster.py, print. Every error becomes a message and an exit code here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings], Cluster] | None = None) -> int:
-    """Runs one command line and returns its exit code. `make_cluster`: another world to stand on, for tests."""
+    """Run one command line and return its exit code. `make_cluster`: a substitute for `Cluster`, for tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
         from ascendrun import __version__
@@ -29,41 +29,51 @@ def main(argv: Sequence[str] | None = None, *, make_cluster: Callable[[Settings]
         return 0
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot write is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # names that the locale cannot encode
     from ascendrun.cli.context import CliContext
+    from ascendrun.cli.language import choose_language, lang_flag
+    from ascendrun.text import use_language
 
     ctx = CliContext(environ=os.environ, make_cluster=make_cluster)
+    flag = lang_flag(arguments)
+    if flag is not None:
+        ctx.flags["lang"] = flag
+    use_language(flag or choose_language(os.environ))
     try:
         code = _run(arguments, ctx)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        from ascendrun.text import Text
+
+        print(Text("cli.interrupted", "interrupted"), file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # whatever it is, a person gets a sentence; the traceback goes to a file
+    except Exception as error:  # the message goes to the terminal, the traceback to a file
         from ascendrun.cli.errors import print_error
 
         try:
             return print_error(error, ctx)
         except BrokenPipeError:
-            _forget_output()
+            _discard_output()
             return PIPE_CLOSED
 
 
 def _run(arguments: list[str], ctx: CliContext) -> int:
     if arguments == ["controller", "run"]:
         from ascendrun.cli.controller_run import (
-            run_controller,  # for whom somebody waits: without click, in half the time
+            run_controller,  # without click: a command waits for the controller to start
         )
 
         return run_controller(ctx.settings)
     import click
 
     from ascendrun.cli.app import cli
+    from ascendrun.cli.language import translate_click
 
+    translate_click()
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete
@@ -77,8 +87,8 @@ def _run(arguments: list[str], ctx: CliContext) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _forget_output() -> None:
-    """The reader has gone: nothing is to be said when Python flushes at its end."""
+def _discard_output() -> None:
+    """Redirect closed streams to the null device, so that Python's flush at exit reports nothing."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from ascendrun import __version__
+from ascendrun.cli.command import HELP_WIDTH, RENAMED_COMMANDS, CliCommand, UsageError, lang_option, translated_help
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ COMMANDS = (
     CommandEntry("completion", "completion", "Print shell completion for bash, zsh or fish."),
     CommandEntry("controller", "controller", "The background loop that watches jobs.", hidden=True),
 )
-ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop"}
+ALIASES = {"run": "submit", "ls": "ps", "kill": "stop", "cancel": "stop", "describe": "show", "status": "show"}
 BY_NAME = {entry.name: entry for entry in COMMANDS}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CliCommand, click.Group):
     """Group that knows the names and summaries of its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -67,53 +69,91 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        command = self.get_command(ctx, name)
+        command = self.get_command(ctx, args[0])
         if command is None:
-            raise click.UsageError(f"unknown command {name!r}{did_you_mean(name, [*BY_NAME, *ALIASES])}", ctx=ctx)
+            raise unknown_command(ctx, args[0])
         return command.name, command, args[1:]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        CliCommand.format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(entry.name, entry.summary) for entry in COMMANDS if not entry.hidden])
+        with formatter.section(str(Text("click.commands", "Commands"))):
+            formatter.write_dl([(entry.name, summary_of(entry)) for entry in COMMANDS if not entry.hidden])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                str(Text("cli.help-epilog", "`ascendrun help COMMAND` prints the options and examples of one command."))
+            )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        entries = [entry for entry in COMMANDS if not entry.hidden and entry.name.startswith(incomplete)]
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(entry.name, help=entry.summary) for entry in entries]
+        return [
+            CompletionItem(entry.name, help=summary_of(entry))
+            for entry in COMMANDS
+            if not entry.hidden and entry.name.startswith(incomplete)
+        ]
+
+
+def summary_of(entry: CommandEntry) -> str:
+    """One line about a command, in the language of the process."""
+    return translated_help(f"help.{entry.name}.summary", entry.summary)
+
+
+def unknown_command(ctx: click.Context, name: str) -> UsageError:
+    meant = RENAMED_COMMANDS.get(name) or nearest(name, [*BY_NAME, *ALIASES])
+    hint = "ascendrun --help" if meant is None else f"ascendrun {meant}"
+    return UsageError(Text("cli.unknown-command", "unknown command {name:quote}", name=name), hint=hint, ctx=ctx)
+
+
+def nearest(word: str, known: list[str]) -> str | None:
+    """The known word that is most like this one, None: none is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), None)
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """ "; did you mean 'submit'?", or nothing when no known word is near."""
-    import difflib
-
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 @click.group(
+    "ascendrun",
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
     subcommand_metavar="COMMAND ...",
-    epilog="`ascendrun COMMAND --help` shows each command's options and examples.",
 )
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), help="Colour the output.  [default: auto]")
-@click.option("--state-dir", metavar="DIR", help="Folder of the head's state.  [default: ~/.local/state/ascendrun]")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), help="Color the output.  [default: auto]")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Directory with the state of the controller.  [default: ~/.local/state/ascendrun]",
+)
+@lang_option
 @click.version_option(__version__, prog_name="ascendrun", message="%(prog)s %(version)s")
 @click.pass_obj
 def cli(ctx: Any, color: str | None, state_dir: str | None) -> None:
-    """Start, watch and repair distributed training on a cluster, from this machine, over plain SSH.
+    """Launch and monitor distributed training on an NPU cluster from this machine over SSH.
 
     \b
-    ascendrun submit jobs/quickstart.yaml     start a job and follow it; ^C detaches
-    ascendrun ps                              what runs
-    ascendrun logs -f JOB                     follow again
-    ascendrun stop JOB                        save, then stop
+    ascendrun submit jobs/quickstart.yaml     submit a job and follow its output; ^C detaches
+    ascendrun ps                              list live jobs
+    ascendrun logs -f JOB                     follow the output again
+    ascendrun stop JOB                        save a checkpoint, then stop
     """
     ctx.flags.update({name: value for name, value in (("color", color), ("state_dir", state_dir)) if value})

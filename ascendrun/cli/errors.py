@@ -1,4 +1,4 @@
-"""An error in words for a person, and the exit code that goes with it."""
+"""How an error is printed, and the exit code that goes with it."""
 
 from __future__ import annotations
 
@@ -7,66 +7,97 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    import click
+
     from ascendrun.cli.context import CliContext
-    from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
+    from ascendrun.core.errors import AscendrunError, Problem
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
 
 
 def print_error(error: Exception, ctx: CliContext) -> int:
-    """Prints the error to stderr and returns its exit code."""
+    """Print the error to stderr and return its exit code."""
     import click
 
     from ascendrun.core.errors import AscendrunError
 
-    if isinstance(error, click.ClickException):
-        print(_describe_usage(error), file=sys.stderr)
-        return error.exit_code
     if isinstance(error, click.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
-    if isinstance(error, AscendrunError):
-        print(describe_error(error), file=sys.stderr)
-        return error.exit_code
-    path = _write_crash(error, ctx)
-    what = sanitise_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-    print(f"error: this is a fault of ascendrun: {what[:300]}", file=sys.stderr)
-    print(f"hint: the traceback is in {path}" if path else "hint: the traceback could not be written", file=sys.stderr)
-    return 8
+        lines, code = [str(Text("cli.interrupted", "interrupted"))], 130
+    elif isinstance(error, click.ClickException):
+        lines, code = _describe_usage(error), error.exit_code
+    elif isinstance(error, AscendrunError):
+        lines, code = describe_error(error), error.exit_code
+    else:
+        lines, code = _describe_crash(error, ctx), 8
+    print("\n".join(lines), file=sys.stderr)
+    return code
 
 
-def describe_error(error: AscendrunError) -> str:
-    """One sentence and the way out; for an invalid input every problem with its place in the source."""
+def describe_error(error: AscendrunError) -> list[str]:
+    """`error: LOCATION: WHAT`, then `hint: …`; of an invalid input every problem with its line of the source."""
     from ascendrun.core.errors import InvalidInputError
 
-    if isinstance(error, InvalidInputError) and error.problems:
-        lines = describe_problems(error)
-    else:
-        lines = [f"error: {sanitise(str(error.message))}"]
-    if error.hint:
-        lines.append(f"hint: {sanitise(str(error.hint))}")
-    return "\n".join(lines)
+    is_list = isinstance(error, InvalidInputError) and error.problems
+    lines = [] if is_list else error_lines(error.message)
+    lines += describe_problems(error.problems)
+    if is_list and len(error.problems) > 1:
+        lines.append(str(Text("cli.problems", "{count} problems", count=len(error.problems))))
+    return [*lines, *hint_lines(error.hint)]
 
 
-def describe_problems(error: InvalidInputError) -> list[str]:
+def error_lines(message: Text | str) -> list[str]:
+    return wrapped(Text("cli.error", "error: {message}", message=sanitise(str(message))))
+
+
+def warning_lines(message: Text | str) -> list[str]:
+    return wrapped(Text("cli.warning", "warning: {message}", message=sanitise(str(message))))
+
+
+def hint_lines(hint: Text | str | None) -> list[str]:
+    """A hint that is a command stays on one line, so that it can be copied."""
+    if not hint:
+        return []
+    shown = Text("cli.hint", "hint: {hint}", hint=sanitise(str(hint)))
+    return str(shown).split("\n") if str(hint).startswith("ascendrun ") else wrapped(shown)
+
+
+def wrapped(text: Text | str) -> list[str]:
+    """Lines for stderr: as wide as the terminal, the later ones indented; where stderr is no terminal not wrapped."""
+    lines = str(text).split("\n")
+    if not sys.stderr.isatty():
+        return lines
+    import shutil
+
+    from ascendrun.cli.output import wrap
+
+    width = shutil.get_terminal_size().columns
+    return [part for line in lines for part in wrap(line, width)]
+
+
+def describe_problems(problems: Sequence[Problem]) -> list[str]:
+    """One problem a line, under it its line of the source; a hint that several in a row have stands once."""
     lines = []
     sources: dict[str, list[str]] = {}
-    for problem in error.problems:
-        lines.append(f"error: {sanitise(str(problem))}")
+    for number, problem in enumerate(problems):
+        places = (problem.file, problem.line, problem.column)
+        place = ":".join(str(part) for part in places if part is not None)
+        message = Text("cli.at", "{place}: {message}", place=place, message=problem.message)
+        lines += error_lines(message if place else problem.message)
         if problem.line is not None:
             if problem.file not in sources:
                 sources[problem.file] = _read_source(problem.file)
-            lines.extend(excerpt(problem, sources[problem.file]))
-    count = len(error.problems)
-    if count > 1:
-        lines.append(f"{count} problems")
+            lines += excerpt(problem, sources[problem.file])
+        if number + 1 == len(problems) or problems[number + 1].hint != problem.hint:
+            lines += hint_lines(problem.hint)
     return lines
 
 
@@ -101,14 +132,61 @@ def _read_source(name: str) -> list[str]:
     return raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
 
 
-def _describe_usage(error: object) -> str:
+def _describe_usage(error: click.ClickException) -> list[str]:
+    """click's errors in our form: what is wrong, and how to see the command's help."""
     import click
 
-    assert isinstance(error, click.ClickException)
-    lines = [f"error: {sanitise(error.format_message())}"]
+    from ascendrun.cli.command import UsageError
+
     context = getattr(error, "ctx", None)
-    lines.append(f"hint: {context.command_path if context else 'ascendrun'} --help")
-    return "\n".join(lines)
+    hint: Text | str = f"{context.command_path if context else 'ascendrun'} --help"
+    if isinstance(error, UsageError):
+        message: Text | str = error.text
+        hint = error.hint or hint
+    elif isinstance(error, click.NoSuchOption):
+        message = Text("cli.unknown-option", "unknown option {flag}", flag=error.option_name)
+        if error.possibilities:
+            flags = sorted(error.possibilities)
+            hint = Text("cli.did-you-mean", "did you mean {flags}?", flags=flags)
+    elif isinstance(error, click.MissingParameter):
+        message = Text("cli.missing", "missing {name}", name=_name_of(error) or "?")
+    elif isinstance(error, click.BadParameter):
+        name = _name_of(error)
+        message = Text("cli.at", "{place}: {message}", place=name, message=_plain(error.message))
+        message = message if name else _plain(error.message)
+    else:
+        message = _plain(error.format_message())
+    return [*error_lines(message), *hint_lines(hint)]
+
+
+def _name_of(error: click.BadParameter) -> str | None:
+    """The flag (its longest name) or argument that is wrong."""
+    given = error.param_hint
+    if given is not None:
+        return given if isinstance(given, str) else " / ".join(given)
+    if error.param is None:
+        return None
+    is_option = error.param.param_type_name == "option"
+    return max(error.param.opts, key=len) if is_option else error.param.human_readable_name
+
+
+def _plain(message: object) -> Text | str:
+    """A sentence of click as a message of ours: lower case, without its final period."""
+    if isinstance(message, Text):
+        return message
+    short = str(message).removesuffix(".")
+    return short[:1].lower() + short[1:] if short[1:2].islower() else short
+
+
+def _describe_crash(error: Exception, ctx: CliContext) -> list[str]:
+    path = _write_crash(error, ctx)
+    what = sanitise_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    saved = Text("cli.crash-saved", "the traceback is in {path}", path=str(path))
+    unsaved = Text("cli.crash-unsaved", "the traceback could not be written")
+    return [
+        *error_lines(Text("cli.crash", "internal error: {what}", what=what[:300])),
+        *hint_lines(saved if path else unsaved),
+    ]
 
 
 def _write_crash(error: Exception, ctx: CliContext) -> Path | None:

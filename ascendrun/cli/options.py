@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import click
 
+from ascendrun.cli.command import cli_command as cli_command
+
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
@@ -17,23 +19,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
-
-
-def cli_command(
-    name: str, *, examples: str, takes_command: bool = False
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command whose help ends with examples, one a line. `takes_command`: options end at the first argument."""
-    lines = [line.strip() for line in examples.strip().splitlines()]
-    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-    return click.command(
-        name,
-        epilog=epilog,
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "max_content_width": 110,
-            "allow_interspersed_args": not takes_command,
-        },
-    )
 
 
 def output_option(command: Command) -> Command:

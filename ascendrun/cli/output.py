@@ -203,6 +203,21 @@ def cut(text: str, width: int) -> str:
     return "".join(kept).rstrip() + "…"
 
 
+def wrap(text: str, width: int, *, indent: int = 2) -> list[str]:
+    """The text in lines of at most `width` cells, broken at spaces and between Chinese characters; nothing is cut.
+
+    Later lines are indented. A word that is wider than a line, such as a path, stays whole.
+    """
+    lines, line, used = [], "", 0
+    for piece in re.findall(r"[ \t]+|[^\s\u2e80-\u9fff\uff00-\uffef]+[，。：；）、]?|.", text):
+        cells = width_of(piece)
+        if line.strip() and used + cells > width and not piece.isspace() and piece not in "，。：；）、":
+            lines.append(line.rstrip())
+            line, used = " " * indent, indent
+        line, used = line + piece, used + cells
+    return [*lines, line.rstrip()]
+
+
 def describe_seconds(seconds: float | None) -> str:
     """4s, 3m12s, 2h05m, 3d04h; "-" for None."""
     if seconds is None:

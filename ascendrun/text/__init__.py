@@ -12,13 +12,10 @@ key of the row. Standard library only: programs on nodes use this package too.
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from ascendrun.text.format import Formatter
@@ -52,6 +49,8 @@ class Text:
         return isinstance(other, Text) and (self.key, self.values) == (other.key, other.values)
 
     def __hash__(self) -> int:
+        import json
+
         return hash((self.key, json.dumps(to_json(self.values), sort_keys=True, default=repr)))
 
     def render(self, lang: str) -> str:
@@ -79,11 +78,14 @@ def template_of(key: str, english: str, lang: str) -> str:
 @cache
 def translations(lang: str) -> Mapping[str, str]:
     """Every template of a language by key; empty for English, whose templates are in the code."""
+    import json
+
     rows: dict[str, str] = {}
-    folder = resources.files(__name__).joinpath(lang)
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if file.name.endswith(".json"):
-            rows.update(json.loads(file.read_text(encoding="utf-8")))
+    folder = os.path.join(os.path.dirname(__file__), lang)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if name.endswith(".json"):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                rows.update(json.load(file))
     return rows
 
 
@@ -126,6 +128,8 @@ def from_json(value: Any) -> Any:
 
 
 def _reworded(english: str) -> str:
+    import random
+
     pieces = re.findall(r"\{[^{}]*\}|[^{}]+", english)
     words = [word for piece in pieces for word in ([piece] if piece.startswith("{") else piece.split())]
     random.Random(english).shuffle(words)

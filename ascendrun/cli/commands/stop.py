@@ -60,7 +60,7 @@ def _ask_all(ctx: CliContext, refs: tuple[str, ...], asked: list[str], *, now: b
         try:
             job = ctx.cluster.stop(ref, now=now)
         except AscendrunError as error:
-            print(describe_error(error), file=sys.stderr)
+            print("\n".join(describe_error(error)), file=sys.stderr)
             code = code or error.exit_code
         else:
             asked.append(job.id)

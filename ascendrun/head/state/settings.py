@@ -25,6 +25,7 @@ class Settings:
     `hostfile`: for verbs that were given none, None: they say so.
     `color`: auto, always or never. `timeout_s`: how long `exec` lets a command run on a host.
     `transport`: how hosts behind SSH are reached: auto, paramiko, or openssh (the ssh program).
+    `lang`: the language of messages, en or zh, None: that of the locale.
     `origins`: for each name the place that its value came from, such as "default" or "$ASCENDRUN_COLOR".
     `notices`: who is told of what, None: nobody.
     """
@@ -34,6 +35,7 @@ class Settings:
     color: str = "auto"
     timeout_s: float = 60.0
     transport: str = "auto"
+    lang: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     notices: NoticeSettings | None = None
 
@@ -79,6 +81,14 @@ def _parse_seconds(text: str, _folder: Path) -> float:
     return seconds
 
 
+def _parse_lang(text: str, _folder: Path) -> str:
+    """Also the name of a locale, such as zh_CN.UTF-8, and the language of tests."""
+    lang = next((lang for lang in ("en", "zh", "pseudo") if text.lower().startswith(lang)), None)
+    if lang is None:
+        raise ValueError(f"{text!r} is none of en, zh")
+    return lang
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", "folder for everything the head keeps; on a local disk", _parse_path),
     Setting("hostfile", "hosts of nodes, exec and trust when none are named", _parse_path),
@@ -89,6 +99,7 @@ SETTINGS: tuple[Setting, ...] = (
         "auto, paramiko, or openssh: how hosts behind SSH are reached",
         _one_of("auto", "paramiko", "openssh"),
     ),
+    Setting("lang", "language of messages: en or zh; the locale decides where it is not set", _parse_lang),
 )
 
 

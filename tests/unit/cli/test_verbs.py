@@ -212,8 +212,10 @@ def test_init_lists_and_copies(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["sbmit", "x"], 2, "did you mean 'submit'?"),
-        (["submit"], 2, "Missing argument 'FILE'"),
+        (["sbmit", "x"], 2, "hint: ascendrun submit"),
+        (["history"], 2, "hint: ascendrun ps -a"),
+        (["ps", "--nosuch"], 2, "hint: ascendrun ps --help"),
+        (["submit"], 2, "error: missing FILE"),
         (["submit", "job.yaml", "--detatch"], 2, "--detach"),
         (["submit", "job.yaml", "--wait", "--detach"], 2, "exclude each other"),
         (["submit", "missing.yaml"], 2, "missing.yaml: cannot be read"),
@@ -246,7 +248,7 @@ def test_every_error_becomes_a_sentence_a_hint_and_its_exit_code(
     monkeypatch.setattr(desk.cluster, "jobs", refuse)
     result = desk.say("ps")
     assert result.code == kind.exit_code
-    assert result.err == ("error: f:1:2: m (h)\n" if kind is InvalidInputError else "error: what\nhint: way out\n")
+    assert result.err == ("error: f:1:2: m\nhint: h\n" if kind is InvalidInputError else "error: what\nhint: way out\n")
 
 
 def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +259,7 @@ def test_our_own_fault_is_one_sentence_and_a_file(desk: Desk, monkeypatch: pytes
     result = desk.say("ps")
     assert result.code == 8
     sentence, hint = result.err.splitlines()
-    assert sentence == "error: this is a fault of ascendrun: ZeroDivisionError: secret"
+    assert sentence == "error: internal error: ZeroDivisionError: secret"
     path = Path(hint.rpartition(" ")[2])
     assert path.is_relative_to(desk.folder / "state") and path.stat().st_mode & 0o777 == 0o600
     assert "Traceback" in path.read_text() and "Traceback" not in result.err
@@ -272,7 +274,7 @@ def test_the_verbs_have_two_examples_each(desk: Desk) -> None:
         assert sum("ascendrun" in line for line in examples) >= 2, verb.name
 
 
-@pytest.mark.parametrize(("alias", "verb"), [("run", "submit"), ("ls", "ps"), ("kill", "stop"), ("cancel", "stop")])
+@pytest.mark.parametrize(("alias", "verb"), [("run", "submit"), ("ls", "ps"), ("kill", "stop"), ("status", "show")])
 def test_aliases_are_the_verbs_that_others_know(desk: Desk, alias: str, verb: str) -> None:
     assert desk.say(alias, "--help").out == desk.say(verb, "--help").out
 
@@ -288,3 +290,64 @@ def test_the_version_is_told(desk: Desk, argv: list[str]) -> None:
     from ascendrun import __version__
 
     assert desk.say(*argv).out == f"ascendrun {__version__}\n"
+
+
+def test_an_old_flag_is_answered_with_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import click
+
+    from ascendrun.cli import command
+
+    monkeypatch.setattr(command, "RENAMED_FLAGS", {"--old": "--new", "-o": "--new"})
+    flags = [click.Option(["--new"]), click.Option(["--other"])]
+    made = command.CliCommand("thing", params=flags)
+    for argv in (["--old", "1"], ["-o1"]):
+        with pytest.raises(command.UsageError) as raised:
+            made.make_context("thing", argv)
+        assert raised.value.text.key == "cli.renamed-flag"
+        assert raised.value.text.values["new"] == "--new" and raised.value.exit_code == 2
+    with pytest.raises(click.NoSuchOption):
+        command.CliCommand("thing", params=flags[1:]).make_context("thing", ["--old", "1"])
+
+
+def test_help_of_a_command_by_its_name(desk: Desk) -> None:
+    assert desk.say("help", "ps").out == desk.say("ps", "--help").out
+    assert desk.say("help").out == desk.say("--help").out
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "setting", "locale", "language"),
+    [
+        ("zh", "en", "en", "C", "zh"),
+        (None, "zh", "en", "C", "zh"),
+        (None, None, "zh", "en_US.UTF-8", "zh"),
+        (None, None, None, "zh_CN.UTF-8", "zh"),
+        (None, None, "en", "zh_CN.UTF-8", "en"),
+        (None, None, None, "C", "en"),
+    ],
+)
+def test_the_language(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str | None,
+    variable: str | None,
+    setting: str | None,
+    locale: str,
+    language: str,
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.setenv("ASCENDRUN_LANG", variable or "")
+    if setting is not None:
+        (desk.folder / "config" / "ascendrun").mkdir(parents=True)
+        (desk.folder / "config" / "ascendrun" / "config.yaml").write_text(f"color: never\nlang: {setting}\n")
+    for given in (
+        (["--lang", flag, "ps", "--nosuch"], ["ps", "--nosuch", f"--lang={flag}"]) if flag else (["ps", "--x"],)
+    ):
+        assert desk.say(*given).err.startswith("错误" if language == "zh" else "error"), given
+
+
+def test_settings_files_are_those_that_are_loaded() -> None:
+    from ascendrun.cli import language
+    from ascendrun.head.state import settings
+
+    for environ in ({"XDG_CONFIG_HOME": "/c"}, {}):
+        assert language.settings_files(environ) == tuple(map(str, settings.settings_files(environ)))

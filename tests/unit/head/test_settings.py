@@ -30,6 +30,7 @@ def test_a_stronger_source_wins_and_says_so(tmp_path: Path) -> None:
         "state_dir": "$ASCENDRUN_STATE_DIR",
         "hostfile": str(system),
         "transport": "default",
+        "lang": "default",
     }
 
 

@@ -1,0 +1,136 @@
+"""A command as ours are: help in two languages with examples at its end, `--lang` everywhere, old flags answered.
+
+English help stands next to the code: the docstring, `help=` of each option, `examples=`. Chinese is looked up when help
+is rendered, under derived keys: `help.COMMAND`, `help.COMMAND.--option`, `help.COMMAND.examples`; what several commands
+share under `help.--option`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Callable
+
+import click
+
+from ascendrun import text
+from ascendrun.text import Text
+
+RENAMED_FLAGS: Mapping[str, str] = {
+    "--bad": "--problems",
+    "--every": "--interval",
+    "--family": "--device-type",
+    "--first": "--first-per-rank",
+    "--fix": "--fix-script",
+    "--from": "--from-stage",
+    "--full": "--all-pairs",
+    "--gather": "--collect",
+    "--node": "--hosts",
+    "--on": "--hosts",
+    "--out": "--output-file",
+    "--path": "--check-path",
+    "bundle --output": "--output-file",
+    "bundle -o": "--output-file",
+}
+"""Old flag, or command and old flag -> new flag. An old flag counts only where the command has the new one."""
+RENAMED_COMMANDS: Mapping[str, str] = {"history": "ps -a", "list": "ps", "log": "logs", "check": "doctor"}
+"""What people type for a command that has another name."""
+LANG_HELP = "Language of everything printed.  [default: that of the locale]"
+HELP_WIDTH = 110
+
+
+class UsageError(click.UsageError):
+    """A wrong command line: exit code 2. `hint`: None says how to see the command's help."""
+
+    def __init__(self, message: Text, *, hint: Text | str | None = None, ctx: click.Context | None = None) -> None:
+        super().__init__(str(message), ctx)
+        self.text, self.hint = message, hint
+
+
+class CliCommand(click.Command):
+    """`examples`: the lines at the end of its help."""
+
+    examples = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise renamed_option(self, ctx, error.option_name) or error from None
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(translated_help(f"help.{self.name}", inspect.cleandoc(self.help or "")))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = [record for record in (self._record(ctx, param) for param in self.get_params(ctx)) if record]
+        with formatter.section(str(Text("click.options", "Options"))):
+            formatter.write_dl(records)
+
+    def _record(self, ctx: click.Context, param: click.Parameter) -> tuple[str, str] | None:
+        shown = copy.copy(param)
+        if isinstance(shown, click.Option):
+            shown.help = option_help(self.name or "", shown)
+        return None if isinstance(shown, click.Argument) else shown.get_help_record(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.examples:
+            return
+        formatter.write_paragraph()
+        with formatter.section(str(Text("cli.examples", "Examples"))):
+            for line in translated_help(f"help.{self.name}.examples", self.examples).splitlines():
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def translated_help(key: str, english: str) -> str:
+    """A text of help in the language of the process."""
+    return text.template_of(key, english, text.language())
+
+
+def option_help(command: str, option: click.Option) -> str | None:
+    """The help of one option in the language of the process; its own key, or the one that commands share."""
+    if option.help is None:
+        return None
+    flag = max(option.opts, key=len)
+    shared = translated_help(f"help.{flag}", option.help)
+    return translated_help(f"help.{command}.{flag}", option.help) if shared == option.help else shared
+
+
+def cli_command(
+    name: str, *, examples: str, takes_command: bool = False
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A click command with examples, one a line. `takes_command`: options end at the first argument."""
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        params: list[click.Parameter] = getattr(function, "__click_params__", [])
+        if not any(param.name == "lang" for param in params):
+            function = lang_option(function)
+        made = click.command(
+            name,
+            cls=CliCommand,
+            context_settings={
+                "help_option_names": ["-h", "--help"],
+                "max_content_width": HELP_WIDTH,
+                "allow_interspersed_args": not takes_command,
+            },
+        )(function)
+        made.examples = inspect.cleandoc(examples)
+        return made
+
+    return make
+
+
+def lang_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--lang`, which was read before anything else: here it is only accepted and checked."""
+    return click.option("--lang", type=click.Choice(text.LANGUAGES), expose_value=False, help=LANG_HELP)(function)
+
+
+def renamed_option(command: click.Command, ctx: click.Context, flag: str) -> UsageError | None:
+    """The answer to a flag that has another name today, None: there is none."""
+    new = RENAMED_FLAGS.get(f"{command.name} {flag}") or RENAMED_FLAGS.get(flag)
+    if new is None or not any(new in param.opts for param in command.get_params(ctx)):
+        return None
+    message = Text("cli.renamed-flag", "{old} was renamed to {new}", old=flag, new=new)
+    return UsageError(message, hint=Text("cli.use-flag", "use {new}", new=new), ctx=ctx)
