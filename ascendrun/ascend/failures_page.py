@@ -1,4 +1,4 @@
-"""The page of all known errors: `python -m ascendrun.ascend.failures_page > docs/failures.md`."""
+"""Generator of docs/failures.md, the page of all known errors."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from ascendrun.ascend.signatures import Signature, signatures
 
-HEAD = """# What ascendrun knows of failures
+HEAD = """# Known failures · 已知故障
 
-Made from the catalogue of signatures by `python -m ascendrun.ascend.failures_page > docs/failures.md`; do not edit.
+Look up a line of a log here: its meaning, usual cause and hint, in English and Chinese. This page is generated from
+`ascendrun/ascend/signatures.toml` by `python -m ascendrun.ascend.failures_page > docs/failures.md`. `ascendrun explain
+JOB` searches the logs of all ranks for these lines and ranks them; use this page when you have a line but no job.
 
-Every row is a line that some program writes when a job fails: what it means, where it usually comes from and the way
-out, in English and Chinese, with an example (its values are made up). `ascendrun explain JOB` finds these lines in the
-logs of all ranks and weighs them; search this page when you have a line and no job.
+Each entry has an example with synthetic values. `…` stands for a value that the line contains.
 
-The role of a line: a **cause** is the reason itself; a **symptom** shows where it broke, not why; a **consequence**
-comes because something else failed; **teardown** is the end of a job that was over already. The number beside it, 0 to
-100, says how surely the line names the reason. `…` stands for what the line names.
+The role of a line: a **cause** is the cause itself; a **symptom** shows where the job failed, not why; a
+**consequence** follows another failure; **teardown** belongs to a job that had already ended. The number after the
+role (0 to 100) states how reliably the line identifies the cause.
 
-每一行对应某个程序在作业失败时输出的日志:含义、常见原因和处理办法,附示例(数值为虚构)。
-`ascendrun explain JOB` 会在所有 rank 的日志中查找并权衡这些行;没有作业、只有一行报错时,可直接在本页搜索。
-角色:**原因**即根因;**现象**说明坏在哪里,而非为何;**后果**由其他故障引起;**收尾**是作业失败后的清理。
-其后的数字(0 到 100)表示该行指明原因的把握。
+每个条目对应某个程序在作业失败时输出的一行日志：含义、常见原因和处理建议，并附示例（数值为虚构）。
+`ascendrun explain JOB` 会在所有 rank 的日志中查找并权衡这些行；没有作业、只有一行报错时，可直接在本页搜索。
+角色：**原因**即根因；**现象**说明失败的位置而非原因；**后果**由其他故障引起；**收尾**是作业失败后的清理。
+其后的数字（0 到 100）表示该行指明原因的可靠程度。
 
-A row is missing or wrong? It is a few lines in `ascendrun/ascend/signatures.toml`, with an example and a near miss.
+To add a row, edit `ascendrun/ascend/signatures.toml`: a pattern, an example and a line that must not match.
 """
 
 FAMILIES: Mapping[str, str] = {
@@ -33,8 +33,8 @@ FAMILIES: Mapping[str, str] = {
     "cann": "CANN: runtime, compiler, operators · CANN 运行时、编译器、算子",
     "torch_npu": "torch_npu",
     "driver": "Driver and devices · 驱动与设备",
-    "memory": "Memory: device and host · 内存:设备与主机",
-    "numeric": "Numbers: NaN, overflow · 数值:NaN、溢出",
+    "memory": "Memory: device and host · 内存：设备与主机",
+    "numeric": "Numbers: NaN, overflow · 数值：NaN、溢出",
     "data": "Data loading · 数据加载",
     "storage": "Files and disks · 文件与磁盘",
     "limits": "Limits of the system · 系统限额",
@@ -55,13 +55,13 @@ BLAMES: Mapping[str, str] = {
     "peer": "another rank",
     "node": "its node",
     "network": "the network",
-    "job": "the job as written",
+    "job": "the job file or the program",
 }
 RETRIES: Mapping[str, str] = {
-    "same": "another attempt may pass",
-    "exclude": "try again without this node",
-    "never": "fails again until it is mended",
-    "unknown": "another attempt: not known",
+    "same": "a retry may succeed",
+    "exclude": "retry without this node",
+    "never": "will fail again until this is fixed",
+    "unknown": "outcome of a retry: unknown",
 }
 _CODE_SPAN = re.compile(r"(`[^`]*`)")
 
@@ -70,7 +70,7 @@ def render_page() -> str:
     by_family: dict[str, list[Signature]] = {}
     for row in signatures():
         by_family.setdefault(row.family, []).append(row)
-    lines = [HEAD.rstrip(), "", "| | rows |", "|---|---|"]
+    lines = [HEAD.rstrip(), "", "| | entries |", "|---|---|"]
     lines += [f"| [{FAMILIES[family]}](#{family}) | {len(rows)} |" for family, rows in by_family.items()]
     for family, rows in by_family.items():
         lines += ["", f'<a id="{family}"></a>', "", f"## {FAMILIES[family]}"]
@@ -87,11 +87,11 @@ def _row(row: Signature) -> Sequence[str]:
         "",
         f"### `{row.code}`",
         "",
-        f"{_sentence(english.says)} **Cause:** {_plain(english.cause)}. **Way out:** {_plain(english.advice)}.",
+        f"{_sentence(english.message)} **Cause:** {_plain(english.cause)}. **Hint:** {_plain(english.hint)}.",
         "",
-        f"{_plain(chinese.says)}。**原因**:{_plain(chinese.cause)}。**处理**:{_plain(chinese.advice)}。",
+        f"{_plain(chinese.message)}。**原因**：{_plain(chinese.cause)}。**处理建议**：{_plain(chinese.hint)}。",
         "",
-        f"{role}; look at {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
+        f"{role}; check {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
         "",
         f"    {row.examples[0].strip()}",
     ]

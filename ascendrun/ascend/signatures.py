@@ -1,6 +1,6 @@
 """What a line of a log means: the catalogue of known errors (signatures.toml), and the search for them.
 
-for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").says)
+for hit in scan(enumerate(lines, 1)): print(hit.line, hit.signature.code, hit.words("en").message)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from re import Pattern
 from typing import Any
 
 from ascendrun.ascend.line_patterns import LinePattern, parse_pattern
+from ascendrun.text import template_of
 
-LANGUAGES = ("en", "zh")
 ROLES = ("cause", "symptom", "consequence", "teardown")
 BLAMES = ("self", "peer", "node", "network", "job")
 RETRIES = ("same", "exclude", "never", "unknown")
 LINE_LIMIT = 16 * 1024
-"""Characters of a line that are looked at."""
+"""Characters of a line that are searched."""
 CHUNK_CHARACTERS = 256 * 1024
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
@@ -70,12 +70,12 @@ _DRIVER_FORMS = ("drvRetCode={code:%s}", "drvRet={code:%s}", "drv_ret_code={code
 
 
 @dataclass(frozen=True)
-class Words:
-    """`says`: the fact. `cause`: where it usually comes from. `advice`: the way out."""
+class Description:
+    """What a signature means, in one language. `cause`: its usual cause."""
 
-    says: str
+    message: str
     cause: str
-    advice: str
+    hint: str
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Signature:
     `blames`: whom: the rank that wrote it, another rank, its node, the network, or the job as it was written.
     `retry`: whether another attempt helps: on the same nodes, without this node, never, or not known.
     `also`: codes of other signatures that rightly match this one's examples too, and are weaker.
-    `is_general`: True where it is told only of a line of which nothing more exact is known.
-    `is_verified`: False where the text was never seen in a real log nor in the vendor's documents or source.
+    `is_general`: reported only for a line that no other signature matches.
+    `is_verified`: False if the text is in no real log, vendor document or source code.
     """
 
     code: str
@@ -96,7 +96,7 @@ class Signature:
     strength: int
     blames: str
     retry: str
-    texts: Mapping[str, Words]
+    english: Description
     patterns: tuple[str, ...]
     unless: tuple[str, ...]
     examples: tuple[str, ...]
@@ -106,22 +106,26 @@ class Signature:
     is_general: bool
     is_verified: bool
 
-    def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Words:
-        """In `lang`, English where there is no such language; {name} stands filled where `values` has the name."""
-        words = self.texts.get(lang) or self.texts["en"]
-        return Words(*(_fill(text, values or {}) for text in (words.says, words.cause, words.advice)))
+    def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Description:
+        """The texts in `lang`, with each {name} that `values` has, and "…" for the others."""
+
+        def text(part: str, english: str) -> str:
+            return _fill(template_of(f"signature.{self.code}.{part}", english, lang), values or {})
+
+        english = self.english
+        return Description(text("message", english.message), text("cause", english.cause), text("hint", english.hint))
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that is known. `text`: as looked at, cut at LINE_LIMIT. `values`: what stood in the pattern's gaps."""
+    """A known line. `text`: as searched, at most LINE_LIMIT characters. `values`: of the gaps of the pattern."""
 
     signature: Signature
     line: int
     text: str
     values: Mapping[str, str] = field(default_factory=dict)
 
-    def words(self, lang: str = "en") -> Words:
+    def words(self, lang: str = "en") -> Description:
         return self.signature.words(lang, self.values)
 
 
@@ -135,8 +139,8 @@ def signature_of(code: str) -> Signature | None:
     return _catalogue().by_code.get(code.strip().lower())
 
 
-def describe(code: str, lang: str = "en") -> Words | None:
-    """The words of a code for who asks without a log; None: unknown code."""
+def describe(code: str, lang: str = "en") -> Description | None:
+    """The description of a code without a log; None: unknown code."""
     row = signature_of(code)
     return None if row is None else row.words(lang)
 
@@ -281,7 +285,7 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
         strength=row["strength"],
         blames=row["blames"],
         retry=row["retry"],
-        texts={lang: Words(**row[lang]) for lang in LANGUAGES},
+        english=Description(row["message"], row["cause"], row["hint"]),
         patterns=tuple(patterns),
         unless=tuple(row.get("unless", ())),
         examples=tuple(row["examples"]),

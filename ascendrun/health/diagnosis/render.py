@@ -80,12 +80,12 @@ def _verdict(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> tupl
     if signature is None:
         return fill(labels["failed_first"], {**values, "says": diagnosis.code}), "", ""
     words = signature.words(lang, diagnosis.values)
-    says = words.says
-    if diagnosis.values.get("message", "") not in ("", words.says) and values["message"] not in words.says:
-        says = fill(labels["with_exception"], {**values, "says": words.says})
+    says = words.message
+    if diagnosis.values.get("message", "") not in ("", words.message) and values["message"] not in words.message:
+        says = fill(labels["with_exception"], {**values, "says": words.message})
     is_path = diagnosis.values.get("to", "?") != "?"
     name = "path" if is_path else "points_at" if diagnosis.code in RULED else "failed_first"
-    return fill(labels[name], {**values, "says": says}), words.cause, words.advice
+    return fill(labels[name], {**values, "says": says}), words.cause, words.hint
 
 
 def _by_kind(diagnosis: Diagnosis, lang: str) -> Mapping[str, str]:
@@ -98,7 +98,7 @@ def _by_kind(diagnosis: Diagnosis, lang: str) -> Mapping[str, str]:
         return (
             {"advice": place}
             if best is None
-            else {"why": best.signature.words(lang).cause, "advice": f"{place}; {best.signature.words(lang).advice}"}
+            else {"why": best.signature.words(lang).cause, "advice": f"{place}; {best.signature.words(lang).hint}"}
         )
     kinds: Mapping[str, Mapping[str, str]] = words["exit_codes"] if diagnosis.code == "exit-code" else words["signals"]
     return kinds.get(values.get("code" if diagnosis.code == "exit-code" else "signal", ""), {})
@@ -110,7 +110,7 @@ def _short(code: str, values: Mapping[str, str], lang: str) -> str:
     if code in ends:
         return fill(ends[code], values)
     signature = signature_of(code)
-    return code if signature is None else signature.words(lang, values).says
+    return code if signature is None else signature.words(lang, values).message
 
 
 def _link(link: ChainLink, lang: str) -> str:

@@ -13,6 +13,7 @@ from ascendrun.ascend import signatures as catalogue
 from ascendrun.ascend.failures_page import FAMILIES
 from ascendrun.ascend.line_patterns import KINDS, parse_pattern
 from ascendrun.ascend.signatures import LINE_LIMIT, describe, scan, signature_of, signatures, strongest
+from ascendrun.text import LANGUAGES, translations
 
 ROWS = signatures()
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -61,25 +62,31 @@ def flaws_of(row):
         yield "patterns, examples, counters or source is empty"
     if not all(signature_of(code) for code in row.also):
         yield "also names an unknown code"
-    for lang, words in row.texts.items():
-        texts = (words.says, words.cause, words.advice)
+    for lang in LANGUAGES:
+        words = row.words(lang)
+        texts = (words.message, words.cause, words.hint)
         if not all(text and len(text) <= 300 and not text.endswith((".", "。", " ")) for text in texts):
             yield f"{lang}: empty, too long, or with a full stop"
         if lang != "zh" and any(CHINESE.search(text) for text in texts):
             yield f"{lang}: Chinese"
-        if lang == "zh" and not (CHINESE.search(words.says) and CHINESE.search(words.cause)):
+        if lang == "zh" and not (CHINESE.search(words.message) and CHINESE.search(words.cause)):
             yield "zh: not Chinese"
 
 
 def test_every_row_is_complete_in_both_languages():
-    assert {frozenset(row.texts) for row in ROWS} == {frozenset(catalogue.LANGUAGES)}
+    chinese = translations("zh")
+    parts = [f"signature.{row.code}.{part}" for row in ROWS for part in ("message", "cause", "hint")]
+    assert [key for key in parts if key not in chinese] == []
+    assert sorted(key for key in chinese if key.startswith("signature.")) == sorted(parts)
     assert [(row.code, flaw) for row in ROWS for flaw in flaws_of(row)] == []
 
 
 def test_a_row_names_in_words_only_what_every_pattern_of_it_finds():
     wrong = []
     for row in ROWS:
-        words = [text for each in row.texts.values() for text in (each.says, each.cause, each.advice)]
+        english, key = row.english, f"signature.{row.code}"
+        words = [english.message, english.cause, english.hint]
+        words += [translations("zh")[f"{key}.{part}"] for part in ("message", "cause", "hint")]
         wanted = set(PLACE.findall(" ".join(words)))
         wrong += [(row.code, text) for text in row.patterns if not wanted <= set(parse_pattern(text).names)]
     assert wrong == []
@@ -149,8 +156,8 @@ def test_a_hit_brings_its_line_and_what_stood_in_it():
     (hit,) = scan([(7, "step 1"), (8, OOM), (9, "step 2")])
     assert (hit.line, hit.signature.code) == (8, "npu-out-of-memory")
     assert hit.values == {"size": "2.00 GiB", "device": "5"}
-    assert hit.words("en").says == "NPU 5 is out of memory: 2.00 GiB more did not fit"
-    assert "2.00 GiB" in hit.words("zh").says and hit.words("fr") == hit.words("en")
+    assert "2.00 GiB" in hit.words("en").message
+    assert "2.00 GiB" in hit.words("zh").message and hit.words("fr") == hit.words("en")
 
 
 def test_hits_come_in_the_order_of_the_lines_and_of_one_line_the_strongest_first():
@@ -202,8 +209,8 @@ def test_nothing_is_found_in_nothing_and_beyond_the_limit_of_a_line():
 
 
 def test_a_code_is_described_in_both_languages_whatever_its_case():
-    assert "HCCL_CONNECT_TIMEOUT" in describe("ei0006").says
-    assert CHINESE.search(describe("EI0006", "zh").advice)
+    assert "HCCL_CONNECT_TIMEOUT" in describe("ei0006").message
+    assert CHINESE.search(describe("EI0006", "zh").hint)
     assert describe("EI4711") is None
 
 
