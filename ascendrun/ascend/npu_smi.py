@@ -4,7 +4,7 @@
 
 The columns are found by the table's own header, so that a layout between two known ones still reads. Megabytes are
 the tool's: 2**20 bytes. Layouts: L1 910A/910B (98 columns), L1b (99), L1c (116), L2 A3 (two chips an NPU),
-L3 310/310P (no HBM), L4 950 (the NPU's id in a cell of its own).
+L3 310/310P (no HBM), L4 950 (the NPU's id in a separate cell). Tools before 22 print no hugepages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ascendrun.ascend.npu_smi_rows import (
     ID_HEADERS,
     LOAD_HEADERS,
     MAX_MB,
-    POWER_HEADER,
-    POWER_HEADER_950,
+    POWER_COLUMNS,
+    POWER_HEADERS,
     PROCESS_HEADERS,
     Cells,
     Values,
@@ -135,6 +135,7 @@ class _Table:
         self._cells = 0  # of a chip's rows, once both headers were seen
         self._second: tuple[str, ...] = ()  # the words of the second header's first cell
         self._has_hbm = False
+        self._has_hugepages = False
         self._first: tuple[str, Values] | None = None  # a first row that waits for its second
         self._chips: list[tuple[NpuChip, tuple[str, ...]]] = []
         self._lines: list[str] = []
@@ -199,7 +200,9 @@ class _Table:
 
     def _header(self, cells: Cells) -> bool:
         if "Health" in cells:
-            self._cells = len(cells) if cells in (POWER_HEADER, POWER_HEADER_950) else 0
+            known = cells[:-1] in POWER_HEADERS and cells[-1] in POWER_COLUMNS
+            self._cells = len(cells) if known else 0
+            self._has_hugepages = "Hugepages" in cells[-1]
             return self._cells > 0
         if "Bus-Id" in cells:
             load = cells[-1].split(" ")
@@ -241,7 +244,7 @@ class _Table:
             self._chips.append((NpuChip(**values), (line,)))
 
     def _first_row(self, cells: Cells) -> bool:
-        row = power_row(cells)
+        row = power_row(cells, self._has_hugepages)
         if row is None:
             return False
         self._first = (self._lines[-1], row.values)

@@ -18,12 +18,15 @@ MAX_MB = 4 * 2**20
 
 _PAIR = r"([^\s/]+)\s*/\s*([^\s/]+)"
 _POWER_ROW = re.compile(r"(\S+)\s+(\S+)\s+" + _PAIR)
+_POWER_ROW_SHORT = re.compile(r"(\S+)\s+(\S+)")
 _LOAD_ROW = re.compile(r"(\S+)\s+" + _PAIR)
 _LOAD_ROW_HBM = re.compile(r"(\S+)\s+" + _PAIR + r"\s+" + _PAIR)
 _ABSENT = ("NA", "-")
 
-POWER_HEADER = ("NPU Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
-POWER_HEADER_950 = ("NPU ID", "Name", "Health", "Power(W) Temp(C) Hugepages-Usage(page)")
+POWER_HEADERS = (("NPU Name", "Health"), ("NPU ID", "Name", "Health"))
+"""The first header without its last cell."""
+POWER_COLUMNS = ("Power(W) Temp(C) Hugepages-Usage(page)", "Power(W) Temp(C)")
+"""Its last cell; npu-smi 1.8 to 21.0.3 has no hugepages."""
 ID_HEADERS = ("Chip", "Chip Phy-ID", "Chip Device", "")
 LOAD_HEADERS = (
     "AICore(%) Memory-Usage(MB) HBM-Usage(MB)",
@@ -55,14 +58,14 @@ def cells_of(line: str) -> Cells:
 
 
 @lru_cache(maxsize=4096)
-def power_row(cells: Cells) -> Row | None:
+def power_row(cells: Cells, has_hugepages: bool) -> Row | None:
     """The first row of a chip; None when this is none."""
     ids = cells[:-2] if len(cells) == 4 else cells[0].split(" ", 1)
     npu_id = read_int(ids[0], 0, 65535)
-    found = _POWER_ROW.fullmatch(cells[-1])
+    found = (_POWER_ROW if has_hugepages else _POWER_ROW_SHORT).fullmatch(cells[-1])
     if npu_id is None or len(ids) != 2 or not found:
         return None
-    used, total = _used_total(found[3], found[4], 2**40)
+    used, total = _used_total(found[3], found[4], 2**40) if has_hugepages else (None, None)
     values = {
         "name": read_word(ids[1]),
         "health": read_choice(cells[-2], HEALTH_WORDS),

@@ -187,6 +187,14 @@ def parse_health(text: str) -> CardView[ChipHealth]:
     head, chips, odd = {}, [], []
     block: list[Field] = []
     last = ""
+
+    def close() -> None:
+        """The block is one chip, or the board's controller (MCU), which has a name in place of an id."""
+        nonlocal block, last
+        if block and not (_has(block, "Chip Name") and not _has(block, "Chip ID")):
+            chips.append(_health(block, odd))
+        block, last = [], ""
+
     for line in rest:
         field = field_of(line)
         if field is None and line.strip(" \t").startswith(":") and last in ("Error Code", "Error Information"):
@@ -196,19 +204,22 @@ def parse_health(text: str) -> CardView[ChipHealth]:
         elif field.name in ("NPU ID", "Chip Count"):
             head[field.name] = field
         else:
-            if field.name in {f.name for f in block}:  # the border to the next chip is gone
-                chips.append(_health(block, odd))
-                block = []
+            names_controller = field.name == "Chip Name"
+            if _has(block, field.name) or (names_controller and _has(block, "Chip ID")):  # no border to the next chip
+                close()
+            is_last = field.name == "Chip ID" or names_controller
             block.append(field)
             last = field.name
-            if field.name == "Chip ID" and len(block) > 1:
-                chips.append(_health(block, odd))
-                block, last = [], ""
-    if block:
-        chips.append(_health(block, odd))
+            if is_last and len(block) > 1:
+                close()
+    close()
     card = Reader(head)
     npu_id, count = card.integer("NPU ID", high=65535), card.integer("Chip Count", high=64)
     return CardView(npu_id, count, tuple(chips), errors, unparsed_of(odd + card.unread()))
+
+
+def _has(block: Sequence[Field], name: str) -> bool:
+    return any(field.name == name for field in block)
 
 
 def parse_processes(text: str) -> CardView[ChipProcesses]:
