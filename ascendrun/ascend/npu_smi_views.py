@@ -184,7 +184,9 @@ def parse_memory(text: str) -> CardView[ChipMemory]:
 def parse_health(text: str) -> CardView[ChipHealth]:
     """`-t health`, of a card or of one chip; error texts go on over lines without a name, with blank lines between."""
     errors, rest = split_errors(lines_of(text))
-    head, chips, odd = {}, [], []
+    head: dict[str, Field] = {}
+    chips: list[ChipHealth] = []
+    odd: list[str] = []
     block: list[Field] = []
     last = ""
 
