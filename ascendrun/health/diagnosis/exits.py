@@ -25,6 +25,12 @@ _SHELLS_CHILD = re.compile(r"(?:\bline|行) ?\d+ ?[:\uff1a] *(\d+) (?:Killed|已
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
+_LAUNCHER_SIGNAL = re.compile(
+    r"SignalException: Process \d+ got signal: (?P<number>\d+)|"
+    r"\bReceived (?:Signals\.(?P<name>SIG[A-Z0-9]+)|(?P<code>\d+)) death signal"
+)
+
+
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -41,6 +47,16 @@ def signal_of(rank: RankEvidence) -> int | None:
         return -code
     if code is not None and 128 < code <= 128 + 31 and code - 128 in set(signal.Signals):
         return code - 128
+    return None
+
+
+def signal_to_launcher(lines: Sequence[Line]) -> int | None:
+    """The signal that torchrun reports in its last lines: it exits with code 1 after one. None: it reports none."""
+    for line in reversed(lines[-LAST_LINES:]):
+        found = _LAUNCHER_SIGNAL.search(line.text)
+        if found is not None:
+            number = found["number"] or found["code"]
+            return int(number) if number else getattr(signal, found["name"], None)
     return None
 
 
@@ -125,7 +141,7 @@ def exit_clue(evidence: Evidence, rank: RankEvidence) -> Clue | None:
         return killed
     if not rank.has_failed and not (rank.stopped and signal_of(rank) in CRASHES):
         return None
-    number = signal_of(rank)
+    number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
     values = {"signal": signal_name(number)} if number is not None else {"code": str(rank.code)}
     proof = Proof(text=describe_end(rank), rank=rank.rank, host=rank.host, at_s=when.at_s if when else None)
     code, role = _kind_of(rank, number)

@@ -23,8 +23,9 @@ from ascendrun.health.diagnosis.lines.rank_lines import (
     RankLines,
 )
 from ascendrun.health.diagnosis.lines.tracebacks import TRACEBACK_HEAD, Chain, Raised, same_exception
-from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, find_words, looks_suffered
+from ascendrun.health.diagnosis.peers import EXEC, LOST, Word, accuses, failed_itself, find_words, looks_suffered
 
+MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
 """An exception's message may go on for so many lines."""
 TELLING_FROM = 80
@@ -43,6 +44,11 @@ _WORK_OF_THREADS = re.compile(
     r"\b(?:thread|writer|sav(?:e|ing)\b|checkpoint|background|async|queue\b|prefetch)", re.IGNORECASE
 )
 _OF_CPP = re.compile(r"^(?:\[rank\d+\]:\s?)?\[[EWIF]\d{4} \d\d:\d\d")
+_OUTER_CODES = frozenset({"ACL-107002", "ACL-507001"})
+"""Return codes that also stand for a failure below them, of which the same message then has another code."""
+_RETURN_CODE = re.compile(
+    r"\b(?:errCode|retCode|rtCode|drvRetCode|drvRet|drv_ret_code)\s*[=:]\s*\[?(?P<code>0x[0-9a-f]+|\d+)", re.IGNORECASE
+)
 _POSTSCRIPT = re.compile(r"^\s*(?:\[\w*\d*\]:\s?)*\[ERROR\] \d{4}-\d\d-\d\d-\S+ \(PID:")
 
 
@@ -150,7 +156,9 @@ class Fatal:
         if self.role != SYMPTOM or self._lines.is_late(self._lines.lines[self.chain.last]):
             return ()
         others = self._accused(root)
-        wait = self._sounds_suffered(root) or (EXEC if root.collective or others else None)
+        wait = self._sounds_suffered(root) or (
+            EXEC if others or (root.collective and not failed_itself(root.text)) else None
+        )
         return () if wait is None else (Word("suffered", wait, others, line=self._lines.lines[root.last]),)
 
     def _known_waits(self) -> tuple[Word, ...]:
@@ -266,6 +274,7 @@ class Fatal:
             not self.is_last_word(chain) or was_handled or is_aside or chain.is_argued or points_elsewhere(told.text)
         )
         if hit is not None:
+            unsure = unsure or self._has_inner_code(chain.root, hit)
             unsure = unsure or (hit.signature.blames in ("peer", "network") and has_bare_service(chain.root.text))
             return [lines.clue(hit, role, when, proofs, values, sure=not unsure)]
         unsure = (
@@ -292,6 +301,14 @@ class Fatal:
                 key=same_exception(chain),
             )
         ]
+
+    def _has_inner_code(self, raised: Raised, hit: Hit) -> bool:
+        """Another return code in the same message: the failure may be below the call that reports it."""
+        if hit.signature.code not in _OUTER_CODES:
+            return False
+        outer = hit.signature.code.partition("-")[2]
+        texts = (self._lines.lines[index].text for index in self._message(raised))
+        return any(found["code"] not in (outer, "0", "0x0") for text in texts for found in _RETURN_CODE.finditer(text))
 
     def _told(self, chain: Chain, role: str) -> Raised:
         """The exception whose words tell most: the last, unless that one is only the echo of others' ends, or points
@@ -374,7 +391,7 @@ def _values_of(chain: Chain, *, told: Raised) -> Mapping[str, str]:
     root = chain.root
     placed = root if root.message == told.message else told  # brought from another process with its own words
     where = placed.where or told.where or root.where or "?"
-    values = {"type": told.short_type, "message": told.text[:300], "where": where}
+    values = {"type": told.short_type, "message": told.text[:MESSAGE_CHARACTERS], "where": where}
     if told is not root:
         values["root"] = root.text[:300]
     return values

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST, PeerWord, read_words
 from ascendrun.health.diagnosis.evidence import Line
 
-__all__ = ["CONNECT", "EXEC", "LOST", "Word", "accuses", "find_words", "looks_suffered"]
+__all__ = ["CONNECT", "EXEC", "LOST", "Word", "accuses", "failed_itself", "find_words", "looks_suffered"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ _LOOKS_LOST = re.compile(
 )
 _LOOKS_WAITED = re.compile(
     r"tim(?:ed|es|e)[ -]?out|deadline exceeded|barrier .*fail|rendezvous|"
-    r"\bHCCL (?:function )?error|\bNCCL error|ProcessGroup\w* .*error",
+    r"\bHCCL (?:function )?error\b.*error code is (?:9|1[1-4]|19|21)\b|ProcessGroup\w* .*error",
     re.IGNORECASE,
 )
+"""HcclResult (hccl_types.h): 9 timeout, 11-14 connect and transfer, 19 network, 21 remote; others are its own."""
+_OWN_FAILURE = re.compile(r"\bHCCL (?:function )?error\b|\bNCCL error\b", re.IGNORECASE)
 
 
 _OTHER_RANK = re.compile(
@@ -54,6 +56,11 @@ def accuses(text: str, *, rank: int, world_size: int) -> tuple[int, ...]:
     """The other ranks that an exception's own words tell to be gone; () none."""
     found = {int(number) for match in _OTHER_RANK.finditer(text) for number in match.groups() if number}
     return tuple(sorted(number for number in found - {rank} if number < world_size))
+
+
+def failed_itself(text: str) -> bool:
+    """A call to the communication library failed in this rank, and nothing states that it waited for another one."""
+    return _OWN_FAILURE.search(text) is not None and looks_suffered(text) is None
 
 
 def looks_suffered(text: str) -> str | None:

@@ -33,7 +33,7 @@ def tell(diagnosis: Diagnosis, lang: str = "en") -> Diagnosis:
     """With `says`, `why`, `advice`, the chain's sentences, and doubts and oddities as sentences."""
     words = texts(lang if lang in LANGUAGES else "en")
     values = {"who": who(diagnosis.ranks, diagnosis.hosts, lang), **diagnosis.values}
-    if len(values.get("message", "")) > MESSAGE_CHARACTERS:
+    if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
         values["message"] = _shortened(values["message"])
     says, why, advice = _verdict(diagnosis, values, lang)
     return replace(

@@ -8,7 +8,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, tell
 from ascendrun.health.diagnosis.lines.line_kinds import is_try, is_warning
 from ascendrun.health.diagnosis.lines.rank_lines import RULED
-from ascendrun.health.diagnosis.peers import find_words
+from ascendrun.health.diagnosis.peers import find_words, looks_suffered
 from ascendrun.health.diagnosis.render import texts
 from ascendrun.health.diagnosis.times import Moment, moment, stamp_of, with_stamps
 
@@ -154,3 +154,16 @@ def test_a_warning_is_nobodys_last_word() -> None:
     said = "/opt/lib/args.py:15: FutureWarning: `a` is deprecated and cannot be used"
     found = diagnose(crashed(3, Line(said, "a/rank-0.err.0", 0, 1.0)))
     assert said not in [proof.text for proof in found.proofs] and "deprecated" not in tell(found).says
+
+
+@pytest.mark.parametrize(
+    "text, wait",
+    [
+        ("RuntimeError: HCCL function error: HcclAllReduce(buffer), error code is 9", "exec"),
+        ("RuntimeError: HCCL function error: HcclCommInitRootInfo, error code is 4", None),
+        ("DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage, NCCL version 2.21.5", None),
+        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited", "lost"),
+    ],
+)
+def test_an_error_of_the_library_is_a_wait_only_with_a_timeout_or_a_lost_peer(text: str, wait: str | None) -> None:
+    assert looks_suffered(text) == wait
