@@ -167,9 +167,9 @@ class TopSource:
             ended=seen.ended,
             names=[host.name for host in self.hosts],
             refused=refused,
-            was_asked=asked,
+            was_queried=asked,
         )
-        return replace(view, trouble=seen.trouble)
+        return replace(view, samples_error=seen.samples_error)
 
     def _liveness(self) -> Mapping[str, Mapping[str, str]]:
         """What the controller knows of hosts; a live job without a controller gets a new one by the asking."""

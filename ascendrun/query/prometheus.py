@@ -53,63 +53,63 @@ def _plain(path: str) -> Callable[[Any], float | None]:
 
 
 def _health(row: TopRow) -> float | None:
-    health = row.figures.health
+    health = row.metrics.health
     return None if health in (None, "UNKNOWN") else float(health == "OK")
 
 
 def _link(row: TopRow) -> float | None:
-    return None if row.figures.link_up is None else float(row.figures.link_up)
+    return None if row.metrics.link_up is None else float(row.metrics.link_up)
 
 
 def _processes(row: TopRow) -> float | None:
-    if row.foreign_pids is None:
+    if row.external_pids is None:
         return None
-    return float(len(row.foreign_pids) + (row.rank is not None))
+    return float(len(row.external_pids) + (row.rank is not None))
 
 
 NPU_ROWS: tuple[Row, ...] = (
-    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("figures.utilisation")),
-    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("figures.memory_used_bytes", MIB)),
-    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("figures.memory_total_bytes", MIB)),
-    ("npu_chip_info_power", "Power in W", _plain("figures.power_w")),
-    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("figures.temperature_c")),
-    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("figures.frequency_mhz")),
+    ("npu_chip_info_utilization", "AI core utilisation in percent", _plain("metrics.utilisation")),
+    ("npu_chip_info_hbm_used_memory", "HBM in use, MB", _scaled("metrics.memory_used_bytes", MIB)),
+    ("npu_chip_info_hbm_total_memory", "HBM altogether, MB", _scaled("metrics.memory_total_bytes", MIB)),
+    ("npu_chip_info_power", "Power in W", _plain("metrics.power_w")),
+    ("npu_chip_info_temperature", "Temperature in degrees Celsius", _plain("metrics.temperature_c")),
+    ("npu_chip_info_aicore_current_freq", "AI core clock in MHz", _plain("metrics.frequency_mhz")),
     ("npu_chip_info_health_status", "1: the NPU is OK, 0: it is not", _health),
     ("npu_chip_info_link_status", "1: the NPU's network port is up, 0: it is down", _link),
-    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("figures.link_tx_bytes_s", MEGA)),
+    ("npu_chip_info_bandwidth_tx", "Sent over the NPU's network port, MB/s", _scaled("metrics.link_tx_bytes_s", MEGA)),
     (
         "npu_chip_info_bandwidth_rx",
         "Received over the NPU's network port, MB/s",
-        _scaled("figures.link_rx_bytes_s", MEGA),
+        _scaled("metrics.link_rx_bytes_s", MEGA),
     ),
     ("npu_chip_info_process_info_num", "Processes on the NPU", _processes),
     (
         "npu_chip_info_name",
         "The NPU's name is the label model_name; always 1",
-        lambda row: 1.0 if row.figures.name else None,
+        lambda row: 1.0 if row.metrics.name else None,
     ),
 )
 """Of family npu, under the names and in the units of npu-exporter."""
 
 DEVICE_ROWS: tuple[Row, ...] = (
-    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("figures.utilisation")),
-    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("figures.memory_used_bytes")),
-    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("figures.memory_total_bytes")),
-    ("ascendrun_device_power_watts", "A device's power", _plain("figures.power_w")),
-    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("figures.temperature_c")),
-    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("figures.frequency_mhz")),
+    ("ascendrun_device_utilization_percent", "Use of a device's compute cores", _plain("metrics.utilisation")),
+    ("ascendrun_device_memory_used_bytes", "A device's memory in use", _plain("metrics.memory_used_bytes")),
+    ("ascendrun_device_memory_total_bytes", "A device's memory altogether", _plain("metrics.memory_total_bytes")),
+    ("ascendrun_device_power_watts", "A device's power", _plain("metrics.power_w")),
+    ("ascendrun_device_temperature_celsius", "A device's temperature", _plain("metrics.temperature_c")),
+    ("ascendrun_device_frequency_megahertz", "A device's clock", _plain("metrics.frequency_mhz")),
     ("ascendrun_device_healthy", "1: the device says OK, 0: it says something else", _health),
     ("ascendrun_device_link_up", "1: the device's own network port is up", _link),
     (
         "ascendrun_device_link_downs",
         "How often that port went down since the driver started",
-        _plain("figures.link_downs"),
+        _plain("metrics.link_downs"),
     ),
-    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("figures.ecc_errors")),
+    ("ascendrun_device_ecc_errors", "Memory errors that the device counted", _plain("metrics.ecc_errors")),
     (
-        "ascendrun_device_foreign_processes",
+        "ascendrun_device_external_processes",
         "Processes on the device that are no rank of ours",
-        lambda row: None if row.foreign_pids is None else float(len(row.foreign_pids)),
+        lambda row: None if row.external_pids is None else float(len(row.external_pids)),
     ),
 )
 DEVICE_AGE: tuple[Row, ...] = (
@@ -137,13 +137,13 @@ JOB_ROWS: tuple[Row, ...] = (
     ("ascendrun_job_started_timestamp_seconds", "When the job began to run", _plain("job.started_at_s")),
 )
 HOST_ROWS: tuple[Row, ...] = (
-    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("figures.cpu")),
-    ("ascendrun_host_load1", "Load of a host over a minute", _plain("figures.load1")),
-    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("figures.memory_used_bytes")),
-    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("figures.memory_total_bytes")),
-    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("figures.disk_free_bytes")),
-    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("figures.net_rx_bytes_s")),
-    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("figures.net_tx_bytes_s")),
+    ("ascendrun_host_cpu_percent", "Use of all cores of a host", _plain("metrics.cpu")),
+    ("ascendrun_host_load1", "Load of a host over a minute", _plain("metrics.load1")),
+    ("ascendrun_host_memory_used_bytes", "A host's memory in use", _plain("metrics.memory_used_bytes")),
+    ("ascendrun_host_memory_total_bytes", "A host's memory altogether", _plain("metrics.memory_total_bytes")),
+    ("ascendrun_host_disk_free_bytes", "Free where ascendrun's folder lies", _plain("metrics.disk_free_bytes")),
+    ("ascendrun_host_network_receive_bytes_per_second", "Received by a host", _plain("metrics.net_rx_bytes_s")),
+    ("ascendrun_host_network_transmit_bytes_per_second", "Sent by a host", _plain("metrics.net_tx_bytes_s")),
 )
 HOST_AGE: tuple[Row, ...] = (
     ("ascendrun_host_sample_age_seconds", "How old the host's newest figures are", _plain("age_s")),
@@ -202,11 +202,11 @@ def _is_fresh(host: HostRow) -> bool:
 def _npu_labels(row: TopRow, detail_of: Mapping[tuple[str, int], DeviceDetail]) -> tuple[str, ...]:
     detail = detail_of.get((row.host, row.device or 0))
     bus_id = (detail.bus_id if detail is not None else None) or ""
-    return ("", str(row.device), row.figures.name or "", "", bus_id, "", "", row.host)
+    return ("", str(row.device), row.metrics.name or "", "", bus_id, "", "", row.host)
 
 
 def _device_labels(row: TopRow) -> tuple[str, ...]:
-    return (row.host, str(row.device), row.family or "", row.figures.name or "")
+    return (row.host, str(row.device), row.family or "", row.metrics.name or "")
 
 
 def _rank_labels(row: TopRow) -> tuple[str, ...]:
@@ -298,7 +298,7 @@ class TopCollector:
         why: str | None = None
         try:
             view, states, details = self._look()
-            why = view.trouble
+            why = None if view.samples_error is None else str(view.samples_error)
             yield from make_families(view, states=states, details=details)
         except AscendrunError as error:
             why = str(error)

@@ -1,4 +1,4 @@
-"""The door to what `top` is made from: live jobs in the store, their ranks' metrics, the newest samples."""
+"""Read what `top` is made from: live jobs of the store, metrics of their ranks, the latest samples."""
 
 from __future__ import annotations
 
@@ -12,38 +12,41 @@ from ascendrun.core.jobs.job import State
 from ascendrun.core.samples import Newest
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.head.state.state_dir import StoreUnusableError
-from ascendrun.health.top.view import JobSeen, Progress, RankPlace, Slow
+from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job, NodeProgress
     from ascendrun.head.state.store import StoredJob
 
 WINDOW_S = 900.0
-"""Samples older than this are of another day's work; younger ones are shown with their age."""
+"""Samples older than this are not read; younger ones are shown with their age."""
 TAIL_BYTES, LEAST_TAIL_BYTES = 4096, 2048
-"""Of each rank's metrics: some twenty lines, for the newest figures and a median; of many ranks ten have to do."""
+"""Read from the end of each metrics file: some twenty lines, ten of them where there are many ranks."""
 HEAD_BYTES = 4096
 FEW_RANKS = 64
-LOOK_AGAIN_S = 60.0
+STRAGGLERS_EVERY_S = 60.0
 WITH_RANKS = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """`ended`: jobs and attempts that ended not long ago, of which samples may still list the processes.
-    `trouble`: why the samples could not be read; None: they could, or there are none."""
+class TopInputs:
+    """`ended`: jobs and attempts that ended recently, so that samples may still list their processes.
 
-    jobs: tuple[JobSeen, ...]
+    `samples_error`: why the samples could not be read, None: they could, or there are none.
+    """
+
+    jobs: tuple[TopJob, ...]
     newest: Newest
-    ended: tuple[JobSeen, ...] = ()
-    trouble: str | None = None
+    ended: tuple[TopJob, ...] = ()
+    samples_error: str | Text | None = None
 
 
 class TopReader:
-    """Reads anew each time, but a metrics file only when it has grown.
+    """Reads again on each call, but a metrics file only when it has grown.
 
-    `is_patient`: stragglers of jobs of any size are looked for, once a minute, which takes seconds where ranks are
-    many; else those of large jobs are known only from the job's story, without the sign.
+    `is_patient`: find stragglers in jobs of any size, once a minute, which takes seconds for many ranks. Otherwise
+    those of large jobs come from the events of the job, without a cause.
     """
 
     def __init__(self, state_dir: Path, *, is_patient: bool = False) -> None:
@@ -59,27 +62,28 @@ class TopReader:
         liveness: Mapping[str, Mapping[str, str]] | None = None,
         window_s: float = WINDOW_S,
         hosts: Collection[str] | None = None,
-    ) -> Seen:
-        """`liveness`: by job and host, as the controller's status says it. Raises StoreUnusableError when the
-        store of jobs
-        cannot be read; without samples there is still much to see."""
-        newest, trouble = Newest(), None
+    ) -> TopInputs:
+        """`liveness`: by job and host, from the controller's status.
+
+        Raises StoreUnusableError when the store of jobs cannot be read; unreadable samples are not an error.
+        """
+        newest, samples_error = Newest(), None
         try:
             newest = read_newest(self._state_dir, since_s=now_s - window_s, hosts=hosts)
         except StoreUnusableError as error:
-            trouble = str(error)
+            samples_error = error.message
         live, over = _read_jobs(self._state_dir, {sample.job for sample in newest.ranks})
         jobs = tuple(self._job(stored, (liveness or {}).get(stored.job.id, {}), now_s) for stored in live)
         alive = {job.id for job in jobs}
         self._known = {key: value for key, value in self._known.items() if key[0] in alive}
         ended = [stored for stored in live if stored.job.state not in WITH_RANKS]
-        return Seen(jobs, newest, tuple(_ended_job(stored) for stored in (*ended, *over)), trouble)
+        return TopInputs(jobs, newest, tuple(_ended_job(stored) for stored in (*ended, *over)), samples_error)
 
-    def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> JobSeen:
+    def _job(self, stored: StoredJob, liveness: Mapping[str, str], now_s: float) -> TopJob:
         job = stored.job
         nodes = job.nodes if job.state in WITH_RANKS else ()
         progress = self._progress(job) if nodes else {}
-        return JobSeen(
+        return TopJob(
             id=job.id,
             name=job.name,
             state=job.state.value,
@@ -126,13 +130,13 @@ class TopReader:
         if job.state is not State.RUNNING or not (self._is_patient or job.world_size <= FEW_RANKS):
             return told
         known = self._slow_of.get(job.run_id)
-        if known is None or now_s - known[0] > LOOK_AGAIN_S:
+        if known is None or now_s - known[0] > STRAGGLERS_EVERY_S:
             known = self._slow_of[job.run_id] = now_s, _find_slow(self._state_dir, job, now_s)
         return {**told, **known[1]}
 
 
 def _told_slow(state_dir: Path, job: Job) -> list[int]:
-    """The ranks that the job's story calls slow at present."""
+    """The ranks that are stragglers according to the events of the job."""
     from ascendrun.head.loop.stragglers import known_from_story
     from ascendrun.head.state.store import Store
 
@@ -179,7 +183,7 @@ def _read_progress(paths: Sequence[Path], clock: Any, *, with_total: bool, last_
 
 
 def read_newest(state_dir: Path, *, since_s: float, hosts: Collection[str] | None = None) -> Newest:
-    """Nothing where nothing was ever measured. Raises StoreUnusableError."""
+    """The latest samples, empty where nothing was measured. Raises StoreUnusableError."""
     from ascendrun.head.state.sample_store import SampleStore
 
     store = SampleStore.open_for_reading(state_dir)
@@ -212,10 +216,10 @@ def _read_jobs(state_dir: Path, measured: Collection[str]) -> tuple[list[StoredJ
     return live, over
 
 
-def _ended_job(stored: StoredJob) -> JobSeen:
-    """Where the ranks of its last attempt ran. A host that did not confirm the end may still run them."""
+def _ended_job(stored: StoredJob) -> TopJob:
+    """The places of the ranks of its last attempt. Hosts that did not confirm the end may still run them."""
     job = stored.job
-    return JobSeen(
+    return TopJob(
         id=job.id,
         name=job.name,
         state=job.state.value,

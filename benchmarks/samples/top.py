@@ -51,9 +51,9 @@ now_s = time.time()
 seen = TopReader(settings.state_dir).read(now_s=now_s)
 mark("reading samples")
 view = make_view(now_s=now_s, devices=seen.newest.devices, hosts=seen.newest.hosts, ranks=seen.newest.ranks,
-                 jobs=seen.jobs, names=[host.name for host in hosts], refused={}, was_asked=False)
+                 jobs=seen.jobs, names=[host.name for host in hosts], refused={}, was_queried=False)
 mark("joining")
-lines = top_lines(view, lang="en", width=120)
+lines = top_lines(view, width=120)
 mark("writing")
 print(json.dumps({name: at - before for (_, before), (name, at) in zip(marks, marks[1:])}))
 """

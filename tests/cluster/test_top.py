@@ -30,7 +30,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
     assert [(row["host"], row["device"], row["health"], row["job"]) for row in idle["rows"]] == [
         (host, device, "OK", None) for host in HOSTS for device in range(2)
     ]
-    assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-answer")]
+    assert [(host["host"], host["why"]) for host in idle["hosts"] if host["why"]] == [("nowhere", "no-reply")]
 
     job = scene.start(scene.npu_job())
     scene.await_line(job, "ready", count=4)
@@ -40,7 +40,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
             [
                 (row["host"], row["device"], row["rank"], row["job"])
                 for row in top()["rows"]
-                if row["pid"] is not None and row["foreign_pids"] == [] and row["cpu"] is not None
+                if row["pid"] is not None and row["external_pids"] == [] and row["cpu"] is not None
             ]
             == wanted
         ),
@@ -52,7 +52,7 @@ def test_idle_hosts_are_asked_ranks_are_found_on_their_devices_and_a_fault_is_se
     control.set_fault(cluster.path("node1", "/"), 0, "ghost_process", value="39999")
     await_that(
         lambda: (
-            [(row["host"], row["device"], row["health"], row["foreign_pids"]) for row in top("--bad")["rows"]]
+            [(row["host"], row["device"], row["health"], row["external_pids"]) for row in top("--problems")["rows"]]
             == [("node1", 0, "OK", [39999]), ("node2", 1, "Alarm", [])]
         ),
         "the faults are seen",

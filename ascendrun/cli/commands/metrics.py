@@ -105,7 +105,7 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
         return (
             view,
             count_states(state_dir),
-            () if view.trouble else read_details(state_dir, since_s=view.at_s - STALE_S),
+            () if view.samples_error else read_details(state_dir, since_s=view.at_s - STALE_S),
         )
 
     return make_registry(look)

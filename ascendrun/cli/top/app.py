@@ -1,4 +1,4 @@
-"""`top` with keys, on textual: a table of devices that is looked at anew, a filter, an order, details behind enter."""
+"""Interactive `top` on textual: a table of devices with filter, sort orders and detail pages."""
 
 from __future__ import annotations
 
@@ -16,59 +16,80 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.output import cut
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, lay_out
-from ascendrun.cli.top.order import SORT_NAMES, Order, arrange
 from ascendrun.cli.top.table import RowsTable, plain
-from ascendrun.cli.top.text import clock, host_style, reason, row_style, totals_line, what_failed
-from ascendrun.cli.top.words import key_word, word
-from ascendrun.health.top.rows import Choice, HostLine, IdleHosts, fold_idle, rows_by_host
+from ascendrun.cli.top.text import NO_ROWS, clock, failure_of, host_style, row_style, totals_line, why_no_data
+from ascendrun.health.top.rows import SORTS, Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
 from ascendrun.health.top.view import TopRow, TopView
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.insight import TopSource
 
 MOST_JOBS = 5
-MOST_WITHOUT = 3
+MOST_WITHOUT_DATA = 3
 LATE_S = 5.0
-"""A look that takes longer is told of."""
+"""A refresh that takes longer is shown."""
 
 
-def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> int:
+def run_app(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
     if not ctx.has_color(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # the only way to tell textual
-    TopApp(source, choice, order, lang=lang, every_s=every_s).run()
+    TopApp(source, choice, order, interval_s=interval_s).run()
     return 0
 
 
-def _keys(lang: str) -> list[tuple[str, str, str, str | None, bool]]:
-    """(key, action, word, sign, shown): what people know from nvitop, htop and k9s; the footer has those shown."""
-    shown = (
-        ("q", "quit", "quit"),
-        ("question_mark", "help", "help"),
-        ("slash", "filter", "filter"),
-        ("s", "next_sort", "sort"),
-        ("enter", "detail", "detail"),
-        ("l", "logs", "logs"),
-        ("e", "events", "events"),
-        ("a", "toggle_busy", "all"),
-        ("u", "toggle_bad", "bad"),
-        ("h", "toggle_hosts", "hosts"),
-    )
-    hidden = (
-        ("r", "reverse", "reverse"),
-        ("p", "pause", "pause"),
-        ("colon", "command", "command"),
-        ("escape", "clear", "back"),
-    )
-    signs = {"question_mark": "?", "slash": "/", "colon": ":"}
-    return [
-        (key, action, key_word(lang, name), signs.get(key), (key, action, name) in shown)
-        for key, action, name in (*shown, *hidden)
-    ]
+KEY_SORT, KEY_PROBLEMS = Text("top.key-sort", "Sort"), Text("top.key-problems", "Problems")
+KEY_PAUSE = Text("top.key-pause", "Pause")
+KEYS: tuple[tuple[str, str, Text, str | None, bool], ...] = (
+    ("q", "quit", Text("top.key-quit", "Quit"), None, True),
+    ("question_mark", "help", Text("top.key-help", "Help"), "?", True),
+    ("slash", "filter", Text("top.key-filter", "Filter"), "/", True),
+    ("s", "next_sort", KEY_SORT, None, True),
+    ("enter", "detail", Text("top.key-detail", "Detail"), None, True),
+    ("l", "logs", Text("top.key-logs", "Logs"), None, True),
+    ("e", "events", Text("top.key-events", "Events"), None, True),
+    ("a", "toggle_busy", Text("top.key-busy", "Busy"), None, True),
+    ("u", "toggle_problems", KEY_PROBLEMS, None, True),
+    ("h", "toggle_hosts", Text("top.key-hosts", "Hosts"), None, True),
+    ("r", "reverse", Text("top.key-reverse", "Reverse"), None, False),
+    ("p", "pause", KEY_PAUSE, None, False),
+    ("colon", "command", Text("top.key-command", "Command"), ":", False),
+    ("escape", "clear", Text("top.key-back", "Back"), None, False),
+)
+"""(key, action, name, symbol, in the footer); the keys of nvitop, htop and k9s."""
+NO_RANK = Text("top.no-rank", "no rank on this row")
+FILTER_HINT = Text("top.filter-hint", "host, job, chip, health … or a glob")
+COMMAND_HINT = Text("top.command-hint", "sort NAME · job JOB · host GLOB · all · q")
+HELP = Text(
+    "top.help",
+    """\
+q              quit                       ?        this page
+up down j k    row                        g G      first and last row
+PgUp PgDn      page                       enter    all metrics of the row, with history
+/              filter: host, job, chip, health, problem, rank3, or a glob; escape clears
+s              next sort order: host, util, mem, power, temp, step, job, age
+r              reverse the order          p        pause
+a              only devices with a job    u        only rows with problems
+h              one line per host          l        last output of the rank
+e              events of the job          :        command
+
+:sort NAME     sort order                 :job JOB   only this job
+:host GLOB     only these hosts           :all       show all rows
+
+"-"            unknown, never 0
+REL            step time of the rank, compared with the median of the job's other ranks
+MEM GiB        used / total of the device
+AGE            age of the data
+red            health, network port, unreachable host
+yellow         slow rank, external process
+dim            no job, or old data
+""",
+)
 
 
 class TopApp(App[None]):
-    """`source` is looked at in a thread, one look at a time: a slow one never holds up a key."""
+    """A thread refreshes from `source`, one refresh at a time, so that a slow one never delays a key."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -77,22 +98,22 @@ class TopApp(App[None]):
     #jobs { height: auto; padding: 0 1; margin-bottom: 1; }
     #header { height: 1; text-style: bold; color: $text; background: $surface; padding: 0 1; }
     #rows { height: 1fr; padding: 0 0 0 1; overflow-x: hidden; scrollbar-size-vertical: 1; }
-    #without { height: auto; color: $text-muted; padding: 0 1; }
+    #without-data { height: auto; color: $text-muted; padding: 0 1; }
     #state { height: 1; color: $text-muted; padding: 0 1; }
     #prompt { height: 1; border: none; padding: 0 1; display: none; }
     #prompt.-shown { display: block; }
     """
 
-    def __init__(self, source: TopSource, choice: Choice, order: Order, *, lang: str, every_s: float) -> None:
+    def __init__(self, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> None:
         super().__init__()
-        self.source, self.choice, self.order, self.lang, self.every_s = source, choice, order, lang, every_s
+        self.source, self.choice, self.order, self.interval_s = source, choice, order, interval_s
         self.view: TopView | None = None
         self.failure: str | None = None
         self.is_paused = False
-        self._look_began_s: float | None = None
+        self._refresh_started_s: float | None = None
         self._prompt = ""
-        for key, action, said, sign, is_shown in _keys(lang):
-            self.bind(key, action, description=said, show=is_shown, key_display=sign)
+        for key, action, name, sign, is_shown in KEYS:
+            self.bind(key, action, description=str(name), show=is_shown, key_display=sign)
 
     def compose(self) -> ComposeResult:
         yield Static(id="totals", markup=False)
@@ -100,7 +121,7 @@ class TopApp(App[None]):
             yield Static(id="jobs", markup=False)
             yield Static(id="header", markup=False)
             yield RowsTable(id="rows")
-            yield Static(id="without", markup=False)
+            yield Static(id="without-data", markup=False)
         yield Static(id="state", markup=False)
         yield Input(id="prompt", compact=True)
         yield Footer(compact=True)
@@ -108,34 +129,34 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.title = "ascendrun top"
         self.query_one(RowsTable).focus()
-        self.begin_look()
-        self.set_interval(self.every_s, self.begin_look)
+        self.begin_refresh()
+        self.set_interval(self.interval_s, self.begin_refresh)
         self.set_interval(1.0, self.show_state)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of the table are the table's: behind a row, a page has its own."""
-        return len(self.screen_stack) < 2 or action not in {name for _, name, *_ in _keys(self.lang)}
+        """The keys of the table are off while a page is open, which has its own."""
+        return len(self.screen_stack) < 2 or action not in {name for _, name, *_ in KEYS}
 
-    # Looking
+    # Refreshing
 
-    def begin_look(self) -> None:
-        if self._look_began_s is None and not self.is_paused:
-            self._look_began_s = time.monotonic()
-            self._look()
+    def begin_refresh(self) -> None:
+        if self._refresh_started_s is None and not self.is_paused:
+            self._refresh_started_s = time.monotonic()
+            self._refresh()
 
     @work(thread=True, exclusive=False, exit_on_error=False)
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         worker = get_current_worker()
         view, failure = None, None
         try:
             view = self.source.look(now_s=time.time())
-        except Exception as error:  # one of ours too: it is said, and the next look is made
-            failure = what_failed(error)
+        except Exception as error:  # shown; the next refresh may succeed
+            failure = failure_of(error)
         if not worker.is_cancelled:
-            self.call_from_thread(self._seen, view, failure)
+            self.call_from_thread(self._refreshed, view, failure)
 
-    def _seen(self, view: TopView | None, failure: str | None) -> None:
-        self._look_began_s = None
+    def _refreshed(self, view: TopView | None, failure: str | None) -> None:
+        self._refresh_started_s = None
         self.failure = failure
         if view is not None:
             self.view = view
@@ -147,15 +168,15 @@ class TopApp(App[None]):
         self.draw()
 
     def draw(self) -> None:
-        """Everything, from the newest view; cheap enough for each key."""
+        """Draw everything from the latest view."""
         if self.view is None or not self.screen_stack or not self.query("#rows"):
             return
         view = arrange(self.view, self.choice, self.order)
         width = self.size.width - 2
         self.query_one("#totals", Static).update(
-            plain(cut(f"{clock(self.view.at_s)}  {totals_line(self.view.totals, self.lang)}", width))
+            plain(cut(f"{clock(self.view.at_s)}  {totals_line(self.view.totals)}", width))
         )
-        jobs = lay_out(JOB_COLUMNS, view.jobs[:MOST_JOBS], self.lang, width)
+        jobs = lay_out(JOB_COLUMNS, view.jobs[:MOST_JOBS], width)
         text = plain(cut(jobs.header, width))
         text.stylize("bold")
         for index in range(len(jobs.cells)):
@@ -163,53 +184,53 @@ class TopApp(App[None]):
         self.query_one("#jobs", Static).update(text)
         self.query_one("#jobs", Static).display = bool(view.jobs)
         self._draw_rows(view, width)
-        silent = [host for host in view.hosts if host.why is not None]
-        lines = [cut(f"{host.host}  {reason(host, self.lang)}", width) for host in silent[:MOST_WITHOUT]]
-        if len(silent) > MOST_WITHOUT:
-            lines[-1] += f"  (+{len(silent) - MOST_WITHOUT})"
-        self.query_one("#without", Static).update(plain("\n".join(lines)))
-        self.query_one("#without", Static).display = bool(lines)
+        without = [host for host in view.hosts if host.why is not None]
+        lines = [cut(f"{host.host}  {why_no_data(host)}", width) for host in without[:MOST_WITHOUT_DATA]]
+        if len(without) > MOST_WITHOUT_DATA:
+            lines[-1] += f"  (+{len(without) - MOST_WITHOUT_DATA})"
+        self.query_one("#without-data", Static).update(plain("\n".join(lines)))
+        self.query_one("#without-data", Static).display = bool(lines)
         self.show_state()
 
     def _draw_rows(self, view: TopView, width: int) -> None:
         if self.order.by_host:
             lines: list[Any] = list(rows_by_host(view.rows, view.hosts))
-            laid, styles = lay_out(HOST_COLUMNS, lines, self.lang, width - 1), [host_style(one) for one in lines]
+            laid, styles = lay_out(HOST_COLUMNS, lines, width - 1), [host_style(line) for line in lines]
         else:
             lines = list(fold_idle(view.rows))
-            laid, styles = lay_out(ROW_COLUMNS, lines, self.lang, width - 1), [row_style(one) for one in lines]
+            laid, styles = lay_out(ROW_COLUMNS, lines, width - 1), [row_style(line) for line in lines]
         self.query_one("#header", Static).update(plain(cut(laid.header, width)))
-        self.query_one(RowsTable).show(laid, lines, styles, empty=word(self.lang, "nothing"))
+        self.query_one(RowsTable).show(laid, lines, styles, empty=str(NO_ROWS))
 
     def show_state(self) -> None:
-        """What is shown of what there is, and how old it is."""
+        """Sort order, filters, and whether the last refresh failed or is late."""
         if self.view is None or not self.query("#state"):
             return
-        parts = [f"{key_word(self.lang, 'sort')}: {self.order.by}{' ↑' if self.order.is_reversed else ''}"]
+        parts = [f"{KEY_SORT}: {self.order.by}{' ↑' if self.order.is_reversed else ''}"]
         rows = len(arrange(self.view, self.choice, self.order).rows)
         if rows != len(self.view.rows):
-            parts.append(word(self.lang, "shown", n=rows, all=len(self.view.rows)))
+            parts.append(str(Text("top.shown-rows", "{n} of {total} rows", n=rows, total=len(self.view.rows))))
         if self.choice.text:
             parts.append(f"/{self.choice.text}")
         if self.choice.job:
             parts.append(self.choice.job)
-        if self.choice.only_bad:
-            parts.append(key_word(self.lang, "bad"))
+        if self.choice.only_problems:
+            parts.append(str(KEY_PROBLEMS))
         if self.is_paused:
-            parts.append(key_word(self.lang, "pause"))
-        failure = self.failure or self.view.trouble
+            parts.append(str(KEY_PAUSE))
+        failure = self.failure or self.view.samples_error
         if failure is not None:
-            parts.append(word(self.lang, "failed", why=failure))
-        waits_s = 0.0 if self._look_began_s is None else time.monotonic() - self._look_began_s
-        if waits_s > LATE_S:
-            parts.append(word(self.lang, "late", n=int(waits_s)))
+            parts.append(str(Text("top.refresh-failed", "refresh failed: {error}", error=failure)))
+        waiting_s = 0.0 if self._refresh_started_s is None else time.monotonic() - self._refresh_started_s
+        if waiting_s > LATE_S:
+            parts.append(str(Text("top.refreshing", "refreshing for {n} s", n=int(waiting_s))))
         self.query_one("#state", Static).update(plain(cut(" · ".join(parts), self.size.width - 2)))
 
     # Keys
 
     @property
     def selected(self) -> TopRow | None:
-        """The row under the cursor; of a host's line its first, None: none or folded hosts."""
+        """The row under the cursor, the first of a host's line; None for folded hosts and an empty table."""
         line = self.query_one(RowsTable).selected
         if isinstance(line, HostLine):
             return line.rows[0]
@@ -220,13 +241,14 @@ class TopApp(App[None]):
         self.draw()
 
     def arrange_by(self, **changes: Any) -> None:
-        """In a new order one wants to see what comes first."""
+        """Sort, and move to the first row."""
         self.order = replace(self.order, **changes)
-        self.query_one(RowsTable).forget()
+        self.query_one(RowsTable).reset()
         self.draw()
 
     def action_next_sort(self) -> None:
-        self.arrange_by(by=SORT_NAMES[(SORT_NAMES.index(self.order.by) + 1) % len(SORT_NAMES)])
+        names = list(SORTS)
+        self.arrange_by(by=names[(names.index(self.order.by) + 1) % len(names)])
 
     def action_reverse(self) -> None:
         self.arrange_by(is_reversed=not self.order.is_reversed)
@@ -237,18 +259,18 @@ class TopApp(App[None]):
     def action_toggle_busy(self) -> None:
         self.choose(only_busy=not self.choice.only_busy)
 
-    def action_toggle_bad(self) -> None:
-        self.choose(only_bad=not self.choice.only_bad)
+    def action_toggle_problems(self) -> None:
+        self.choose(only_problems=not self.choice.only_problems)
 
     def action_pause(self) -> None:
         self.is_paused = not self.is_paused
         self.show_state()
 
     def action_filter(self) -> None:
-        self._ask("/", self.choice.text)
+        self._open_prompt("/", self.choice.text)
 
     def action_command(self) -> None:
-        self._ask(":", "")
+        self._open_prompt(":", "")
 
     def action_clear(self) -> None:
         if self.query_one("#prompt").has_class("-shown"):
@@ -256,13 +278,12 @@ class TopApp(App[None]):
             if self._prompt == "/":
                 self.choose(text="")
         else:
-            self.choose(text="", only_bad=False, only_busy=False)
+            self.choose(text="", only_problems=False, only_busy=False)
 
     def action_help(self) -> None:
         from ascendrun.cli.top.screens import TextScreen
-        from ascendrun.cli.top.words import HELP
 
-        self.push_screen(TextScreen("ascendrun top", HELP[self.lang == "zh"].splitlines(), self.lang))
+        self.push_screen(TextScreen("ascendrun top", str(HELP).splitlines()))
 
     def action_detail(self) -> None:
         from ascendrun.cli.top.detail import DetailScreen
@@ -278,26 +299,26 @@ class TopApp(App[None]):
         if row is not None and row.job is not None and row.rank is not None:
             self.push_screen(LogScreen(self, row.job, row.rank))
         else:
-            self.notify(word(self.lang, "no-rank-here"), markup=False)
+            self.notify(str(NO_RANK), markup=False)
 
     def action_events(self) -> None:
-        from ascendrun.cli.top.screens import StoryScreen
+        from ascendrun.cli.top.screens import EventScreen
 
         row = self.selected
         jobs = self.view.jobs if self.view is not None else ()
         job = row.job if row is not None and row.job is not None else jobs[0].job.id if jobs else None
         if job is not None:
-            self.push_screen(StoryScreen(self, job))
+            self.push_screen(EventScreen(self, job))
         else:
-            self.notify(word(self.lang, "no-rank-here"), markup=False)
+            self.notify(str(NO_RANK), markup=False)
 
     # The line at the bottom
 
-    def _ask(self, prompt: str, text: str) -> None:
+    def _open_prompt(self, prompt: str, text: str) -> None:
         self._prompt = prompt
         field = self.query_one("#prompt", Input)
         field.value = text
-        field.placeholder = word(self.lang, "ask-filter" if prompt == "/" else "ask-command")
+        field.placeholder = str(FILTER_HINT if prompt == "/" else COMMAND_HINT)
         field.add_class("-shown")
         field.focus()
 
@@ -313,9 +334,9 @@ class TopApp(App[None]):
         text, prompt = event.value.strip(), self._prompt
         self._close_prompt()
         if prompt == ":" and text:
-            self.obey(text)
+            self.run_command(text)
 
-    def obey(self, text: str) -> None:
+    def run_command(self, text: str) -> None:
         """q · sort NAME · job JOB · host GLOB · all."""
         name, _, value = text.partition(" ")
         value = value.strip()
@@ -323,12 +344,13 @@ class TopApp(App[None]):
         if name in ("q", "quit", "exit"):
             self.exit()
         elif name == "all" and not value:
-            self.choose(job=None, hosts=(), text="", only_bad=False, only_busy=False)
-        elif name == "sort" and value in SORT_NAMES:
+            self.choose(job=None, hosts=(), text="", only_problems=False, only_busy=False)
+        elif name == "sort" and value in SORTS:
             self.arrange_by(by=value)
         elif name == "job" and value in jobs:
             self.choose(job=value)
         elif name == "host" and value:
             self.choose(hosts=tuple(value.split(",")))
         else:
-            self.notify(word(self.lang, "bad-command", text=text), severity="error", markup=False)
+            message = Text("top.unknown-command", "unknown command: {text}", text=text)
+            self.notify(str(message), severity="error", markup=False)

@@ -1,4 +1,4 @@
-"""What `top` shows as records for programs: one level deep, a figure under its own name wherever it came from."""
+"""What `top` shows as flat records for programs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NOT_OF_HOST = ("at", "host", "disk_read_bytes_s", "disk_write_bytes_s")
 _NOT_OF_RANK = ("at", "total_steps", "epoch", "own_s")
 _NOT_OF_JOB = ("at", "own_s")
 _MANY: Mapping[str, Any] = {"places": (), "progress": {}, "slow": {}, "liveness": {}, "ended_at_s": None}
-"""What of a job is said by the rows of its ranks and hosts."""
+"""Fields of a job that the rows of its ranks and hosts have."""
 
 
 def row_record(row: TopRow) -> dict[str, Any]:
     """One device or rank."""
-    figures = {"family": row.family, "chip": row.figures.name, **_without(as_record(row.figures), _NOT_OF_DEVICE)}
-    return _flat(row, sample=figures, progress=_without(as_record(row.progress), _NOT_OF_RANK))
+    measured = {"family": row.family, "chip": row.metrics.name, **_without(as_record(row.metrics), _NOT_OF_DEVICE)}
+    return _flat(row, sample=measured, progress=_without(as_record(row.progress), _NOT_OF_RANK))
 
 
 def host_record(row: HostRow) -> dict[str, Any]:
-    return _flat(row, sample=_without(as_record(row.figures), _NOT_OF_HOST))
+    return _flat(row, sample=_without(as_record(row.metrics), _NOT_OF_HOST))
 
 
 def job_record(row: JobRow) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def view_record(view: TopView) -> dict[str, Any]:
 
 
 def _flat(row: Any, **parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's own fields, and in the place of each of `parts` what stands for it."""
+    """The fields of the row, with each of `parts` replaced by its own fields."""
     record: dict[str, Any] = {}
     for field in dataclasses.fields(row):
         record.update(parts[field.name] if field.name in parts else {field.name: as_record(getattr(row, field.name))})

@@ -1,4 +1,4 @@
-"""What stands behind a row of `top`: pages of text that scroll: help, a rank's last lines, a job's story."""
+"""Scrolling pages of `top`: help, the last output of a rank, the events of a job."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from textual.worker import get_current_worker
 
 from ascendrun.cli.sanitise import sanitise, sanitise_line
 from ascendrun.cli.top.table import plain
-from ascendrun.cli.top.text import what_failed
-from ascendrun.cli.top.words import key_word, word
+from ascendrun.cli.top.text import failure_of
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.top.app import TopApp
 
 LAST_LINES = 500
-EVERY_S = 2.0
+INTERVAL_S = 2.0
+BACK = Text("top.key-back", "Back")
 
 
 class TextScreen(Screen[None]):
-    """A title and lines. Escape, q and backspace go back."""
+    """A title and lines. Escape, q and backspace close it."""
 
     DEFAULT_CSS = """
     TextScreen #title { height: 1; text-style: bold; background: $primary-darken-2; padding: 0 1; }
@@ -41,12 +42,11 @@ class TextScreen(Screen[None]):
         Binding("q", "back", show=False),
     ]
 
-    def __init__(self, title: str, lines: Sequence[str], lang: str) -> None:
+    def __init__(self, title: str, lines: Sequence[str]) -> None:
         super().__init__()
-        self.lang = lang
         self._title_text = title
         self._lines = list(lines)
-        self._bindings.bind("escape", "back", key_word(lang, "back"))
+        self._bindings.bind("escape", "back", str(BACK))
 
     def compose(self) -> ComposeResult:
         yield Static(plain(sanitise_line(self._title_text)), id="title", markup=False)
@@ -81,10 +81,10 @@ class TextScreen(Screen[None]):
 
 
 class LiveScreen(TextScreen):
-    """Lines that are read anew, in a thread, one reading at a time. `read` is what a child gives."""
+    """Lines that a thread reads again at an interval; subclasses define `read`."""
 
     def __init__(self, app: TopApp, title: str) -> None:
-        super().__init__(title, [word(app.lang, "reading")], app.lang)
+        super().__init__(title, [str(Text("top.loading", "loading …"))])
         self.top = app
         self._is_reading = False
         self.has_read = False
@@ -92,7 +92,7 @@ class LiveScreen(TextScreen):
     def on_mount(self) -> None:
         super().on_mount()
         self.begin()
-        self.set_interval(EVERY_S, self.begin)
+        self.set_interval(INTERVAL_S, self.begin)
 
     def begin(self) -> None:
         if not self._is_reading:
@@ -104,8 +104,8 @@ class LiveScreen(TextScreen):
         worker = get_current_worker()
         try:
             lines = self.read()
-        except Exception as error:  # one of ours too: it is said, and read again later
-            lines = [word(self.lang, "failed", why=what_failed(error))]
+        except Exception as error:  # shown; the next reading may succeed
+            lines = [str(Text("top.read-failed", "cannot read: {error}", error=failure_of(error)))]
         if not worker.is_cancelled:
             self.app.call_from_thread(self._show, lines)
 
@@ -127,7 +127,7 @@ class LiveScreen(TextScreen):
 
 
 class LogScreen(LiveScreen):
-    """The last lines of one rank, followed."""
+    """The last output of one rank, followed."""
 
     def __init__(self, app: TopApp, job: str, rank: int) -> None:
         super().__init__(app, f"{job} · rank {rank}")
@@ -146,14 +146,14 @@ class LogScreen(LiveScreen):
         folder = spool_dir(cluster.settings.state_dir, self._job, attempt)
         streams = find_streams(folder, attempt, ranks={self._rank})
         lines = deque(merge(read_all(files, tail=LAST_LINES) for files in streams), maxlen=LAST_LINES)
-        return [line.text for line in lines] or [word(self.lang, "no-lines")]
+        return [line.text for line in lines] or [str(Text("top.no-output", "no output yet"))]
 
 
-class StoryScreen(LiveScreen):
-    """What happened to a job, and why, where that is known."""
+class EventScreen(LiveScreen):
+    """The events of a job, and its first failure."""
 
     def __init__(self, app: TopApp, job: str) -> None:
-        super().__init__(app, f"{job} · {key_word(app.lang, 'events')}")
+        super().__init__(app, f"{job} · {Text('top.key-events', 'Events')}")
         self._job = job
 
     def read(self) -> list[str]:
@@ -165,7 +165,3 @@ class StoryScreen(LiveScreen):
         if detail.first_failure is not None:
             lines += [detail.first_failure, ""]
         return lines + [f"{describe_time(event.at_s)}  {event.kind:<12}  {event.text}" for event in detail.events]
-
-
-def row_title(host: str, device: int | None, lang: str) -> str:
-    return host if device is None else f"{host} · {word(lang, 'device')} {device}"

@@ -1,4 +1,4 @@
-"""Rows on textual: only what is in sight is drawn, the cursor stays with its row when the rows move."""
+"""Table widget: draws only visible rows; the cursor stays with its row when rows move."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ascendrun.cli.output import cut
-from ascendrun.cli.top.columns import Laid
+from ascendrun.cli.top.columns import TableLayout
 from ascendrun.health.top.rows import HostLine, IdleHosts
 
 STYLES = {"red": Style(color="red", bold=True), "yellow": Style(color="yellow"), "dim": Style(dim=True), None: Style()}
@@ -22,7 +22,7 @@ CURSOR = Style(reverse=True)
 
 
 def plain(text: str) -> Text:
-    """Text that nothing is read out of: no markup, no links."""
+    """Text without markup and links."""
     return Text(text, no_wrap=True)
 
 
@@ -48,16 +48,16 @@ class RowsTable(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.lines: Sequence[Any] = ()
         self.cursor = 0
-        self._laid: Laid | None = None
+        self._laid: TableLayout | None = None
         self._row_styles: Sequence[str | None] = ()
         self._empty = ""
 
     @property
     def selected(self) -> Any:
-        """The line under the cursor, None: there is none."""
+        """The line under the cursor, None: there are no lines."""
         return self.lines[self.cursor] if self.cursor < len(self.lines) else None
 
-    def show(self, laid: Laid, lines: Sequence[Any], styles: Sequence[str | None], *, empty: str) -> None:
+    def show(self, laid: TableLayout, lines: Sequence[Any], styles: Sequence[str | None], *, empty: str) -> None:
         before = self.selected
         keys = [key_of(line) for line in lines]
         self.lines, self._laid, self._row_styles, self._empty = lines, laid, styles, empty
@@ -65,11 +65,11 @@ class RowsTable(ScrollView, can_focus=True):
             self.cursor = keys.index(key_of(before))
         self.cursor = max(0, min(self.cursor, len(lines) - 1))
         self.virtual_size = Size(1, len(lines))
-        self._keep_in_sight()
+        self._scroll_to_cursor()
         self.refresh()
 
-    def forget(self) -> None:
-        """The cursor goes back to the first row."""
+    def reset(self) -> None:
+        """Move the cursor to the first row."""
         self.lines, self.cursor = (), 0
 
     def render_line(self, y: int) -> Strip:
@@ -88,7 +88,7 @@ class RowsTable(ScrollView, can_focus=True):
 
     def action_move(self, by: int) -> None:
         self.cursor = max(0, min(self.cursor + by, len(self.lines) - 1))
-        self._keep_in_sight()
+        self._scroll_to_cursor()
         self.refresh()
 
     def action_page(self, by: int) -> None:
@@ -100,5 +100,5 @@ class RowsTable(ScrollView, can_focus=True):
             self.cursor = index
             self.refresh()
 
-    def _keep_in_sight(self) -> None:
+    def _scroll_to_cursor(self) -> None:
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)

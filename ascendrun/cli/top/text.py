@@ -1,69 +1,121 @@
-"""`top` as plain lines: totals, jobs, every device and the rank on it, and the hosts without figures."""
+"""`top` as plain lines, printed once or redrawn in place: totals, jobs, devices, hosts without data."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cli.output import cut, describe_memory
 from ascendrun.cli.top.columns import HOST_COLUMNS, JOB_COLUMNS, ROW_COLUMNS, Line, TopColumn, clean, lay_out
-from ascendrun.cli.top.words import word
 from ascendrun.core.errors import AscendrunError
-from ascendrun.health.top.rows import HostLine, IdleHosts, fold_idle, rows_by_host
+from ascendrun.health.top.rows import Choice, HostLine, IdleHosts, Order, arrange, fold_idle, rows_by_host
 from ascendrun.health.top.view import HostRow, TopView, Totals
+from ascendrun.text import Text
 
-RED, YELLOW, DIM, BOLD, END = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+if TYPE_CHECKING:
+    from ascendrun.cli.context import CliContext
+    from ascendrun.insight import TopSource
+
+COLORS = {"red": "\x1b[31m", "yellow": "\x1b[33m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
+END = "\x1b[0m"
+HOME_AND_CLEAR = "\x1b[H\x1b[J"
+ALTERNATE_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+NO_ROWS = Text("top.no-rows", "nothing to show: no live job, no samples, no hosts named")
+WHY: Mapping[str, Text] = {
+    "unreachable": Text("top.why-unreachable", "unreachable"),
+    "no-reply": Text("top.why-no-reply", "no reply"),
+    "starting": Text("top.why-starting", "the job is not running there yet"),
+    "no-samples": Text("top.why-no-samples", "no samples yet"),
+    "not-queried": Text("top.why-not-queried", "no job, not queried (name the host, or set --hostfile)"),
+}
 
 
 def top_lines(
     view: TopView,
     *,
-    lang: str,
     width: int | None,
     color: bool = False,
     is_wide: bool = False,
     most_rows: int | None = None,
     by_host: bool = False,
 ) -> list[str]:
-    """`width`: cells of the terminal, None: nothing is cut. `most_rows`: so many rows, None: all.
-    `by_host`: a line a host, not a device."""
-    lines = [f"{clock(view.at_s)}  {totals_line(view.totals, lang)}"]
+    """The whole view. `width`: of the terminal, None: nothing is cut. `most_rows`: so many rows, None: all."""
+    lines = [f"{clock(view.at_s)}  {totals_line(view.totals)}"]
     if view.jobs:
-        lines += ["", *_table(view.jobs, JOB_COLUMNS, lang, width, color=color, is_wide=is_wide)]
+        lines += ["", *_table(view.jobs, JOB_COLUMNS, width, color=color, is_wide=is_wide)]
     rows: Sequence[Any] = rows_by_host(view.rows, view.hosts) if by_host else fold_idle(view.rows)
     shown = rows if most_rows is None else rows[:most_rows]
     if rows:
         columns, style = (HOST_COLUMNS, host_style) if by_host else (ROW_COLUMNS, row_style)
-        lines += ["", *_table(shown, columns, lang, width, color=color, is_wide=is_wide, style=style)]
+        lines += ["", *_table(shown, columns, width, color=color, is_wide=is_wide, style=style)]
     if len(shown) < len(rows):
-        lines.append(word(lang, "more-rows", n=len(rows) - len(shown)))
+        more = Text(
+            "top.more-rows",
+            "… {n:plural row rows} more (use --job, HOSTS or --problems, or enlarge the terminal)",
+            n=len(rows) - len(shown),
+        )
+        lines.append(str(more))
     if not rows and not view.hosts:
-        lines += ["", word(lang, "nothing")]
-    lines += _without(view.hosts, lang)
+        lines += ["", str(NO_ROWS)]
+    lines += _without_data(view.hosts)
     return lines if width is None else [line if "\x1b" in line else cut(line, width) for line in lines]
 
 
-def totals_line(totals: Totals, lang: str) -> str:
-    """12 hosts · 96 devices: 80 busy, 16 idle · 1 not well · 4.1/6.0 TiB · 28.4 kW."""
-    parts = [word(lang, "host1") if totals.hosts == 1 else word(lang, "hosts", n=totals.hosts)]
-    if totals.hosts_without:
-        parts.append(word(lang, "no-figures-of", n=totals.hosts_without))
-    if totals.bad:
-        parts.append(word(lang, "bad", n=totals.bad))
+def run_plain(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, interval_s: float) -> int:
+    """Print the view in place every `interval_s` until ^C; used without textual."""
+    color = ctx.has_color(sys.stdout)
+    pause = threading.Event()
+    no_keys = Text("top.no-keys", "plain view; for the interactive one: pip install 'ascendrun[tui]'. ^C quits")
+    sys.stdout.write(ALTERNATE_SCREEN)
+    try:
+        while True:
+            view = arrange(source.look(now_s=time.time()), choice, order)
+            width, height = shutil.get_terminal_size()
+            room = max(1, height - 8 - len(view.jobs) - min(4, sum(1 for host in view.hosts if host.why)))
+            lines = top_lines(view, width=width, color=color, most_rows=room, by_host=order.by_host)[: height - 2]
+            lines.append(cut(str(no_keys), width))
+            sys.stdout.write(HOME_AND_CLEAR + "\r\n".join(lines))
+            sys.stdout.flush()
+            pause.wait(interval_s)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        sys.stdout.write(MAIN_SCREEN)
+        sys.stdout.flush()
+
+
+def totals_line(totals: Totals) -> str:
+    """12 hosts · 96 devices: 80 busy, 16 idle · 1 unhealthy · 4.1/6.0 TiB · 28.4 kW."""
+    parts: list[Text | str] = [Text("top.total-hosts", "{n:plural host hosts}", n=totals.hosts)]
+    if totals.hosts_without_data:
+        parts.append(Text("top.total-no-data", "{n} without data", n=totals.hosts_without_data))
+    if totals.unhealthy:
+        parts.append(Text("top.total-unhealthy", "{n} unhealthy", n=totals.unhealthy))
     if totals.devices:
-        parts.append(word(lang, "devices", n=totals.devices, busy=totals.busy, idle=totals.devices - totals.busy))
+        parts.append(
+            Text(
+                "top.total-devices",
+                "{n:plural device devices}: {busy} busy, {idle} idle",
+                n=totals.devices,
+                busy=totals.busy,
+                idle=totals.devices - totals.busy,
+            )
+        )
     if totals.unknown:
-        parts.append(word(lang, "unknown", n=totals.unknown))
+        parts.append(Text("top.total-unknown", "health of {n} unknown", n=totals.unknown))
     if totals.memory_total_bytes is not None:
         parts.append(f"{describe_memory(totals.memory_used_bytes)} / {describe_memory(totals.memory_total_bytes)}")
     if totals.power_w is not None:
         parts.append(f"{totals.power_w / 1000:.1f} kW" if totals.power_w >= 1000 else f"{totals.power_w:.0f} W")
-    return " · ".join(parts)
+    return " · ".join(map(str, parts))
 
 
-def what_failed(error: Exception) -> str:
-    """In a line; of a fault of ours also its kind."""
+def failure_of(error: Exception) -> str:
+    """The message of an error in one line, with its class unless it is an AscendrunError."""
     return clean(str(error) if isinstance(error, AscendrunError) else f"{type(error).__name__}: {error}")
 
 
@@ -72,36 +124,32 @@ def clock(at_s: float) -> str:
 
 
 def row_style(line: Line) -> str | None:
-    """red: not well; yellow: slow or a stranger's process; dim: idle, or figures too old to trust."""
+    """red: unhealthy; yellow: slow or with an external process; dim: idle or stale."""
     if isinstance(line, IdleHosts):
         return "dim"
-    if {"health", "link", "silent"} & set(line.problems):
+    if {"health", "link", "unreachable"} & set(line.problems):
         return "red"
-    if {"slow", "foreign"} & set(line.problems):
+    if {"slow", "external"} & set(line.problems):
         return "yellow"
     return "dim" if "stale" in line.problems or line.job is None else None
 
 
 def host_style(line: HostLine) -> str | None:
-    """That of its worst row."""
+    """The style of its worst row."""
     styles = {row_style(row) for row in line.rows}
-    return next((one for one in ("red", "yellow", None, "dim") if one in styles), None)
-
-
-COLORS = {"red": RED, "yellow": YELLOW, "dim": DIM, "bold": BOLD}
+    return next((style for style in ("red", "yellow", None, "dim") if style in styles), None)
 
 
 def _table(
     rows: Sequence[Any],
     columns: Sequence[TopColumn],
-    lang: str,
     width: int | None,
     *,
     color: bool,
     is_wide: bool,
     style: Callable[[Any], str | None] | None = None,
 ) -> list[str]:
-    laid = lay_out(columns, rows, lang, width, is_wide=is_wide)
+    laid = lay_out(columns, rows, width, is_wide=is_wide)
 
     def line(text: str, paint: str | None) -> str:
         text = text if width is None else cut(text, width)
@@ -113,20 +161,23 @@ def _table(
     ]
 
 
-def _without(hosts: Sequence[HostRow], lang: str) -> list[str]:
-    """Hosts of which there are no figures, those with one reason in one line."""
+def _without_data(hosts: Sequence[HostRow]) -> list[str]:
+    """Hosts without data, those with the same reason in one line."""
     from ascendrun.core.names import fold_names
 
     reasons: dict[str, list[str]] = {}
     for host in hosts:
         if host.why is not None:
-            reasons.setdefault(reason(host, lang), []).append(host.host)
+            reasons.setdefault(why_no_data(host), []).append(host.host)
     if not reasons:
         return []
-    return ["", word(lang, "without"), *(f"  {fold_names(names)}  {why}" for why, names in reasons.items())]
+    header = str(Text("top.without-data", "without data:"))
+    return ["", header, *(f"  {fold_names(names)}  {why}" for why, names in reasons.items())]
 
 
-def reason(host: HostRow, lang: str) -> str:
-    """Why there are no figures of a host, with what it said itself."""
-    said = word(lang, f"why-{host.why}")
-    return f"{said}: {clean(host.detail)}" if host.detail else said
+def why_no_data(host: HostRow) -> str:
+    """Why there is no data of a host, with what was observed."""
+    why = WHY[host.why or "no-samples"]
+    if not host.detail:
+        return str(why)
+    return str(Text("top.why-detail", "{why}: {detail}", why=why, detail=clean(str(host.detail))))

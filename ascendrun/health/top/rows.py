@@ -1,4 +1,4 @@
-"""Which rows of `top` are shown and in which order: choosing, sorting, folding what is alike into one."""
+"""Which rows of `top` are shown and in which order: filter, sort, fold idle hosts."""
 
 from __future__ import annotations
 
@@ -12,36 +12,45 @@ from ascendrun.health.top.view import HostRow, TopRow, TopView
 
 IDLE_PERCENT = 5.0
 FOLD_FROM = 3
-"""So many hosts that idle alike become one line."""
+"""So many hosts that are idle alike become one line."""
 
 SORTS: Mapping[str, Callable[[TopRow], Any]] = {
     "host": lambda row: None,
-    "util": lambda row: row.figures.utilisation,
-    "mem": lambda row: row.figures.memory_used_bytes,
-    "power": lambda row: row.figures.power_w,
-    "temp": lambda row: row.figures.temperature_c,
+    "util": lambda row: row.metrics.utilisation,
+    "mem": lambda row: row.metrics.memory_used_bytes,
+    "power": lambda row: row.metrics.power_w,
+    "temp": lambda row: row.metrics.temperature_c,
     "step": lambda row: row.slower_by if row.slower_by is not None else row.progress.step_s,
     "job": lambda row: None if row.job is None else (natural_key(row.job), row.rank or 0),
     "age": lambda row: row.age_s,
 }
-"""What rows can be sorted by; figures the greatest first, places and names the smallest, unknown always last."""
-UPWARD = ("host", "job")
+"""Sort orders: metrics descending, hosts and names ascending, unknown values always last."""
+ASCENDING = ("host", "job")
+
+
+@dataclass(frozen=True)
+class Order:
+    """`by`: a name of SORTS. `by_host`: one line per host."""
+
+    by: str = "host"
+    is_reversed: bool = False
+    by_host: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows: of this job, on these hosts (names or globs), not well only, with a job only, with this text."""
+    """Which rows: of this job, on these hosts (names or globs), with problems, with a job, with this text."""
 
     job: str | None = None
     hosts: tuple[str, ...] = ()
-    only_bad: bool = False
+    only_problems: bool = False
     only_busy: bool = False
     text: str = ""
 
 
 @dataclass(frozen=True)
 class IdleHosts:
-    """Hosts whose devices all idle, are well, and are of one kind and number. Ranges are (least, greatest)."""
+    """Hosts with the same number and kind of devices, all idle and healthy. Ranges are (minimum, maximum)."""
 
     hosts: tuple[str, ...]
     devices: tuple[int, ...]
@@ -64,7 +73,7 @@ def choose_rows(rows: Sequence[TopRow], choice: Choice) -> tuple[TopRow, ...]:
 def _is_chosen(row: TopRow, choice: Choice) -> bool:
     if choice.job is not None and choice.job not in (row.job, row.job_name):
         return False
-    if choice.only_bad and not row.problems:
+    if choice.only_problems and not row.problems:
         return False
     if choice.only_busy and row.job is None:
         return False
@@ -72,35 +81,35 @@ def _is_chosen(row: TopRow, choice: Choice) -> bool:
 
 
 def matches_host(host: str, wanted: Collection[str]) -> bool:
-    """Whether one of the names or globs is the host's; nothing wanted: every host is."""
+    """Whether a name or glob matches the host; without any, every host matches."""
     return not wanted or any(fnmatchcase(host, one) for one in wanted)
 
 
 def matches_text(row: TopRow, text: str) -> bool:
-    """A piece of, or a glob for, what names a row: host, job, its name, chip, health, a problem."""
-    names = (row.host, row.job, row.job_name, row.figures.name, row.figures.health, *row.problems)
-    words = [name for name in names if name]
+    """Whether the text is part of, or a glob for, the host, job, job name, chip, health or a problem of the row."""
+    names = (row.host, row.job, row.job_name, row.metrics.name, row.metrics.health, *row.problems)
+    values = [name for name in names if name]
     if row.rank is not None:
-        words.append(f"rank{row.rank}")
+        values.append(f"rank{row.rank}")
     wanted = text.lower()
     has_glob = any(character in wanted for character in "*?[")
-    return any(fnmatchcase(word.lower(), wanted) if has_glob else wanted in word.lower() for word in words)
+    return any(fnmatchcase(value.lower(), wanted) if has_glob else wanted in value.lower() for value in values)
 
 
 def sort_rows(rows: Sequence[TopRow], by: str, *, reverse: bool = False) -> tuple[TopRow, ...]:
-    """By one of SORTS. Rows that do not tell the figure come last either way."""
+    """By one of SORTS. Rows without the value come last, also in reverse."""
     if by == "host":
         return tuple(sorted(rows, key=place_key, reverse=reverse))
     value = SORTS[by]
     placed = sorted(rows, key=place_key)
-    told = [row for row in placed if value(row) is not None]
-    told.sort(key=value, reverse=(by in UPWARD) == reverse)
-    return (*told, *(row for row in placed if value(row) is None))
+    known = [row for row in placed if value(row) is not None]
+    known.sort(key=value, reverse=(by in ASCENDING) == reverse)
+    return (*known, *(row for row in placed if value(row) is None))
 
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host with all its rows, and itself; without figures where it was not asked for."""
+    """A host with all its rows, and its own row."""
 
     host: str
     rows: tuple[TopRow, ...]
@@ -108,7 +117,7 @@ class HostLine:
 
 
 def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> tuple[HostLine, ...]:
-    """Hosts in the order in which the rows name them first."""
+    """Hosts in the order of their first rows."""
     known = {one.host: one for one in hosts}
     found: dict[str, list[TopRow]] = {}
     for row in rows:
@@ -119,16 +128,16 @@ def rows_by_host(rows: Sequence[TopRow], hosts: Sequence[HostRow] = ()) -> tuple
 
 
 def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
-    """The rows with each FOLD_FROM or more hosts that idle alike made into one, which stands last."""
+    """The rows, with each FOLD_FROM or more hosts that are idle alike as one line at the end."""
     alike: dict[tuple[Any, ...], list[HostLine]] = {}
     for line in rows_by_host(rows):
         if all(_is_idle(row) for row in line.rows):
-            first, figures = line.rows[0], line.rows[0].figures
+            first, metrics = line.rows[0], line.rows[0].metrics
             key = (
                 first.family,
-                figures.name,
-                figures.memory_total_bytes,
-                figures.link_up,
+                metrics.name,
+                metrics.memory_total_bytes,
+                metrics.link_up,
                 first.problems,
                 tuple(row.device for row in line.rows),
             )
@@ -141,59 +150,65 @@ def fold_idle(rows: Sequence[TopRow]) -> tuple[TopRow | IdleHosts, ...]:
 
 
 def _is_idle(row: TopRow) -> bool:
-    figures = row.figures
+    metrics = row.metrics
     return (
         row.job is None
         and row.device is not None
         and set(row.problems) <= {"stale"}
-        and figures.health is not None
-        and figures.utilisation is not None
-        and figures.utilisation <= IDLE_PERCENT
+        and metrics.health is not None
+        and metrics.utilisation is not None
+        and metrics.utilisation <= IDLE_PERCENT
     )
 
 
 def _fold(group: Sequence[HostLine]) -> IdleHosts:
     rows = [row for line in group for row in line.rows]
-    first, figures = rows[0], rows[0].figures
+    first, metrics = rows[0], rows[0].metrics
     ages = [row.age_s for row in rows if row.age_s is not None]
     return IdleHosts(
         hosts=tuple(line.host for line in group),
         devices=tuple(row.device for row in group[0].rows if row.device is not None),
         family=first.family,
-        chip=figures.name,
+        chip=metrics.name,
         utilisation=_range(rows, "utilisation"),
         memory_used_bytes=_range(rows, "memory_used_bytes"),
-        memory_total_bytes=figures.memory_total_bytes,
+        memory_total_bytes=metrics.memory_total_bytes,
         power_w=_range(rows, "power_w"),
         temperature_c=_range(rows, "temperature_c"),
-        link_up=figures.link_up,
+        link_up=metrics.link_up,
         age_s=max(ages) if ages else None,
         problems=first.problems,
     )
 
 
 def _range(rows: Sequence[TopRow], name: str) -> Any:
-    """(least, greatest) of those that tell it; None: none does."""
-    values = [value for value in (getattr(row.figures, name) for row in rows) if value is not None]
+    """(minimum, maximum) of the known values, None: there are none."""
+    values = [value for value in (getattr(row.metrics, name) for row in rows) if value is not None]
     return (min(values), max(values)) if values else None
 
 
 def choose_view(view: TopView, choice: Choice) -> TopView:
-    """The view with only what is chosen: rows, and the hosts and jobs that stand for themselves."""
+    """The view with the chosen rows, and the hosts and jobs without rows that match."""
     rows = choose_rows(view.rows, choice)
     shown = {row.host for row in rows}
     jobs = tuple(row for row in view.jobs if choice.job is None or choice.job in (row.job.id, row.job.name))
     wanted = {row.job.id for row in jobs}
-    hosts = tuple(host for host in view.hosts if host.host in shown or _stands_alone(host, choice, wanted))
+    hosts = tuple(host for host in view.hosts if host.host in shown or _is_shown_without_rows(host, choice, wanted))
     return replace(view, rows=rows, hosts=hosts, jobs=jobs)
 
 
-def _stands_alone(host: HostRow, choice: Choice, jobs: Collection[str]) -> bool:
-    """Whether a host without a row that is shown is shown all the same: because there are no figures of it."""
+def _is_shown_without_rows(host: HostRow, choice: Choice, jobs: Collection[str]) -> bool:
+    """Whether a host without a shown row is shown because it has no data."""
     if host.why is None or not matches_host(host.host, choice.hosts):
         return False
     if (choice.job is not None or choice.only_busy) and not set(jobs) & set(host.jobs):
         return False
-    if choice.only_bad and host.why not in ("unreachable", "no-answer"):
+    if choice.only_problems and host.why not in ("unreachable", "no-reply"):
         return False
     return choice.text.lower() in host.host.lower()
+
+
+def arrange(view: TopView, choice: Choice, order: Order) -> TopView:
+    """The chosen rows in the requested order."""
+    chosen = choose_view(view, choice)
+    return replace(chosen, rows=sort_rows(chosen.rows, order.by, reverse=order.is_reversed))

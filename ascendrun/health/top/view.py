@@ -1,4 +1,4 @@
-"""The words of `top`: what it is made from, and every host, device, rank and job that it shows at one moment."""
+"""What `top` shows at one moment: jobs, hosts, devices and ranks, and what they are made from."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ascendrun.core.samples import DeviceSample, HostSample
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank of a live job runs. `device`: what it was given, None: none. `is_over`: it has ended."""
+    """Host and device of a rank. `device`: as planned, None: none. `is_over`: the rank has ended."""
 
     rank: int
     host: str
@@ -21,8 +22,11 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest that one rank's program said. `step_s`: the median of its newest steps; `own_s`: the same without
-    the time in which it waited for other ranks, where the program tells that apart. `at_s`: by the node's clock."""
+    """The latest metrics that the program of one rank reported.
+
+    `step_s`: median of its latest steps. `own_s`: the same without waiting for other ranks, None: not reported.
+    `at_s`: by the clock of the node.
+    """
 
     at_s: float | None = None
     step: int | None = None
@@ -37,17 +41,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Slow:
-    """A straggler: its steps take `slower_by` times as long as the others' (1.18: 18 % longer; None: not told here),
-    with the likeliest sign: frequency, temperature, link, data, cpu, shared, health; None: none seen."""
+    """A straggler. `slower_by`: its step time divided by that of the others (1.18: 18% longer), None: unknown.
+
+    `cause`: the likely one: frequency, temperature, link, data, cpu, shared, health; None: unknown.
+    """
 
     slower_by: float | None = None
-    sign: str | None = None
+    cause: str | None = None
     since_s: float | None = None
 
 
 @dataclass(frozen=True)
-class JobSeen:
-    """A job as `top` needs it.
+class TopJob:
+    """A job for `top`.
 
     `ended_at_s` None: it is live. `places`: () before it has a plan. `liveness`: by host, of those that are known.
     """
@@ -55,7 +61,7 @@ class JobSeen:
     id: str
     name: str
     state: str
-    reason: str
+    reason: str | Text
     attempt: int
     hosts: tuple[str, ...]
     world_size: int
@@ -67,25 +73,24 @@ class JobSeen:
     liveness: Mapping[str, str] = field(default_factory=dict)
 
 
-_NO_DEVICE_FIGURES = DeviceSample(at_s=0.0, host="", device=-1, family="")
-_NO_HOST_FIGURES = HostSample(at_s=0.0, host="")
+_NO_DEVICE = DeviceSample(at_s=0.0, host="", device=-1, family="")
+_NO_HOST = HostSample(at_s=0.0, host="")
 
 
 @dataclass(frozen=True)
 class TopRow:
-    """One rank on one device; a device without a rank; a rank without a device; or a host with neither. None: not
-    known, never 0.
+    """One rank on one device; a device without a rank; a rank without a device; or a host with neither.
 
-    `sample`: the device's newest, None: it was not measured. `foreign_pids`: processes on the device that belong to no
-    rank of ours, None: cannot be told. `progress`: what the rank's program told. `slower_by`: the own step time by the
-    median of the job's other ranks. Ages in seconds: of the device's, the rank's, the program's figures.
-    `problems`: health, link, foreign, slow, silent, stale.
+    None: unknown, never 0. `sample`: the latest of the device, None: not measured. `external_pids`: processes on the
+    device that belong to no rank. `slower_by`: its own step time divided by the median of the job's other ranks.
+    `age_s`, `rank_age_s`, `metrics_age_s`: seconds since the device, the rank and the program were measured.
+    `problems`: health, link, external, slow, unreachable, stale.
     """
 
     host: str
     device: int | None = None
     sample: DeviceSample | None = None
-    foreign_pids: tuple[int, ...] | None = None
+    external_pids: tuple[int, ...] | None = None
     age_s: float | None = None
     job: str | None = None
     job_name: str | None = None
@@ -96,14 +101,14 @@ class TopRow:
     rank_age_s: float | None = None
     progress: Progress = Progress()
     slower_by: float | None = None
-    slow_sign: str | None = None
+    slow_cause: str | None = None
     metrics_age_s: float | None = None
     problems: tuple[str, ...] = ()
 
     @property
-    def figures(self) -> DeviceSample:
-        """What was measured of the device; without a sample every figure is None, and the rest says nothing."""
-        return _NO_DEVICE_FIGURES if self.sample is None else self.sample
+    def metrics(self) -> DeviceSample:
+        """The sample of the device; without one every measured field is None."""
+        return _NO_DEVICE if self.sample is None else self.sample
 
     @property
     def family(self) -> str | None:
@@ -113,9 +118,11 @@ class TopRow:
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host. `devices`: how many it has, None: not known. `sample`: its newest, None: none. `age_s`: of that, or
-    else of its devices' and ranks' newest. `why`: why there are no figures of it now (a word of WHY), None: there are;
-    `detail`: what was said of that."""
+    """One host. `devices`: how many it has. `sample`: its latest. `age_s`: of that, else of its devices and ranks.
+
+    `why`: why there is no recent data, None: there is; one of unreachable, no-reply, starting, no-samples,
+    not-queried. `detail`: what was observed.
+    """
 
     host: str
     devices: int | None
@@ -124,23 +131,22 @@ class HostRow:
     sample: HostSample | None = None
     age_s: float | None = None
     why: str | None = None
-    detail: str | None = None
+    detail: str | Text | None = None
 
     @property
-    def figures(self) -> HostSample:
-        """What was measured of it; without a sample every figure is None, and the rest says nothing."""
-        return _NO_HOST_FIGURES if self.sample is None else self.sample
-
-
-WHY = ("unreachable", "no-answer", "starting", "no-samples", "not-asked")
+    def metrics(self) -> HostSample:
+        """The sample of the host; without one every measured field is None."""
+        return _NO_HOST if self.sample is None else self.sample
 
 
 @dataclass(frozen=True)
 class JobRow:
-    """One live job. `progress`: each figure of its lowest rank that says it, the step time the median of all ranks.
-    `slowest`: the rank whose steps take longest beside the others', `slower_by` times as long."""
+    """One live job. `progress`: each metric of the lowest rank that reports it, the step time as median of all ranks.
 
-    job: JobSeen
+    `slowest`: the rank with the longest step time compared with the others, `slower_by` times as long.
+    """
+
+    job: TopJob
     progress: Progress
     slowest: int | None = None
     slower_by: float | None = None
@@ -149,14 +155,13 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """Counted over devices. `busy`: with a rank or other processes; `bad`: not well; `unknown`: health not known.
-    `power_w`: of those that tell it, None: none does."""
+    """Counts over all devices. `busy`: with a rank or other processes. `unknown`: of unknown health."""
 
     hosts: int
-    hosts_without: int
+    hosts_without_data: int
     devices: int
     busy: int
-    bad: int
+    unhealthy: int
     unknown: int
     power_w: float | None
     memory_used_bytes: int | None
@@ -165,11 +170,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class TopView:
-    """`trouble`: why there are no samples, where they could not be read."""
+    """Everything that `top` shows. `samples_error`: why the samples could not be read, None: they could."""
 
     at_s: float
     totals: Totals
     jobs: tuple[JobRow, ...]
     hosts: tuple[HostRow, ...]
     rows: tuple[TopRow, ...]
-    trouble: str | None = None
+    samples_error: str | Text | None = None

@@ -143,7 +143,7 @@ def test_jobs_ranks_and_hosts(samples: Samples) -> None:
     assert value(samples, "ascendrun_rank_straggles", rank="11", **job) == 1
     assert value(samples, "ascendrun_rank_device_info", rank="11", host="npu02", id="3", **job) == 1
     assert value(samples, "ascendrun_host_cpu_percent", host="npu01") == 31
-    assert value(samples, "ascendrun_device_foreign_processes", host="npu04", id="5") == 1
+    assert value(samples, "ascendrun_device_external_processes", host="npu04", id="5") == 1
     assert value(samples, "ascendrun_jobs", state="QUEUED") == 1
     assert 0 < value(samples, "ascendrun_host_sample_age_seconds", host="npu01") < 600
 

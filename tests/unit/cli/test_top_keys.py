@@ -19,12 +19,11 @@ from top_stage import DEADLINE_S, Stage, play
 from top_world import TopWorld, controller_lock, make_usual_world
 
 from ascendrun.cli.top.detail import DetailScreen
-from ascendrun.cli.top.order import Order
-from ascendrun.cli.top.screens import LogScreen, StoryScreen, TextScreen
+from ascendrun.cli.top.screens import EventScreen, LogScreen, TextScreen
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.state.settings import Settings, spool_dir
-from ascendrun.health.top.rows import Choice
+from ascendrun.health.top.rows import Choice, Order
 from ascendrun.insight import TopSource
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,7 @@ def test_a_new_order_shows_what_comes_first(world: TopWorld) -> None:
         assert hottest is not None and (hottest.host, hottest.device) == ("npu02", 3)
         await stage.press("r")
         coolest = stage.app.selected
-        assert coolest is not None and coolest.figures.temperature_c == 52.0
+        assert coolest is not None and coolest.metrics.temperature_c == 52.0
 
     play(world, steps)
 
@@ -74,8 +73,8 @@ def test_the_cursor_stays_with_its_row_when_a_later_look_moves_it(world: TopWorl
         assert chosen is not None
         world.now_s += 1
         world.add_samples(["npu01"], job="j-0001", age_s=0.0, changes={("npu01", 0): {"temperature_c": 99.0}})
-        stage.app.begin_look()
-        await stage.until(lambda: stage.table.lines[0].figures.temperature_c == 99.0)
+        stage.app.begin_refresh()
+        await stage.until(lambda: stage.table.lines[0].metrics.temperature_c == 99.0)
         after = stage.app.selected
         assert after is not None and (after.host, after.device) == (chosen.host, chosen.device)
         assert stage.table.cursor == 4
@@ -146,7 +145,7 @@ def test_commands_behind_a_colon(world: TopWorld) -> None:
 def test_a_command_that_does_not_exist_is_told_and_changes_nothing(world: TopWorld) -> None:
     async def steps(stage: Stage) -> None:
         before = stage.app.choice, stage.app.order
-        stage.app.obey("explode [/red]now")
+        stage.app.run_command("explode [/red]now")
         await stage.until(lambda: "explode [/red]now" in stage.screen_text())
         assert (stage.app.choice, stage.app.order) == before
 
@@ -214,7 +213,7 @@ def test_a_page_that_cannot_be_read_says_so_and_is_read_again(world: TopWorld) -
         await stage.press("j", "j", "l")
         screen = stage.app.screen
         assert isinstance(screen, LogScreen)
-        await stage.until(lambda: "could not look: IsADirectoryError" in screen.text)
+        await stage.until(lambda: "IsADirectoryError" in screen.text)
         log.rmdir()
         log.write_bytes(b"first\n")
         screen.begin()
@@ -227,7 +226,7 @@ def test_e_shows_the_story_of_the_job(world: TopWorld) -> None:
     async def steps(stage: Stage) -> None:
         await stage.press("e")
         screen = stage.app.screen
-        assert isinstance(screen, StoryScreen)
+        assert isinstance(screen, EventScreen)
         await stage.until(lambda: "j-0001" in screen.text)
 
     play(world, steps)
@@ -276,13 +275,13 @@ def test_a_look_that_hangs_holds_up_no_key_and_is_not_doubled(world: TopWorld) -
     source = HeldSource(TopSource(Cluster(Settings(state_dir=world.state_dir))))
 
     async def steps(stage: Stage) -> None:
-        stage.app.begin_look()
+        stage.app.begin_refresh()
         await stage.until(lambda: source.looks == 2)
-        stage.app.begin_look()
+        stage.app.begin_refresh()
         await stage.press("j", "u")
-        assert stage.app.choice.only_bad and source.looks == 2
+        assert stage.app.choice.only_problems and source.looks == 2
         source.may_go_on.set()
-        await stage.until(lambda: stage.app._look_began_s is None)
+        await stage.until(lambda: stage.app._refresh_started_s is None)
 
     try:
         play(world, steps, source=source)
@@ -303,11 +302,11 @@ def test_a_look_that_fails_is_told_and_the_last_figures_stay(world: TopWorld, er
 
     async def steps(stage: Stage) -> None:
         source.error = error
-        stage.app.begin_look()
+        stage.app.begin_refresh()
         await stage.until(lambda: says in stage.text("#state"))
         assert "npu01" in stage.screen_text()
         source.error = None
-        stage.app.begin_look()
+        stage.app.begin_refresh()
         await stage.until(lambda: says not in stage.text("#state"))
 
     play(world, steps, source=source)

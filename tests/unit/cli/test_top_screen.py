@@ -16,7 +16,7 @@ from top_stage import Stage, play
 from top_world import TopWorld, controller_lock, make_usual_world, make_world
 
 from ascendrun.cli.output import width_of
-from ascendrun.cli.top.sparkline import in_buckets, sparkline
+from ascendrun.cli.top.cells import in_buckets, sparkline
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_it_too(world: TopWorld) -> None:
 
 
 def test_without_textual_a_plain_view_says_what_to_install_and_looks_again(world: TopWorld) -> None:
-    with Terminal(world, WITHOUT, "top", "--every", "0.1s") as terminal:
+    with Terminal(world, WITHOUT, "top", "--interval", "0.1s") as terminal:
         seen = terminal.wait_for("npu01", "1040/5000", "pip install 'ascendrun[tui]'")
         assert len([line for line in seen.splitlines() if line.strip()]) <= 24
         world.write_metrics("j-0001", "npu01", 0, steps=70, step_s=1.5, own=1.0)

@@ -12,12 +12,12 @@ from textual.widgets import Static
 from top_world import TopWorld
 
 from ascendrun.cli.top.app import TopApp
-from ascendrun.cli.top.order import Order
 from ascendrun.cli.top.table import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.head.state.settings import Settings
-from ascendrun.health.top.rows import Choice
+from ascendrun.health.top.rows import Choice, Order
 from ascendrun.insight import TopSource
+from ascendrun.text import use_language
 
 DEADLINE_S = 60.0
 Play = Callable[["Stage"], Awaitable[None]]
@@ -64,11 +64,12 @@ def play(
     lang: str = "en",
     size: tuple[int, int] = (120, 40),
     source: Any | None = None,
-    every_s: float = 3600.0,
+    interval_s: float = 3600.0,
 ) -> TopApp:
-    """`every_s`: by default it looks once, so that what is seen is what the first look saw."""
+    """`interval_s`: by default it looks once, so that what is seen is what the first look saw."""
     made = source or TopSource(Cluster(Settings(state_dir=world.state_dir)))
-    app = TopApp(made, Choice(), Order(), lang=lang, every_s=every_s)
+    use_language(lang)
+    app = TopApp(made, Choice(), Order(), interval_s=interval_s)
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
@@ -77,5 +78,8 @@ def play(
             await pilot.pause()
             await steps(stage)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        use_language("en")
     return app

@@ -12,7 +12,7 @@ from ascendrun.core.metrics import MetricsLine
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.join import make_view, natural_key, progress_of
 from ascendrun.health.top.rows import Choice, IdleHosts, choose_rows, choose_view, fold_idle, sort_rows
-from ascendrun.health.top.view import JobSeen, Progress, RankPlace, Slow, TopRow
+from ascendrun.health.top.view import Progress, RankPlace, Slow, TopJob, TopRow
 
 NOW_S = 1000.0
 
@@ -35,10 +35,10 @@ def device(host: str = "a", number: int = 0, **changes: Any) -> DeviceSample:
     )
 
 
-def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> JobSeen:
+def job(places: Mapping[int, tuple[str, int | None]] = {0: ("a", 0), 1: ("a", 1)}, **changes: Any) -> TopJob:
     ranks = tuple(RankPlace(rank, host, number, pid=100 + rank) for rank, (host, number) in places.items())
     hosts = tuple(dict.fromkeys(host for host, _ in places.values()))
-    return replace(JobSeen("j-1", "train", "RUNNING", "", 1, hosts, len(ranks), places=ranks), **changes)
+    return replace(TopJob("j-1", "train", "RUNNING", "", 1, hosts, len(ranks), places=ranks), **changes)
 
 
 def rows_of(**world: Any) -> dict[tuple[str, int | None, int | None], TopRow]:
@@ -50,15 +50,15 @@ def rows_of(**world: Any) -> dict[tuple[str, int | None, int | None], TopRow]:
 
 def test_what_was_not_measured_is_none_and_not_zero() -> None:
     row = rows_of(devices=[DeviceSample(NOW_S, "a", 0, "npu")])[("a", 0, None)]
-    now = row.figures
+    now = row.metrics
     assert (now.utilisation, now.memory_used_bytes, now.power_w, now.health, now.link_up) == (None,) * 5
     totals = make_view(now_s=NOW_S, devices=[DeviceSample(NOW_S, "a", 0, "npu")]).totals
-    assert (totals.power_w, totals.memory_used_bytes, totals.unknown, totals.bad) == (None, None, 1, 0)
+    assert (totals.power_w, totals.memory_used_bytes, totals.unknown, totals.unhealthy) == (None, None, 1, 0)
 
 
 def test_a_rank_stands_on_the_device_that_it_was_given() -> None:
     rows = rows_of(devices=[device(number=0), device(number=1)], jobs=[job()])
-    assert rows[("a", 1, 1)].job == "j-1" and rows[("a", 1, 1)].figures.name == "910B3"
+    assert rows[("a", 1, 1)].job == "j-1" and rows[("a", 1, 1)].metrics.name == "910B3"
 
 
 def test_what_the_rank_s_own_sample_says_of_its_device_counts_more_than_the_plan() -> None:
@@ -110,35 +110,35 @@ def test_processes_of_others_are_named_only_when_that_is_certain(
 ) -> None:
     jobs = [job(places={0: ("a", 0)})] if on_it else []
     row = next(iter(rows_of(devices=[device(pids=pids)], jobs=jobs).values()))
-    assert row.foreign_pids == foreign
-    assert ("foreign" in row.problems) == bool(foreign)
+    assert row.external_pids == foreign
+    assert ("external" in row.problems) == bool(foreign)
 
 
 def test_processes_of_a_job_that_just_ended_are_not_external() -> None:
     ended = job(places={0: ("a", 0), 1: ("a", 1)}, ended_at_s=NOW_S - 1, state="SUCCEEDED")
     devices = [device(number=0, pids=(100,)), device(number=1, pids=(4711,)), device(number=2, pids=(555,))]
     rows = rows_of(devices=devices, ended=[ended])
-    assert [rows[("a", number, None)].foreign_pids for number in range(3)] == [(), None, (555,)]
+    assert [rows[("a", number, None)].external_pids for number in range(3)] == [(), None, (555,)]
     assert all(row.job is None for row in rows.values())
 
 
 def test_a_process_that_is_still_there_long_after_the_end_of_its_job_is_external() -> None:
     ended = job(places={0: ("a", 0)}, ended_at_s=NOW_S - 40)
     [row] = rows_of(devices=[device(pids=(100,))], ended=[ended]).values()
-    assert row.foreign_pids == (100,)
+    assert row.external_pids == (100,)
     unconfirmed = replace(ended, ended_at_s=None)  # its host did not confirm that the ranks are gone
     [row] = rows_of(devices=[device(pids=(100,))], ended=[unconfirmed]).values()
-    assert row.foreign_pids == ()
+    assert row.external_pids == ()
 
 
 def test_processes_of_an_ended_rank_or_attempt_are_not_external() -> None:
     over = job(places={0: ("a", 0)})
     over = replace(over, places=(replace(over.places[0], is_over=True),))
-    assert rows_of(devices=[device(pids=(100,))], jobs=[over])[("a", 0, None)].foreign_pids == ()
+    assert rows_of(devices=[device(pids=(100,))], jobs=[over])[("a", 0, None)].external_pids == ()
     earlier = RankSample(NOW_S - 3, "a", "j-1", 1, 0, pid=77, device=0)
     waits = job(places={}, hosts=("a",), state="BACKOFF", attempt=1)
     [row] = rows_of(devices=[device(pids=(77,))], ranks=[earlier], jobs=[waits]).values()
-    assert row.foreign_pids == ()
+    assert row.external_pids == ()
 
 
 def test_what_is_not_well_is_named() -> None:
@@ -149,7 +149,7 @@ def test_what_is_not_well_is_named() -> None:
 
 def test_a_silent_host_marks_all_its_rows() -> None:
     rows = rows_of(devices=[device(number=0)], jobs=[job(liveness={"a": "UNREACHABLE"})])
-    assert all("silent" in row.problems for row in rows.values())
+    assert all("unreachable" in row.problems for row in rows.values())
 
 
 def test_an_age_is_never_negative_where_clocks_differ() -> None:
@@ -162,9 +162,9 @@ def test_an_age_is_never_negative_where_clocks_differ() -> None:
 @pytest.mark.parametrize(
     "world, why",
     [
-        ({"names": ["x"]}, "not-asked"),
-        ({"names": ["x"], "was_asked": True}, "no-samples"),
-        ({"names": ["x"], "refused": {"x": "refused"}}, "no-answer"),
+        ({"names": ["x"]}, "not-queried"),
+        ({"names": ["x"], "was_queried": True}, "no-samples"),
+        ({"names": ["x"], "refused": {"x": "refused"}}, "no-reply"),
         ({"jobs": [job(places={0: ("x", 0)})]}, "no-samples"),
         ({"jobs": [job(places={0: ("x", 0)}, state="STARTING")]}, "starting"),
         ({"jobs": [job(places={0: ("x", 0)}, liveness={"x": "SUSPECT"})]}, "unreachable"),
@@ -252,7 +252,7 @@ def test_one_rank_alone_is_not_compared() -> None:
 def test_a_straggler_is_a_problem_with_its_sign() -> None:
     seen = job(progress={0: Progress(step_s=1.0), 1: Progress(step_s=1.0)}, slow={1: Slow(1.3, "temperature")})
     row = rows_of(jobs=[seen])[("a", 1, 1)]
-    assert (row.slower_by, row.slow_sign, row.problems) == (1.3, "temperature", ("slow",))
+    assert (row.slower_by, row.slow_cause, row.problems) == (1.3, "temperature", ("slow",))
     (told,) = make_view(now_s=NOW_S, jobs=[seen]).jobs
     assert (told.slowest, told.slower_by, told.stragglers) == (1, 1.3, (1,))
 
@@ -273,8 +273,8 @@ def test_hosts_stand_as_people_count() -> None:
 
 def test_the_greatest_first_and_unknown_last_in_both_directions() -> None:
     rows = [TopRow("a", number, device(temperature_c=value)) for number, value in enumerate((50.0, None, 70.0))]
-    assert [row.figures.temperature_c for row in sort_rows(rows, "temp")] == [70.0, 50.0, None]
-    assert [row.figures.temperature_c for row in sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
+    assert [row.metrics.temperature_c for row in sort_rows(rows, "temp")] == [70.0, 50.0, None]
+    assert [row.metrics.temperature_c for row in sort_rows(rows, "temp", reverse=True)] == [50.0, 70.0, None]
 
 
 def test_rows_of_a_job_stand_in_rank_order() -> None:
@@ -292,7 +292,7 @@ def test_rows_of_a_job_stand_in_rank_order() -> None:
     [
         (Choice(job="train"), "ab"),
         (Choice(hosts=("a", "d*")), "ad"),
-        (Choice(only_bad=True), "c"),
+        (Choice(only_problems=True), "c"),
         (Choice(only_busy=True), "ab"),
         (Choice(text="ALARM"), "c"),
         (Choice(text="rank1"), "b"),
@@ -310,7 +310,7 @@ def test_rows_are_chosen(choice: Choice, hosts: str) -> None:
 
 def test_a_host_that_does_not_answer_is_shown_among_what_is_not_well_and_the_unasked_is_not() -> None:
     view = make_view(now_s=NOW_S, names=["x", "y"], refused={"x": "timed out"}, devices=[device("d")])
-    assert [host.host for host in choose_view(view, Choice(only_bad=True)).hosts] == ["x"]
+    assert [host.host for host in choose_view(view, Choice(only_problems=True)).hosts] == ["x"]
     assert [host.host for host in choose_view(view, Choice(job="j-1")).hosts] == []
 
 

@@ -1,0 +1,92 @@
+"""Values of `top` as short texts, "-" for unknown, and series as sparklines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GIB = 1024.0**3
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
+
+
+def gib(used: float | None, total: float | None) -> str:
+    if used is None and total is None:
+        return "-"
+    return f"{'-' if used is None else f'{used / GIB:.1f}'}/{'-' if total is None else f'{total / GIB:.0f}'}"
+
+
+def short(value: float | None) -> str:
+    """2.314, 15.3k, 1.2M; nan as reported."""
+    if value is None:
+        return "-"
+    if abs(value) >= 10_000:
+        return f"{value / 1e3:.1f}k" if abs(value) < 1e7 else f"{value / 1e6:.1f}M"
+    return f"{value:.4g}"
+
+
+def seconds(value: float | None) -> str:
+    """Step time with two or three significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 0.9995 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def relative(ratio: float | None) -> str:
+    """1.18 as +18%."""
+    return "-" if ratio is None else f"{(ratio - 1) * 100:+.0f}%"
+
+
+def memory(value: float | None) -> str:
+    """Memory of a process: 9.1G, 812M."""
+    if value is None:
+        return "-"
+    return f"{value / GIB:.1f}G" if value >= GIB else f"{value / 1024**2:.0f}M"
+
+
+def load(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def size(value: float | None) -> str:
+    return "-" if value is None else f"{value / GIB:.0f}G"
+
+
+def megabytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e6:.0f}"
+
+
+def sparkline(values: Sequence[float | None], *, low: float | None = None, high: float | None = None) -> str:
+    """One bar per value, a gap for None. The scale is from `low` to `high`, None: of the values themselves."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return " " * len(values)
+    bottom, top = min(known) if low is None else low, max(known) if high is None else high
+    span = top - bottom
+
+    def bar(value: float) -> str:
+        part = (value - bottom) / span if span > 0 else 0.5 if bottom > 0 else 0.0
+        return BARS[min(len(BARS) - 1, max(0, int(part * len(BARS))))]
+
+    return "".join(" " if value is None else bar(value) for value in values)
+
+
+def in_buckets(
+    points: Sequence[tuple[float, float | None]], *, since_s: float, until_s: float, count: int
+) -> list[float | None]:
+    """The mean of the points (at_s, value) in each of `count` equal time spans; None where there are none."""
+    sums, counts = [0.0] * count, [0] * count
+    width = (until_s - since_s) / count
+    for at_s, value in points:
+        if value is None or not since_s <= at_s < until_s:
+            continue
+        index = min(count - 1, int((at_s - since_s) / width))
+        sums[index] += value
+        counts[index] += 1
+    return [total / items if items else None for total, items in zip(sums, counts)]
