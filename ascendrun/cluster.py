@@ -1,9 +1,18 @@
-"""The Python API: everything the command line can do, as plain calls. The CLI and the dashboard stand on it."""
+"""Python API: everything that the command line does, as method calls. The command line uses this module only.
+
+from ascendrun import Cluster
+
+cluster = Cluster()
+job = cluster.submit("jobs/quickstart.yaml")
+for line in cluster.logs(job.id, follow=True):
+    print(line.ranks, line.text)
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.spool.metrics_reader import newest_values
-from ascendrun.head.state.settings import Settings, spool_dir
-from ascendrun.views import (
+from ascendrun.head.state.settings import Settings, load_settings, spool_dir
+from ascendrun.query.views import (
     EventView,
     ExecResult,
     HostStatus,
@@ -31,40 +40,55 @@ from ascendrun.views import (
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
     from ascendrun.core.jobs.job import Job
+    from ascendrun.core.logs.folding import FoldedLine
+    from ascendrun.core.metrics import MetricsLine
+    from ascendrun.core.samples import Newest
     from ascendrun.head.protocol.control_socket import ControlClient
     from ascendrun.head.state.store import Store, StoredJob
     from ascendrun.health.forecast import Forecast
+    from ascendrun.health.report.data import Report
     from ascendrun.health.survey.check_context import World
     from ascendrun.health.survey.comparison import DoctorReport
+    from ascendrun.query.bundle_job import Bundle
     from ascendrun.query.deep_check import DeepLook, DeepOptions
+    from ascendrun.query.event_stream import EventStream
+    from ascendrun.query.explain import Explanation
+    from ascendrun.query.log_view import LogView
+    from ascendrun.query.notice_view import NoticeTargetView, NoticeTestResult
+    from ascendrun.query.top_source import TopSource
 
 
 __all__ = ["Cluster", "EventView", "ExecResult", "HostStatus", "JobDetail", "JobView", "NodeView", "RankView"]
 
 POLL_S = 0.1
 STATUS_S = 3.0
+COLLECT_S = 180.0
+"""More than all deadlines of a collection of artifacts together."""
 CONTROLLER_START_S = 20.0
 SURVEY_S = 180.0
 """More than all deadlines of a survey together: connecting, probing, looking, touching."""
 
 
 class Cluster:
-    """One state dir: its store, its controller (started when a call needs it), its jobs.
+    """One state directory: its store, its controller (started when a call needs it), its jobs.
 
     Every call raises children of AscendrunError only.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings | None = None, *, state_dir: str | Path | None = None) -> None:
+        """`settings`: None reads the environment and the settings files, as the command line does."""
+        self.settings = settings or load_settings(
+            os.environ, flags={} if state_dir is None else {"state_dir": str(state_dir)}
+        )
 
     # Jobs
 
     def submit(
         self,
-        job_file: Path,
+        job_file: str | Path,
         *,
         overrides: Sequence[str] = (),
-        hostfile: Path | None = None,
+        hostfile: str | Path | None = None,
         key: str | None = None,
         resume: str | None = None,
         from_stage: str | None = None,
@@ -78,9 +102,9 @@ class Cluster:
         from ascendrun.query.submit import make_submissions, stages_to_repeat
 
         submissions = make_submissions(
-            job_file,
+            Path(job_file),
             overrides=overrides,
-            hostfile=hostfile,
+            hostfile=None if hostfile is None else Path(hostfile),
             state_dir=self.settings.state_dir,
             key=key or secrets.token_hex(16),
         )
@@ -315,6 +339,201 @@ class Cluster:
         )
         return judge_and_keep(report, self.settings.state_dir)
 
+    # Measurements
+
+    def samples(self, *, hosts: Collection[str] | None = None, since_s: float | None = None) -> Newest:
+        """The newest stored sample of every device, host and rank. `since_s`: UTC seconds; None: the last minute."""
+        from ascendrun.query.top_source import newest_samples
+
+        return newest_samples(self.settings.state_dir, hosts=hosts, since_s=since_s)
+
+    def sample_now(
+        self, hosts: Sequence[Host], *, timeout_s: float = 20.0, device_type: str | None = None
+    ) -> tuple[Newest, Mapping[str, str]]:
+        """A sample that the agents of these hosts take now; it is stored too. Also {host: why it sent none}.
+
+        `device_type`: npu or cuda; None: whatever the host has.
+        """
+        from ascendrun.core.samples import DeviceSample, HostSample, Newest
+
+        devices, metrics, refused = [], [], {}
+        if not hosts:
+            return Newest(), {}
+        fields = {"hosts": [asdict(host) for host in hosts], "timeout_s": timeout_s, "family": device_type}
+        with self._client() as client:
+            replies = [header for header, _ in client.stream("sample", fields, timeout_s=timeout_s + 10.0)]
+        for reply in replies:
+            if reply.get("refused"):
+                refused[str(reply["host"])] = str(reply["refused"])
+                continue
+            pids = [None if row["pids"] is None else tuple(row["pids"]) for row in reply["devices"]]
+            devices += [DeviceSample(**{**row, "pids": of_it}) for row, of_it in zip(reply["devices"], pids)]
+            metrics += [HostSample(**row) for row in reply["hosts"]]
+        return Newest(devices=tuple(devices), hosts=tuple(metrics)), refused
+
+    def request_samples(self, hosts: Sequence[Host], *, timeout_s: float = 20.0) -> None:
+        """As `sample_now` without waiting: the samples are stored. A host with a request under way gets no second."""
+        fields = {
+            "hosts": [asdict(host) for host in hosts],
+            "timeout_s": timeout_s,
+            "family": None,
+            "unless_asked": True,
+        }
+        with self._client() as client:
+            client.post("sample", fields)
+
+    def top(self, hosts: Sequence[Host] = (), *, is_patient: bool = False) -> TopSource:
+        """What `top` shows, again and again: `.look(now_s=…)`. `hosts`: also sampled when no job runs there."""
+        from ascendrun.query.top_source import TopSource
+
+        return TopSource(self, hosts, is_patient=is_patient)
+
+    def count_states(self) -> Mapping[str, int]:
+        """How many jobs are in each state, ended ones too."""
+        from collections import Counter
+
+        with self._reading() as store:
+            return Counter(state.value for state in store.states().values()) if store else {}
+
+    def metrics(self, ref: str, *, rank: int = 0, attempt: int | None = None) -> tuple[MetricsLine, ...]:
+        """The metrics that a rank has written, in order. `attempt`: None: the newest."""
+        from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
+
+        job = self.job(ref).job
+        folder = spool_dir(self.settings.state_dir, job.id, attempt or max(job.attempt, 1))
+        return tuple(iter_lines(find_metrics(folder, ranks=[rank]).get(rank, ())))
+
+    # Logs and events
+
+    def logs(
+        self, ref: str, view: LogView | None = None, *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[FoldedLine]:
+        """The output of a job's ranks, merged by time; lines that ranks share come once. `view`: which lines.
+
+        `attempt`: None: the newest. `follow`: goes on until the job has ended, later attempts too.
+        """
+        from ascendrun.query.log_follow import follow_lines, stored_lines
+
+        if follow:
+            return follow_lines(self, ref, view)
+        detail = self.job(ref)
+        return stored_lines(self.settings.state_dir, detail, attempt or max(detail.job.attempt, 1), view)
+
+    def events(
+        self, ref: str | None = None, *, since_s: float | None = None, kinds: Collection[str] | None = None
+    ) -> EventStream:
+        """The events of one job or pipeline, or of all: `.new_lines()` has those written since its last call."""
+        from ascendrun.query.event_stream import EventStream
+
+        job = None if ref is None else self.job(ref).job
+        whole = self.whole_pipeline(ref, job) if ref is not None and job is not None else None
+        return EventStream(
+            self.settings.state_dir,
+            job=None if whole is not None or job is None else job.id,
+            pipeline=None if whole is None else whole.id,
+            since_s=since_s,
+            kinds=kinds,
+        )
+
+    def event_kinds(self) -> tuple[str, ...]:
+        """The kinds of events that are stored."""
+        from ascendrun.query.event_stream import event_kinds
+
+        return event_kinds(self.settings.state_dir)
+
+    def whole_pipeline(self, ref: str, job: JobView) -> JobView | None:
+        """The pipeline, when `ref`, for which `job` was found, names one; None: it names a job."""
+        whole = self.pipeline(ref) if job.pipeline is not None else None
+        return whole if whole is not None and whole.id == job.pipeline else None
+
+    # Diagnosis
+
+    def explain(self, ref: str, *, attempt: int | None = None, lang: str | None = None) -> Explanation:
+        """Why a job's attempt ended, with evidence; of a job that runs, its anomalies. `lang`: None: of the process."""
+        from ascendrun import text
+        from ascendrun.query.explain import explain_job
+
+        return explain_job(
+            self.settings.state_dir,
+            ref,
+            attempt=attempt,
+            lang=lang or text.language(),
+            now_s=time.time(),
+            liveness=self.liveness(),
+        )
+
+    def diagnosis(self, ref: str, *, lang: str | None = None) -> str | None:
+        """One sentence: which rank failed first and why. None: it did not fail, or the cause is unknown."""
+        from ascendrun import text
+        from ascendrun.query.explain import verdict_line
+
+        try:
+            return verdict_line(self.settings.state_dir, ref, lang=lang or text.language(), now_s=time.time())
+        except NotFoundError:
+            return None
+
+    def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
+        """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
+        fields = {"job": self.job(ref).job.id, "attempt": attempt}
+        with self._client() as client:
+            for header, _ in client.stream("gather", fields, timeout_s=COLLECT_S):
+                yield str(header["host"]), header.get("problem")
+
+    def report(self, ref: str, *, now_s: float | None = None) -> Report:
+        """What one job did, where its time went and what it cost."""
+        from ascendrun.query.report_reader import find_report
+
+        return find_report(self.settings.state_dir, ref, now_s=time.time() if now_s is None else now_s)
+
+    def bundle(
+        self,
+        ref: str,
+        *,
+        path: str | Path | None = None,
+        layout: str = "ascendrun",
+        with_logs: bool = True,
+        max_bytes: int = 100 * 1024**2,
+        is_dry: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """Pack a job's records into an archive without credentials. `path` None: LAYOUT-JOB.tar.gz in this directory.
+
+        `layout`: ascendrun or ascend-fd; `is_dry`: list the contents, write nothing. `environ`: variables whose values
+        are masked when their names say that they are secret; None: those of this process.
+        """
+        from ascendrun.query.bundle_job import Wish, bundle_job
+
+        wish = Wish(
+            path=None if path is None else Path(path),
+            layout=layout,
+            with_logs=with_logs,
+            max_bytes=max_bytes,
+            is_dry=is_dry,
+        )
+        return bundle_job(
+            self.settings.state_dir,
+            ref,
+            wish,
+            notices=self.settings.notices,
+            environ=os.environ if environ is None else environ,
+        )
+
+    # Notifications
+
+    def notification_targets(self) -> tuple[NoticeTargetView, ...]:
+        """Where notifications go, and the result of the last one; without credentials."""
+        from ascendrun.head.state.notice_settings import NoticeSettings
+        from ascendrun.query.notice_view import view_targets
+
+        return view_targets(self.settings.notices or NoticeSettings(), self.settings.state_dir)
+
+    def test_notifications(self, name: str | None = None) -> tuple[NoticeTestResult, ...]:
+        """Send a test notification to one target, or to all."""
+        from ascendrun.head.state.notice_settings import NoticeSettings
+        from ascendrun.query.notice_view import send_tests
+
+        return send_tests(self.settings.notices or NoticeSettings(), name=name)
+
     # The controller
 
     def ensure_controller(self) -> None:
@@ -337,6 +556,15 @@ class Cluster:
             return self.controller_status(timeout_s=STATUS_S)
         except DeadlineExceededError:
             return None
+
+    def liveness(self, *, timeout_s: float = STATUS_S) -> Mapping[str, Mapping[str, str]]:
+        """By job and host, as the running controller sees it; {} where none runs or it does not respond in time."""
+        try:
+            status = self.controller_status(timeout_s=timeout_s)
+        except DeadlineExceededError:
+            return {}
+        found: Mapping[str, Mapping[str, str]] = (status or {}).get("liveness", {})
+        return found
 
     def stop_controller(self, *, timeout_s: float = 30.0) -> None:
         """Ends the controller; jobs go on. Returns when it is gone; nothing happens when none runs."""

@@ -23,9 +23,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ascendrun.cli.log_view import FOLD_WINDOW_S
 from ascendrun.core.logs.folding import fold
 from ascendrun.core.logs.log_lines import LogLine, merge
+from ascendrun.query.log_view import FOLD_WINDOW_S
 from ascendrun.sim.vcluster.spec import root_home
 from benchmarks.bed import Bed
 from benchmarks.ours import CHECKOUT, Ours

@@ -1,4 +1,4 @@
-"""What every verb is handed: the settings, the cluster, and how to speak."""
+"""What every command gets: the settings, the cluster, and where to print."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from ascendrun.cli.screen import Screen
     from ascendrun.cluster import Cluster
     from ascendrun.head.state.settings import Settings
+    from ascendrun.text import Text
 
 
 class CliContext:
-    """Made once per command line; settings and cluster are made when a verb first needs them."""
+    """Made once per command line; settings and cluster are made when a command first needs them."""
 
     def __init__(
         self, *, environ: Mapping[str, str], make_cluster: Callable[[Settings], Cluster] | None = None
@@ -52,11 +53,27 @@ class CliContext:
         is_live = sys.stderr.isatty() and self.environ.get("TERM") != "dumb"
         return Screen(sys.stdout, sys.stderr, color=self.has_color(sys.stdout), is_live=is_live)
 
-    def echo(self, text: str) -> None:
-        """Talk: to stderr, made harmless."""
+    def echo(self, text: Text | str) -> None:
+        """Print to stderr, made harmless."""
         from ascendrun.cli.sanitise import sanitise
 
-        print(sanitise(text), file=sys.stderr)
+        print(sanitise(str(text)), file=sys.stderr)
+
+    def error(self, message: Text | str, hint: Text | str | None = None) -> None:
+        """Print an error that does not end the command, and how to fix it."""
+        from ascendrun.cli.errors import error_lines, hint_lines
+
+        print("\n".join([*error_lines(message), *hint_lines(hint)]), file=sys.stderr)
+
+    def warn(self, message: Text | str, hint: Text | str | None = None) -> None:
+        from ascendrun.cli.errors import hint_lines, warning_lines
+
+        print("\n".join([*warning_lines(message), *hint_lines(hint)]), file=sys.stderr)
+
+    def hint(self, hint: Text | str) -> None:
+        from ascendrun.cli.errors import hint_lines
+
+        print("\n".join(hint_lines(hint)), file=sys.stderr)
 
 
 def use_color(mode: str, environ: Mapping[str, str], *, is_tty: bool) -> bool:

@@ -17,8 +17,8 @@ from ascendrun.head.state.settings import spool_dir
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.log_view import LogView
     from ascendrun.cluster import JobView
+    from ascendrun.query.log_view import LogView
 
 OWN_FILE = re.compile(
     r"^(?:rank-(?P<rank>\d+)\.(?P<kind>out|err|metrics|error)|(?P<word>events|samples|clock))(?:\.\d+)?$"

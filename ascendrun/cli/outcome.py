@@ -7,7 +7,7 @@ from collections import deque
 from ascendrun.cli.output import describe_progress, describe_seconds
 from ascendrun.cli.sanitise import sanitise
 from ascendrun.cli.screen import Screen
-from ascendrun.cluster import JobDetail, JobView, RankView
+from ascendrun.cluster import Cluster, JobDetail, JobView, RankView
 from ascendrun.core.names import fold_names
 from ascendrun.head.spool.spool_files import find_streams
 from ascendrun.head.state.settings import Settings, spool_dir
@@ -21,11 +21,11 @@ def exit_code_of(job: JobView) -> int:
     return 0 if job.state == "SUCCEEDED" else 1
 
 
-def print_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> int:
+def print_outcome(cluster: Cluster, detail: JobDetail, *, screen: Screen) -> int:
     """Says on stderr how the job ended and what to do next; returns the exit code."""
     job = detail.job
     if job.state == "FAILED":
-        _tell_failure(detail, screen, settings)
+        _tell_failure(detail, screen, cluster.settings)
     took = ""
     if job.ended_at_s is not None:
         took = f" after {describe_seconds(job.ended_at_s - (job.started_at_s or job.created_at_s))}"
@@ -33,7 +33,7 @@ def print_outcome(detail: JobDetail, *, screen: Screen, settings: Settings) -> i
     parts = [f"{job.id} {job.state}{took}", progress if job.state == "SUCCEEDED" else job.reason]
     screen.echo(": ".join(part for part in parts if part))
     if job.state == "FAILED":
-        _tell_verdict(job, screen, settings)
+        _tell_verdict(job, screen, cluster)
     if detail.unconfirmed:
         screen.echo(f"warning: {fold_names(detail.unconfirmed)} did not confirm that the job's processes are gone")
     if job.state == "FAILED":
@@ -55,11 +55,9 @@ def _tell_failure(detail: JobDetail, screen: Screen, settings: Settings) -> None
         screen.echo("\n".join(f"    {sanitise(line)}" for line in lines))
 
 
-def _tell_verdict(job: JobView, screen: Screen, settings: Settings) -> None:
+def _tell_verdict(job: JobView, screen: Screen, cluster: Cluster) -> None:
     """Why it failed, in one line; nothing where nobody knows."""
-    from ascendrun import insight
-
-    verdict = insight.verdict(settings.state_dir, job.id)
+    verdict = cluster.diagnosis(job.id)
     if verdict is not None:
         screen.echo(f"why: {verdict}")
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ascendrun.insight import KEPT_S
+from ascendrun.query.top_source import KEPT_S
 from ascendrun.sim.ascend.hosts import install_on
 from ascendrun.sim.ascend.scenario import Scenario
 from benchmarks.bed import Bed

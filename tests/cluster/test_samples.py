@@ -11,7 +11,7 @@ import leftovers
 import pytest
 
 from ascendrun.head.state.sample_store import SampleStore
-from ascendrun.insight import samples
+from ascendrun.query.top_source import newest_samples
 from ascendrun.sim.ascend import control
 from tests.cluster.scenes import NpuScene, Scene, await_that
 
@@ -29,8 +29,7 @@ from pathlib import Path
 from ascendrun.cluster import Cluster
 from ascendrun.core.hosts import Host
 from ascendrun.head.state.settings import Settings
-from ascendrun.insight import fresh_samples
-newest, refused = fresh_samples(Cluster(Settings(Path(sys.argv[1]))), [Host(name) for name in sys.argv[2:]])
+newest, refused = Cluster(Settings(Path(sys.argv[1]))).sample_now([Host(name) for name in sys.argv[2:]])
 print(json.dumps([[(one.host, one.device, one.health, one.pids, one.link_up, one.frequency_mhz is not None)
                    for one in newest.devices], [one.host for one in newest.hosts], refused]))
 """
@@ -62,7 +61,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     devices, hosts, refused = ask_now(scene, *HOSTS, "nowhere")
     assert sorted(devices) == [[host, device, "OK", [], True, True] for host in HOSTS for device in range(2)]
     assert sorted(hosts) == list(HOSTS) and list(refused) == ["nowhere"]
-    assert len(samples(state_dir).devices) == 4, "what was asked for is kept too"
+    assert len(newest_samples(state_dir).devices) == 4, "what was asked for is kept too"
 
     submitted_s = time.time()
     job = scene.start(scene.npu_job())
@@ -72,14 +71,14 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
         lambda: (
             [
                 (one.host, one.device, bool(one.pids), bool(one.utilisation), one.link_up)
-                for one in samples(state_dir).devices
+                for one in newest_samples(state_dir).devices
             ]
             == [(host, device, True, True, True) for host in HOSTS for device in range(2)]
         ),
         "every device is there and at work",
     )
-    await_that(lambda: len(samples(state_dir).ranks) == 4, "every rank is there")
-    newest = samples(state_dir)
+    await_that(lambda: len(newest_samples(state_dir).ranks) == 4, "every rank is there")
+    newest = newest_samples(state_dir)
     pids = {(rank["host"], rank["rank"]): rank["pid"] for rank in scene.show(job)["ranks"]}
     for rank in newest.ranks:
         assert rank.device == rank.rank % 2 and rank.pid == pids[rank.host, rank.rank] and rank.job == job

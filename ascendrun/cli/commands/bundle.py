@@ -69,12 +69,10 @@ def command(
     Credentials are taken out, by value and by form; MANIFEST.json in the archive and the list on the screen say of each
     file how long it was, whether it was cut, and how many marks stand in it. Look at it before you send it.
     """
-    from ascendrun import insight
 
     if no_logs and layout == "ascend-fd":
         raise click.UsageError("--layout ascend-fd is made of logs; leave --no-logs out")
-    bundle = insight.bundle(
-        ctx.cluster,
+    bundle = ctx.cluster.bundle(
         job,
         path=Path(path) if path else None,
         layout=layout,

@@ -73,14 +73,13 @@ def _since(text: str | None, *, has_job: bool) -> float | None:
 
 
 def _parse_kinds(ctx: CliContext, texts: Sequence[str]) -> frozenset[str] | None:
-    from ascendrun import insight
     from ascendrun.cli.app import did_you_mean
     from ascendrun.core.event_lines import KINDS
 
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     if not words:
         return None
-    known = {*KINDS, *insight.event_kinds(ctx.settings.state_dir)}
+    known = {*KINDS, *ctx.cluster.event_kinds()}
     for word in words:
         if word not in known:
             hint = did_you_mean(word, sorted(known)) or f"; known: {', '.join(sorted(known))}"
@@ -94,18 +93,13 @@ class _Stream:
     def __init__(
         self, ctx: CliContext, ref: str | None, since_s: float | None, kinds: Collection[str] | None, output: str | None
     ) -> None:
-        from ascendrun import insight
-        from ascendrun.cli.follow import pipeline_of
-
         self._ctx, self._output = ctx, output
         self._since_s, self._kinds = since_s, kinds
         job = None if ref is None else ctx.cluster.job(ref).job
-        whole = None if ref is None or job is None else pipeline_of(ctx.cluster, ref, job)
+        whole = None if ref is None or job is None else ctx.cluster.whole_pipeline(ref, job)
         self._pipeline = None if whole is None else whole.id
         self._job = None if whole is not None or job is None else job.id
-        self._events = insight.EventStream(
-            ctx.settings.state_dir, job=self._job, pipeline=self._pipeline, since_s=since_s, kinds=kinds
-        )
+        self._events = ctx.cluster.events(ref, since_s=since_s, kinds=kinds)
         self._screen = ctx.screen()
         self._watched_mono = time.monotonic()
         self._has_complained = False

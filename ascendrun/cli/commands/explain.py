@@ -37,14 +37,13 @@ def command(
     Says "likely" where the evidence allows another reading, and "not known" where it allows none. Of a running job it
     says what is odd. Exits 0; 4 when there is no such job.
     """
-    from ascendrun import insight
     from ascendrun.health.texts import language_of
 
     lang = lang or language_of(ctx.environ)
     if gather:
-        for host, problem in insight.gather(ctx.cluster, job, attempt=attempt):
+        for host, problem in ctx.cluster.collect(job, attempt=attempt):
             ctx.echo(f"{host}: {problem}" if problem else f"{host}: gathered")
-    explanation = insight.explain(ctx.cluster, job, attempt=attempt, lang=lang)
+    explanation = ctx.cluster.explain(job, attempt=attempt, lang=lang)
     if output in (None, "table", "wide"):
         from ascendrun.cli.explain_view import print_explanation
 

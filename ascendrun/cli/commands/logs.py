@@ -13,8 +13,8 @@ from ascendrun.cli.options import cli_command, output_option, parse_since
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.log_view import LogView
     from ascendrun.cluster import JobDetail, JobView
+    from ascendrun.query.log_view import LogView
 
 
 @cli_command(
@@ -73,9 +73,12 @@ def command(
     Numbers that were measured may differ between ranks: [0-63] step 120 loss 2.31±0.02. A rank whose number is far from
     the others' has its own line.
     """
+    from ascendrun.query.log_sources import check_choice
+
     _refuse_nonsense(follow=follow, attempt=attempt, raw=raw, files=files, output=output, **choice)
     view = _make_view(**choice)
     detail = ctx.cluster.job(job)
+    check_choice(detail, view)
     if follow:
         return _follow(ctx, job, detail.job, view)
     chosen = _choose_attempt(detail.job, attempt)
@@ -93,9 +96,9 @@ def command(
 def _follow(ctx: CliContext, ref: str, job: JobView, view: LogView) -> int:
     """A pipeline that goes on is followed stage after stage; of one that is over the stage that tells most is shown."""
     from ascendrun.cli.commands.submit import follow_stages, follow_to_the_end
-    from ascendrun.cli.follow import has_ended, pipeline_of
+    from ascendrun.cli.follow import has_ended
 
-    whole = pipeline_of(ctx.cluster, ref, job)
+    whole = ctx.cluster.whole_pipeline(ref, job)
     if has_ended(whole or job):
         return follow_to_the_end(ctx, job.id, view=view)
     ctx.cluster.ensure_controller()
@@ -136,9 +139,9 @@ def _make_view(
     no_prefix: bool,
 ) -> LogView:
     """Raises BadParameter naming the option whose text is wrong."""
-    from ascendrun.cli.log_view import LogView
     from ascendrun.core.logs.log_lines import parse_ranks
     from ascendrun.core.names import expand_names, split_list
+    from ascendrun.query.log_view import LogView
 
     option = ""
     try:
@@ -186,29 +189,31 @@ def _print_lines(ctx: CliContext, detail: JobDetail, attempt: int, view: LogView
     from collections import deque
     from itertools import chain
 
-    from ascendrun.cli.log_gaps import tell_gaps
-    from ascendrun.cli.log_sources import open_streams, why_nothing
-    from ascendrun.cli.log_view import FOLD_WINDOW_S, first_of_each_rank
+    from ascendrun.cli.log_output import format_line, print_gaps
     from ascendrun.core.logs.folding import fold
     from ascendrun.core.logs.log_lines import merge_batches
+    from ascendrun.query.log_sources import open_streams, why_nothing
+    from ascendrun.query.log_view import FOLD_WINDOW_S, first_of_each_rank
 
-    sources = open_streams(ctx.settings.state_dir, detail, attempt, view, say=ctx.echo)
+    sources = open_streams(ctx.settings.state_dir, detail, attempt, view, warn=ctx.warn)
     if not sources:
-        ctx.echo(why_nothing(detail, attempt, view))
+        ctx.echo(why_nothing(detail, attempt))
+        if detail.job.ended_at_s is not None:
+            ctx.hint(f"ascendrun show {detail.job.id}")
         return
     lines = chain.from_iterable(merge_batches(sources))
     shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
     screen = ctx.screen()
     for line in shown if view.tail is None else deque(shown, maxlen=view.tail):
-        sys.stdout.write(view.format(line, screen) + "\n")
+        sys.stdout.write(format_line(view, line, screen) + "\n")
     sys.stdout.flush()
-    tell_gaps(ctx, detail.job.id, attempt, view)
+    print_gaps(ctx, detail.job.id, attempt, view)
     if attempt > 1:
         ctx.echo(f"this was attempt {attempt}; earlier ones: --attempt 1")
 
 
 def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> None:
-    from ascendrun.cli.log_gaps import tell_gaps
+    from ascendrun.cli.log_output import print_gaps
     from ascendrun.head.spool.spool_files import find_streams, read_bytes
     from ascendrun.head.state.settings import spool_dir
 
@@ -218,4 +223,4 @@ def _write_raw(ctx: CliContext, job: JobView, attempt: int, view: LogView) -> No
         for data in read_bytes(files):
             sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-    tell_gaps(ctx, job.id, attempt, view)
+    print_gaps(ctx, job.id, attempt, view)

@@ -94,8 +94,8 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
     from ascendrun.cli.options import hosts_of
     from ascendrun.head.state.sample_details import read_details
     from ascendrun.health.top.join import STALE_S
-    from ascendrun.insight import TopSource, count_states
     from ascendrun.query.prometheus import make_registry
+    from ascendrun.query.top_source import TopSource
 
     hosts = hosts_of(ctx, hostfile=hostfile) if hostfile is not None else ()
     source = TopSource(ctx.cluster, hosts)
@@ -104,7 +104,7 @@ def make_registry(ctx: CliContext, hostfile: str | None) -> CollectorRegistry:
         view, state_dir = source.look(now_s=time.time()), ctx.settings.state_dir
         return (
             view,
-            count_states(state_dir),
+            ctx.cluster.count_states(),
             () if view.samples_error else read_details(state_dir, since_s=view.at_s - STALE_S),
         )
 

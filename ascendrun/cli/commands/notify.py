@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(ctx: CliContext, test: str | None, output: str | None) -> int:
     """Show where notices go (`notify:`, `hook:`, `deadman:` in the settings file), or try it. See docs/notices.md."""
-    from ascendrun import insight
     from ascendrun.cli.output import Column, describe_time, print_rows
     from ascendrun.query.notice_view import NoticeTargetView
 
     if test is not None:
         return _test(ctx, test, output)
-    views = insight.notice_targets(ctx.settings)
+    views = ctx.cluster.notification_targets()
     print_rows(
         views,
         [
@@ -62,11 +61,10 @@ def command(ctx: CliContext, test: str | None, output: str | None) -> int:
 
 def _test(ctx: CliContext, name: str, output: str | None) -> int:
     """Exits 0 when every target took the notice, 6 when some did not."""
-    from ascendrun import insight
     from ascendrun.cli.output import Column, print_rows
     from ascendrun.query.notice_view import NoticeTestResult
 
-    results = insight.try_notices(ctx.settings, name=name or None)
+    results = ctx.cluster.test_notifications(name or None)
     print_rows(
         results,
         [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +45,10 @@ def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang:
 
     Of a job that is under way: its story so far. Where the time went sums to the time since its submission.
     """
-    from ascendrun import insight
     from ascendrun.health.texts import language_of
 
     lang = lang or language_of(ctx.environ)
-    report = insight.report(ctx.settings.state_dir, job, now_s=time.time())
+    report = ctx.cluster.report(job)
     if output is None and out is None and png is None:
         out = Path(f"{report.id}-report.html")
     if png is not None:

@@ -60,9 +60,7 @@ def describe_stages(whole: JobView) -> str:
 
 def _why(ctx: CliContext, detail: JobDetail) -> str | None:
     """The verdict on a job that failed, in one line."""
-    from ascendrun import insight
-
-    return insight.verdict(ctx.settings.state_dir, detail.job.id) if detail.job.state == "FAILED" else None
+    return ctx.cluster.diagnosis(detail.job.id) if detail.job.state == "FAILED" else None
 
 
 def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None = None) -> str:

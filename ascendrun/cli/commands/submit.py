@@ -15,10 +15,10 @@ from ascendrun.cli.options import cli_command, hostfile_option, output_option
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.cli.log_view import LogView
     from ascendrun.cli.training_estimate import Arithmetic
     from ascendrun.cluster import JobView
     from ascendrun.core.hosts import Host
+    from ascendrun.query.log_view import LogView
 
 
 @cli_command(
@@ -213,15 +213,15 @@ def follow_to_the_end(
     screen = ctx.screen()
     try:
         from ascendrun.cli.follow import follow_job
-        from ascendrun.cli.log_view import LogView
         from ascendrun.cli.outcome import print_outcome
         from ascendrun.cli.output import format_one
+        from ascendrun.query.log_view import LogView
 
         detail = follow_job(ctx.cluster, job_id, screen=screen, view=view or LogView(), shows_lines=shows_lines)
     except KeyboardInterrupt:
         screen.echo(f"detached; the job goes on — ascendrun logs -f {job_id}, ascendrun stop {job_id}")
         return 130
-    code = print_outcome(detail, screen=screen, settings=ctx.settings)
+    code = print_outcome(ctx.cluster, detail, screen=screen)
     if output not in (None, "table", "wide"):
         assert output is not None
         sys.stdout.write(format_one(detail.job, output))

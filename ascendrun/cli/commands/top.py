@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
     from ascendrun.core.hosts import Host
     from ascendrun.health.top.view import TopView
-    from ascendrun.insight import TopSource
+    from ascendrun.query.top_source import TopSource
 
 INTERVAL_S = 2.0
 
@@ -64,7 +64,7 @@ def command(
     Unknown values show as "-". HOSTS: names (npu[01-04], @group of the hostfile) or globs. Hosts that are named or in
     the hostfile are queried when they run no job. Exits 6 when a queried host does not respond.
     """
-    from ascendrun.insight import TopSource
+    from ascendrun.query.top_source import TopSource
 
     use_language(lang or language_of(ctx.environ))
     hosts, globs = choose_hosts(ctx, hostfile, names)
@@ -108,7 +108,7 @@ def choose_hosts(
 def print_once(ctx: CliContext, source: TopSource, choice: Choice, order: Order, *, output: str | None) -> int:
     from ascendrun.cli.output import terminal_width
     from ascendrun.cli.top.text import top_lines
-    from ascendrun.insight import ANSWER_S, LATE_S
+    from ascendrun.query.top_source import ANSWER_S, LATE_S
 
     screen = ctx.screen()
     if source.must_ask(now_s=time.time()):

@@ -27,4 +27,4 @@ def command(ctx: CliContext, job: str, timeout: float | None) -> int:
     from ascendrun.cli.outcome import print_outcome
 
     detail = ctx.cluster.wait(job, timeout_s=timeout)
-    return print_outcome(detail, screen=ctx.screen(), settings=ctx.settings)
+    return print_outcome(ctx.cluster, detail, screen=ctx.screen())

@@ -24,7 +24,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.cli.context import CliContext
-    from ascendrun.insight import TopSource
+    from ascendrun.query.top_source import TopSource
 
 MOST_JOBS = 5
 MOST_WITHOUT_DATA = 3

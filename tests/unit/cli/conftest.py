@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,8 +33,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.C
 
     def say(*argv: str) -> Run:
         capsysbinary.readouterr()
-        made: Any = lambda settings: cluster  # noqa: E731  # a cluster only as far as a story goes
-        code = main(argv, make_cluster=made)
+
+        def make(settings: Settings) -> StoryCluster:
+            cluster.settings = settings
+            return cluster
+
+        code = main(argv, make_cluster=make)
         captured = capsysbinary.readouterr()
         return Run(code, captured.out.decode("utf-8", "replace"), captured.err.decode(), captured.out)
 

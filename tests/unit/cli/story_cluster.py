@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascendrun.cluster import EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
+from ascendrun.cluster import Cluster, EventView, ExecResult, HostStatus, JobDetail, JobView, NodeView, RankView
 from ascendrun.core.errors import ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.head.state.settings import Settings, spool_dir
@@ -40,7 +40,7 @@ def make_job(**changes: Any) -> JobView:
 
 
 @dataclass
-class StoryCluster:
+class StoryCluster(Cluster):
     """`calls`: what was asked of it, in order."""
 
     settings: Settings
@@ -51,7 +51,7 @@ class StoryCluster:
     unconfirmed: tuple[str, ...] = ()
     answers: Sequence[ExecResult] = ()
     statuses: Sequence[HostStatus] = ()
-    events: tuple[EventView, ...] = ()
+    job_events: tuple[EventView, ...] = ()
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     # what the command line calls
@@ -85,7 +85,7 @@ class StoryCluster:
             run=f"abcd-{self.view.id}",
             nodes=nodes,
             ranks=self.ranks,
-            events=self.events,
+            events=self.job_events,
             first_failure=self.first_failure,
             unconfirmed=self.unconfirmed,
             spec={"name": "demo"},

@@ -27,7 +27,7 @@ from ascendrun.core.samples import DeviceSample, Newest
 from ascendrun.head.state.settings import Settings
 from ascendrun.head.state.store import Store
 from ascendrun.health.top.view import TopView
-from ascendrun.insight import TopSource
+from ascendrun.query.top_source import TopSource
 from ascendrun.text import use_language
 
 Say = Callable[..., Run]

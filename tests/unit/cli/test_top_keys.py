@@ -24,7 +24,7 @@ from ascendrun.cluster import Cluster
 from ascendrun.core.errors import AscendrunError
 from ascendrun.head.state.settings import Settings, spool_dir
 from ascendrun.health.top.rows import Choice, Order
-from ascendrun.insight import TopSource
+from ascendrun.query.top_source import TopSource
 
 pytestmark = pytest.mark.slow
 

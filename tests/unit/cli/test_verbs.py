@@ -51,7 +51,7 @@ def test_an_empty_csv_still_has_its_header(desk: Desk) -> None:
 
 
 def test_show_tells_the_failing_rank_and_the_story(desk: Desk) -> None:
-    desk.cluster.events = (EventView(1, 1.0, "state", "QUEUED -> CHECKING"),)
+    desk.cluster.job_events = (EventView(1, 1.0, "state", "QUEUED -> CHECKING"),)
     desk.cluster.story = [rank_fails(1, 9)]
     out = desk.say("show", "demo").out
     assert "first failure  rank 1 on n1 ended with exit code 9" in out

@@ -16,7 +16,7 @@ from ascendrun.cli.top.table import RowsTable
 from ascendrun.cluster import Cluster
 from ascendrun.head.state.settings import Settings
 from ascendrun.health.top.rows import Choice, Order
-from ascendrun.insight import TopSource
+from ascendrun.query.top_source import TopSource
 from ascendrun.text import use_language
 
 DEADLINE_S = 60.0

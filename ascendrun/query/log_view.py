@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
-from ascendrun.cli.sanitise import sanitise
-from ascendrun.cli.screen import Screen
-from ascendrun.core.logs.folding import FoldedLine
-from ascendrun.core.logs.log_lines import LogLine, fold_ranks
+from ascendrun.core.logs.log_lines import LogLine
 
 FOLD_WINDOW_S = 0.3
 """Ranks that say the same within this time are shown as one line."""
@@ -55,15 +51,6 @@ class LogView:
         """The lines that pass."""
         passes = LineTest(self).passes
         return (line for line in lines if passes(line)) if self.filters_lines else iter(lines)
-
-    def format(self, line: FoldedLine, screen: Screen) -> str:
-        """`[0-3] text`, harmless, with a time when wanted."""
-        text = sanitise(line.text)
-        if self.has_prefix:
-            text = f"{screen.paint_rank(f'[{fold_ranks(line.ranks)}]', line.ranks[0])} {text}"
-        if self.has_times:
-            text = f"{format_time(line.at_s)} {text}"
-        return text
 
 
 class LineTest:
@@ -111,10 +98,3 @@ def first_of_each_rank(lines: Iterable[LogLine]) -> Iterator[LogLine]:
         if line.rank not in seen:
             seen.add(line.rank)
             yield line
-
-
-def format_time(at_s: float | None) -> str:
-    """Local time to the millisecond, with its offset from UTC; dots when it is not known."""
-    if at_s is None:
-        return "..." + " " * 26
-    return datetime.fromtimestamp(at_s).astimezone().isoformat(timespec="milliseconds")

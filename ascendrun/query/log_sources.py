@@ -6,26 +6,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from ascendrun.cli.log_view import LineTest, LogView
-from ascendrun.cluster import JobDetail
+from ascendrun.core.errors import NotFoundError
 from ascendrun.core.logs.log_lines import LogLine
-from ascendrun.core.names import fold_names
 from ascendrun.head.spool.clocks import HostClock, read_clocks
 from ascendrun.head.spool.grep import HostHits, Position, Wanted, ask_hosts, make_request, starts_of
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams, is_complete
 from ascendrun.head.state.settings import spool_dir
 from ascendrun.query.log_reader import read_batches
+from ascendrun.query.log_view import LineTest, LogView
+from ascendrun.query.views import JobDetail
+from ascendrun.text import Text
 
 StreamKey = tuple[str, int, str]
 """(host, rank, stream)"""
 
 
 def open_streams(
-    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, say: Callable[[str], None]
+    state_dir: Path, detail: JobDetail, attempt: int, view: LogView, *, warn: Callable[[Text], None]
 ) -> list[Iterator[list[LogLine]]]:
     """The wanted lines of every chosen stream, in batches; [] when there is no stream at all.
 
-    `say`: is told which nodes could not look through what only they have.
+    `warn`: gets which nodes could not search the lines that only they have.
     """
     folder = spool_dir(state_dir, detail.job.id, attempt)
     clocks = read_clocks(folder)
@@ -39,7 +40,7 @@ def open_streams(
             if one.problem is None or one.lines:
                 ends.update({(one.host, *key): start for key, start in starts[one.host].items()})
             hits.update({(one.host, *key): lines for key, lines in one.lines.items()})
-        _tell_problems(found, say)
+        _report_problems(found, warn)
     files = find_streams(folder, attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
     sources = [_read(one, view, clocks, ends, hits, among=len(files)) for one in files]
     return [*sources, *(iter([list(lines)]) for lines in hits.values())]  # what has no copy here at all
@@ -104,22 +105,36 @@ def _ranks_of(detail: JobDetail, view: LogView) -> dict[str, Collection[int]]:
     }
 
 
-def _tell_problems(found: Sequence[HostHits], say: Callable[[str], None]) -> None:
+def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) -> None:
     by_problem: dict[str, list[str]] = {}
     for one in found:
         if one.problem is not None:
             by_problem.setdefault(one.problem, []).append(one.host)
     for problem, hosts in by_problem.items():
-        say(f"{fold_names(hosts)} {problem}: of its newest lines only those are searched that have arrived here")
+        warn(
+            Text(
+                "cli.grep-incomplete",
+                "{hosts:hosts}: {problem}; only the lines that have arrived on this machine were searched",
+                hosts=hosts,
+                problem=problem,
+            )
+        )
 
 
-def why_nothing(detail: JobDetail, attempt: int, view: LogView) -> str:
-    """A sentence for a person who chose what is not there."""
+def check_choice(detail: JobDetail, view: LogView) -> None:
+    """Raises NotFoundError for hosts or ranks that the job does not have."""
     job = detail.job
     if view.hosts is not None and not set(view.hosts) & set(job.hosts):
-        return f"{job.id} has no such node; it runs on {fold_names(job.hosts)}"
+        unknown = Text("logs.no-node", "{job}: no such node: {hosts:hosts}", job=job.id, hosts=sorted(view.hosts))
+        raise NotFoundError(unknown, hint=Text("logs.nodes", "its nodes are {hosts:hosts}", hosts=list(job.hosts)))
     if view.ranks is not None and job.world_size and all(rank >= job.world_size for rank in view.ranks):
-        return f"{job.id} has no such rank; its ranks are 0-{job.world_size - 1}"
+        unknown = Text("logs.no-rank", "{job}: no such rank: {ranks:ranks}", job=job.id, ranks=sorted(view.ranks))
+        raise NotFoundError(unknown, hint=Text("logs.ranks", "its ranks are 0-{last}", last=job.world_size - 1))
+
+
+def why_nothing(detail: JobDetail, attempt: int) -> Text:
+    """Why there is no output of an attempt."""
+    job = detail.job
     if attempt < job.attempt or job.ended_at_s is not None:
-        return f"{job.id}, attempt {attempt}: no output; what happened: ascendrun show {job.id}"
-    return f"{job.id}, attempt {attempt}: no output yet ({job.state}{': ' + job.reason if job.reason else ''})"
+        return Text("logs.no-output", "{job}: no output in attempt {attempt}", job=job.id, attempt=attempt)
+    return Text("logs.no-output-yet", "{job}: no output yet ({state})", job=job.id, state=job.state)

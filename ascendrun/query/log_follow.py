@@ -1,0 +1,191 @@
+"""The lines of a job as plain iterators: stored ones, and those that are still being written."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol
+
+from ascendrun.core.logs.folding import FoldedLine, Folder, fold
+from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
+from ascendrun.head.spool.clocks import HostClock, read_clocks
+from ascendrun.head.spool.spool_files import find_streams, is_complete
+from ascendrun.head.state.settings import Settings, spool_dir
+from ascendrun.query.log_reader import StreamReader, batch_lines_for
+from ascendrun.query.log_sources import open_streams
+from ascendrun.query.log_view import FOLD_WINDOW_S, LogView, first_of_each_rank
+from ascendrun.query.views import JobDetail, JobView
+
+NEW_STREAMS_POLL_S = (0.05, 0.5)
+POLL_CPU_FRACTION = 0.02
+"""Of a core, for the search for new streams: a search of few streams costs little and may be repeated soon."""
+LINES_PER_CLOCK = 64
+"""In a flood the clock, and the lines that are ready, are checked once in so many lines."""
+CLOCKS_POLL_S = 60.0
+LIVE_WINDOW_S = 0.2
+"""How long a line waits for other ranks to print the same: their bytes come at different times."""
+BURST_WINDOW_S = 0.08
+BURST_S = 0.2
+"""After a pause every host sends at the same time; only in a steady stream do their batches drift apart."""
+POLL_S = 0.1
+COMPLETE_DEADLINE_S = 15.0
+"""How long after the end of an attempt the last bytes of its logs may take to arrive."""
+
+
+class FollowedCluster(Protocol):
+    """What `follow_lines` needs of `ascendrun.Cluster`."""
+
+    settings: Settings
+
+    def job(self, ref: str) -> JobDetail: ...
+
+
+def stored_lines(state_dir: Path, detail: JobDetail, attempt: int, view: LogView | None = None) -> Iterator[FoldedLine]:
+    """The lines of an attempt that are stored, merged by time and folded."""
+    view = view or LogView()
+    sources = open_streams(state_dir, detail, attempt, view, warn=lambda problem: None)
+    lines = chain.from_iterable(merge_batches(sources))
+    shown = fold(first_of_each_rank(lines) if view.only_first else lines, window_s=FOLD_WINDOW_S)
+    return iter(shown if view.tail is None else deque(shown, maxlen=view.tail))
+
+
+def follow_lines(cluster: FollowedCluster, ref: str, view: LogView | None = None) -> Iterator[FoldedLine]:
+    """The lines of a job's newest attempt and of all later ones, as they come, until the job has ended."""
+    view = view or LogView()
+    job = cluster.job(ref).job
+    attempt, logs = 0, None
+    while True:
+        if job.attempt != attempt and job.attempt > 0:
+            if logs is not None:
+                yield from _rest(logs)
+            attempt = job.attempt
+            logs = AttemptLogs(spool_dir(cluster.settings.state_dir, job.id, attempt), attempt, view)
+        if logs is not None:
+            logs.expect_ranks(count_ranks(job, view))
+            yield from logs.new_lines()
+        if job.ended_at_s is not None:
+            break
+        time.sleep(POLL_S)
+        job = cluster.job(job.id).job
+    if logs is not None:
+        yield from _rest(logs)
+
+
+def _rest(logs: AttemptLogs) -> Iterator[FoldedLine]:
+    deadline_s = time.monotonic() + COMPLETE_DEADLINE_S
+    while logs.folder.is_dir() and not is_complete(logs.folder) and time.monotonic() < deadline_s:
+        yield from logs.new_lines()
+        time.sleep(POLL_S)
+    yield from logs.new_lines(final=True)
+
+
+class AttemptLogs:
+    """All chosen streams of one attempt, merged and folded as they grow."""
+
+    def __init__(self, folder: Path, attempt: int, view: LogView, *, tail: int | None = None) -> None:
+        self.folder = folder
+        self._attempt = attempt
+        self._view = view
+        self._tail = tail
+        self._readers: dict[tuple[str, int, str], StreamReader] = {}
+        self._search_due_s = float("-inf")
+        self._folder = Folder(window_s=LIVE_WINDOW_S)
+        self._clock_offset_s = time.time() - time.monotonic()
+        self._is_first = True
+        self._burst_s = self._received_s = float("-inf")
+        self._clocks: Mapping[str, HostClock] = {}
+        self._clocks_due_s = float("-inf")
+
+    def expect_ranks(self, ranks: int | None) -> None:
+        """How many ranks can say a line: one that all have said is shown at once. None: not known."""
+        self._folder.ranks = ranks
+
+    def new_lines(self, *, final: bool = False) -> Iterator[FoldedLine]:
+        """What came since the last call. What was there at the first call folds by arrival times; what comes later by
+        our own clock, so that nodes whose clocks differ still fold. `final`: everything that is left."""
+        self._find_streams(final=final)
+        lines = self._view.choose(merge(_read(reader, final=final) for reader in self._readers.values()))
+        if self._is_first and self._readers:
+            self._is_first = False
+            if self._tail is None:
+                yield from self._fold_past(lines)
+                self._choose_window()
+            else:
+                yield from deque(fold(lines, window_s=FOLD_WINDOW_S), maxlen=self._tail)
+        else:
+            while some := list(islice(lines, LINES_PER_CLOCK)):
+                self._choose_window()
+                now_s = self._now_s()
+                yield from self._folder.take(now_s=now_s)
+                self._folder.add(some, now_s=now_s)
+        yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
+
+    def _choose_window(self) -> None:
+        """For a line that came now: it waits longer when others have been coming all the while."""
+        now_s = time.monotonic()
+        if now_s - self._received_s > BURST_S:
+            self._burst_s = now_s
+        self._received_s = now_s
+        self._folder.window_s = BURST_WINDOW_S if now_s - self._burst_s <= BURST_S else LIVE_WINDOW_S
+
+    def _fold_past(self, lines: Iterator[LogLine]) -> Iterator[FoldedLine]:
+        past_s = 0.0
+        while some := list(islice(lines, LINES_PER_CLOCK)):
+            ready, past_s = self._folder.add_past(some, now_s=past_s, until_s=self._now_s())
+            yield from ready
+
+    def _now_s(self) -> float:
+        """UTC seconds that never go back, whoever sets the clock."""
+        return self._clock_offset_s + time.monotonic()
+
+    def _find_streams(self, *, final: bool) -> None:
+        now_s = time.monotonic()
+        if not final and now_s < self._search_due_s:
+            return
+        began_cpu_s = time.process_time()
+        view = self._view
+        tail = None if view.filters_lines or not self._is_first else self._tail
+        clocks = self._read_clocks()
+        found = find_streams(self.folder, self._attempt, hosts=view.hosts, ranks=view.ranks, streams=view.streams)
+        for files in found:
+            key = (files.host, files.rank, files.stream)
+            if key not in self._readers:
+                self._readers[key] = StreamReader(files, tail=tail, batch_lines=batch_lines_for(len(found)))
+            self._readers[key].clock = clocks.get(files.host)
+        self._search_due_s = now_s + pause_after(time.process_time() - began_cpu_s, NEW_STREAMS_POLL_S)
+
+    def _read_clocks(self) -> Mapping[str, HostClock]:
+        """Read anew now and then: they are measured while the attempt runs."""
+        now_s = time.monotonic()
+        if now_s >= self._clocks_due_s:
+            self._clocks = read_clocks(self.folder)
+            is_known = self._clocks and all(clock.readings for clock in self._clocks.values())
+            self._clocks_due_s = now_s + (CLOCKS_POLL_S if is_known else 0.0)
+        return self._clocks
+
+
+def pause_after(cost_s: float, bounds_s: tuple[float, float]) -> float:
+    """How long to pause after a poll that cost so much CPU time."""
+    shortest_s, longest_s = bounds_s
+    return min(max(cost_s / POLL_CPU_FRACTION, shortest_s), longest_s)
+
+
+def count_ranks(job: JobView, view: LogView) -> int | None:
+    """How many ranks can say a line; None when that is not known: nodes are chosen, or the job is not planned yet."""
+    if view.hosts is not None:
+        return None
+    ranks = range(job.world_size) if view.ranks is None else [rank for rank in view.ranks if rank < job.world_size]
+    return len(ranks) or None
+
+
+def _read(reader: StreamReader, *, final: bool) -> Iterator[LogLine]:
+    while True:
+        lines = reader.read(final=final)
+        if not lines:
+            break
+        yield from lines
+    if final:
+        yield from reader.finish()
