@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Callable
 
 from ascendrun.core.logs.redaction import Redactor
+from ascendrun.core.output_file import write_output
 
 SCHEMA_VERSION = 1
 MANIFEST = "MANIFEST.json"
@@ -153,23 +154,17 @@ def make_archive(
 
 
 def write_archive(path: Path, write: Callable[[IO[bytes]], Contents]) -> tuple[Contents, str]:
-    """A private file, whole or not at all, and its SHA-256. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w+b") as file:
-            contents = write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.sha256()
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                digest.update(chunk)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return contents, digest.hexdigest()
+    """A private file, complete or not at all, and its SHA-256. Raises OSError."""
+
+    def write_and_digest(file: IO[bytes]) -> tuple[Contents, str]:
+        contents = write(file)
+        file.seek(0)
+        digest = hashlib.sha256()
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+        return contents, digest.hexdigest()
+
+    return write_output(path, write_and_digest, mode=0o600)
 
 
 # ---------------------------------------------------------------- one piece

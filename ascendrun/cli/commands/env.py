@@ -91,7 +91,9 @@ def _write(ctx: CliContext, world: World, target: str) -> int:
     if target == "-":
         sys.stdout.write(text)
     else:
-        Path(target).write_text(text, encoding="utf-8")
+        from ascendrun.core.output_file import write_bytes
+
+        write_bytes(Path(target), text.encode())
         ctx.echo(f"{target}: for {host}; the others differ in NODE_RANK and RANK only")
     return 0
 

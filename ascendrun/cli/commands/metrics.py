@@ -151,15 +151,16 @@ def write_file(
     registry: CollectorRegistry, path: Path, *, every_s: float | None, wait: Callable[[float], object] | None = None
 ) -> int:
     """Written beside and renamed, so no reader sees half a file. `every_s` None: once. Raises InvalidInputError."""
-    from prometheus_client import write_to_textfile
+    from prometheus_client import generate_latest
 
     from ascendrun.core.errors import InvalidInputError, Problem
+    from ascendrun.core.output_file import write_bytes
 
     wait = wait or threading.Event().wait
     try:
         while True:
             try:
-                write_to_textfile(str(path), registry)
+                write_bytes(path, generate_latest(registry))
             except OSError as error:
                 raise InvalidInputError(
                     [

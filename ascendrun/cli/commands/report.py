@@ -76,21 +76,16 @@ def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Whole or not at all. Raises InvalidInputError naming the file."""
-    import os
-
+    """Write through links and devices, see core/output_file. Raises InvalidInputError naming the file."""
     from ascendrun.core.errors import InvalidInputError, Problem
+    from ascendrun.core.output_file import write_bytes
+    from ascendrun.text import Text
 
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        write_bytes(path, content)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        hint = "name another file with --out or --png"
-        raise InvalidInputError(
-            [Problem(str(path), None, None, f"cannot be written: {error.strerror}", hint)]
-        ) from error
+        message = Text("cli.cannot-write", "cannot write: {reason}", reason=error.strerror or str(error))
+        raise InvalidInputError([Problem(str(path), None, None, message)]) from error
 
 
 def describe_report(report: Report, *, lang: str) -> str:

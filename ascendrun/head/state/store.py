@@ -297,8 +297,10 @@ class Store:
         return None
 
     def find(self, ref: str) -> StoredJob:
-        """By id, by name (the newest of that name), or by the start of an id; of a pipeline the stage that tells how
-        it stands. Raises NotFoundError, ConflictError."""
+        """By id, by name (the newest live job of that name, else the newest), or by the start of an id.
+
+        Of a pipeline: its representative stage. Raises NotFoundError, ConflictError.
+        """
         found = self._jobs("WHERE id = ?", [ref])
         pipeline = self.pipeline_id(ref) if not found else None
         if pipeline is not None:
@@ -306,9 +308,9 @@ class Store:
 
             stages = self.stages(pipeline)
             return stages[representative_stage([one.job for one in stages])]
-        found = found or self._jobs("WHERE name = ? ORDER BY number DESC LIMIT 1", [ref])
+        found = found or self._jobs("WHERE name = ? ORDER BY number DESC", [ref])
         if found:
-            return found[0]
+            return next((stored for stored in found if not stored.job.is_terminal), found[0])
         begins = [row[0] for row in self._db.execute("SELECT id FROM jobs") if row[0].startswith(ref)]
         if len(begins) > 1:
             raise ConflictError(f"{ref} fits {len(begins)} jobs: {', '.join(begins[:5])}", hint="give more of the id")

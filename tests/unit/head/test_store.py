@@ -135,6 +135,10 @@ def test_names_find_the_newest_and_ids_may_be_shortened(tmp_path: Path) -> None:
     for number, name in enumerate(["one", "two", "two"]):
         add(store, str(number), name)
     assert store.find("two").job.id == "j-0003"
+    store.save(replace(store.find("j-0003").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
+    assert store.find("two").job.id == "j-0002", "a live job precedes an ended one"
+    store.save(replace(store.find("j-0002").job, state=State.FAILED, ended_at_s=3.0), [], now_s=3.0)
+    assert store.find("two").job.id == "j-0003"
     assert store.find("j-0001").job.name == "one"
     with pytest.raises(ConflictError, match="fits 3 jobs"):
         store.find("j-")

@@ -1,0 +1,58 @@
+"""Files that a user names for output: complete or not at all, through links, and never in place of a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import IO, Callable, TypeVar
+
+Result = TypeVar("Result")
+
+
+def write_output(path: Path, write: Callable[[IO[bytes]], Result], *, mode: int = 0o666) -> Result:
+    """Call `write` with a file, and put what it wrote where `path` leads. Raises OSError.
+
+    A regular or new file is replaced when the new one is complete; of a symbolic link the file that it leads to. A
+    device or a pipe is written through: renaming over it would destroy it. `mode`: of a new file, before the umask.
+    """
+    target = _regular_target(path)
+    if target is None:
+        with tempfile.TemporaryFile() as complete, open(path, "wb", buffering=0) as out:
+            result = write(complete)
+            complete.seek(0)
+            shutil.copyfileobj(complete, out)
+        return result
+    part = target.with_name(f".{target.name[:100]}.{os.getpid()}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w+b") as file:
+            result = write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return result
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_output`."""
+    write_output(path, lambda file: file.write(content))
+
+
+def _regular_target(path: Path) -> Path | None:
+    """The file that may be replaced, links followed; None: what is there must be written through."""
+    target = Path(os.path.realpath(path))
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return target  # new, or a link whose target is missing: the target is made
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    try:
+        return target if os.path.samestat(found, os.stat(target)) else None
+    except OSError:  # /dev/stdout of a file that was deleted
+        return None
