@@ -28,13 +28,19 @@ hypothesis.settings.load_profile("ascendrun")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also the tests marked so, and all random examples")
+    parser.addoption("--quick", action="store_true", help="not the tests listed in tests/slow.txt (bin/check)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skipped = set()
     if not config.getoption("--thorough"):
-        left_out = [item for item in items if item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        skipped |= {item for item in items if item.get_closest_marker("thorough")}
+    if config.getoption("--quick"):
+        slow = frozenset(Path(__file__).with_name("slow.txt").read_text().split())
+        skipped |= {item for item in items if item.nodeid.partition("[")[0] in slow}
+    if skipped:
+        config.hook.pytest_deselected(items=[item for item in items if item in skipped])
+        items[:] = [item for item in items if item not in skipped]
 
 
 def pytest_configure(config: pytest.Config) -> None:
