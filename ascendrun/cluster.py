@@ -284,10 +284,9 @@ class Cluster:
         family: str | None = None,
         paths: Sequence[str] = (),
         is_full: bool = True,
-        lang: str = "en",
         every_pair: bool = False,
     ) -> DoctorReport:
-        """Is every node fit, which ones differ, and how are they mended? Asks all at once; changes nothing."""
+        """Check every node, compare them, and return findings with fixes. Nothing on the nodes is changed."""
         from ascendrun.health.checks import choose_checks, run_checks
         from ascendrun.health.survey.comparison import make_report
 
@@ -305,7 +304,7 @@ class Cluster:
         skip, require = (wanted.skip, wanted.require) if wanted is not None else ((), ())
         findings = run_checks(world, is_full=is_full, skip=skip, require=require)
         count = len(choose_checks(is_full=is_full, skip=skip, require=require))
-        report = make_report(world, findings, lang=lang, checks=count, wall_s=time.monotonic() - began)
+        report = make_report(world, findings, checks=count, wall_s=time.monotonic() - began)
         return replace(report, forecast=self.forecast(len(hosts))) if hosts else report
 
     def forecast(self, nodes: int) -> Forecast:

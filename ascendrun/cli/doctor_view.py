@@ -1,64 +1,82 @@
-"""What doctor found, on one screen: what most nodes have, who differs, what is wrong, and the ways out."""
+"""The report of doctor on a terminal: what most nodes have, which differ, the findings with their hints."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ascendrun.cli.output import cut, terminal_width, width_of
+from ascendrun.cli.output import cut, terminal_width, width_of, wrap
 from ascendrun.cli.sanitise import sanitise_line
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ascendrun.health.survey.comparison import DoctorReport, FactRow, FindingView
 
-TITLES = {
-    "en": {"FAIL": "FAIL  a job will not be started", "WARN": "WARN  will hurt", "NOTE": "NOTE"},
-    "zh": {"FAIL": "FAIL  作业不会启动", "WARN": "WARN  会有影响", "NOTE": "NOTE  提示"},
+TITLES: Mapping[str, Text] = {
+    "FAIL": Text("doctor.fail", "FAIL  prevents a start"),
+    "WARN": Text("doctor.warn", "WARN  risk for a job"),
+    "NOTE": Text("doctor.note", "NOTE  information"),
 }
+LABELS: Mapping[str, Text] = {
+    "os": Text("doctor.row-os", "system"),
+    "kernel": Text("doctor.row-kernel", "kernel"),
+    "memory": Text("doctor.row-memory", "memory"),
+    "user": Text("doctor.row-user", "user"),
+    "driver": Text("doctor.row-driver", "driver"),
+    "firmware": Text("doctor.row-firmware", "firmware"),
+    "products": Text("doctor.row-products", "compute"),
+    "in nodes": Text("doctor.row-in-nodes", "in node"),
+    "in pairs": Text("doctor.row-in-pairs", "in pairs"),
+    "latency": Text("doctor.row-latency", "latency"),
+}
+"""By name of a row; the others are names of software and hardware."""
 COLORS = {"FAIL": "\x1b[31m", "WARN": "\x1b[33m", "NOTE": "\x1b[36m"}
 MOST_EVIDENCE = 3
 NAMES_WIDTH = 32
+LABEL_WIDTH = 10
 
 
-def print_report(report: DoctorReport, *, lang: str, color: bool, wide: bool) -> None:
+def print_report(report: DoctorReport, *, color: bool, wide: bool) -> None:
     width = terminal_width("wide" if wide else None)
-    table = _table(report.facts, len(report.hosts) - len(report.unreached))
-    lines = [
-        *table,
-        "",
-        *_findings(report.findings, lang, color, wide=wide),
-        *_forecast(report, lang),
-        _verdict(report, lang),
-    ]
-    for line in lines:
-        sys.stdout.write((line if width is None or "\x1b" in line else cut(line, width)) + "\n")
+    for line in _table(report.facts, len(report.hosts) - len(report.unreached)):
+        _print(line if width is None else cut(line, width))
+    _print("")
+    for line in (*_findings(report.findings, color, wide=wide), *_forecast(report), _summary(report)):
+        indent = len(line) - len(line.lstrip(" |>")) + 2
+        for piece in [line] if width is None or "\x1b" in line else wrap(line, width, indent=indent):
+            _print(piece)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
 
 
 def _table(rows: Sequence[FactRow], count: int) -> list[str]:
-    """One line a fact; those who differ stand behind what most have."""
+    """One line a fact; the nodes that differ follow the value of most."""
     from ascendrun.core.names import fold_names
 
     lines = []
     for row in rows:
         parts = []
         for group in row.groups:
-            value = "not known" if group.value is None else sanitise_line(group.value)
-            alone = len(group.hosts) == count
-            parts.append(value if alone else f"{value}  {fold_names(group.hosts)}")
-        lines.append(f"{row.name:<10}{parts[0]}")
+            value = str(Text("doctor.unknown", "unknown")) if group.value is None else sanitise_line(str(group.value))
+            parts.append(value if len(group.hosts) == count else f"{value}  {fold_names(group.hosts)}")
+        label = str(LABELS.get(row.name, row.name))
+        lines.append(f"{label}{' ' * max(1, LABEL_WIDTH - width_of(label))}{parts[0]}")
         lines.extend(f"{'':<8}! {part}" for part in parts[1:])
     return lines
 
 
-def _findings(views: Sequence[FindingView], lang: str, color: bool, *, wide: bool) -> list[str]:
+def _findings(views: Sequence[FindingView], color: bool, *, wide: bool) -> list[str]:
     lines: list[str] = []
     previous = None
     for view in views:
         severity = view.severity.value
         if severity != previous:
-            title = TITLES[lang][severity]
+            title = str(TITLES[severity])
             lines.append(f"{COLORS[severity]}{title}\x1b[0m" if color else title)
             previous = severity
         lines.extend(_finding(view, wide=wide))
@@ -68,52 +86,62 @@ def _findings(views: Sequence[FindingView], lang: str, color: bool, *, wide: boo
 def _finding(view: FindingView, *, wide: bool) -> list[str]:
     where = sanitise_line(view.nodes) + "  " if view.nodes else ""
     if width_of(where) > NAMES_WIDTH and not wide:
-        where = f"{len(view.hosts)} hosts ({cut(view.nodes, NAMES_WIDTH)})  "
-    lines = [f"  {where}{sanitise_line(view.says)}  [{view.code}]"]
+        hosts = Text(
+            "doctor.hosts", "{count} hosts ({hosts})", count=len(view.hosts), hosts=cut(view.nodes, NAMES_WIDTH)
+        )
+        where = f"{hosts}  "
+    lines = [f"  {where}{sanitise_line(str(view.message))}  [{view.code}]"]
     shown = view.evidence if wide else view.evidence[:MOST_EVIDENCE]
-    lines.extend(f"      | {sanitise_line(text)}" for text in shown)
+    lines.extend(f"      | {sanitise_line(str(text))}" for text in shown)
     if len(shown) < len(view.evidence):
-        lines.append(f"      | … {len(view.evidence) - len(shown)} more (-o wide)")
-    if view.advice:
-        lines.append(f"      > {sanitise_line(view.advice)}")
+        more = Text("doctor.more-evidence", "… {count} more (-o wide)", count=len(view.evidence) - len(shown))
+        lines.append(f"      | {more}")
+    if view.hint is not None:
+        lines.append(f"      > {sanitise_line(str(view.hint))}")
     return lines
 
 
-def _forecast(report: DoctorReport, lang: str) -> list[str]:
-    """One line, and what it rests on."""
-    from ascendrun.health.forecast_text import tell_forecast
+def _forecast(report: DoctorReport) -> list[str]:
+    from ascendrun.health.forecast import forecast_assumptions, forecast_message
 
     if report.forecast is None:
         return []
-    words = tell_forecast(report.forecast, lang)
-    return [words.says, f"      {words.advice}"]
+    return [str(forecast_message(report.forecast)), f"      {forecast_assumptions(report.forecast)}"]
 
 
-def _verdict(report: DoctorReport, lang: str) -> str:
-    total, missed = len(report.hosts), len(report.unreached)
+def _summary(report: DoctorReport) -> str:
+    """The last line: hosts, findings by severity, checks and time."""
     counts = {name: sum(1 for view in report.findings if view.severity.value == name) for name in COLORS}
-    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    if lang == "zh":
-        reached = f"{total} 个节点" + (f",其中 {missed} 个无法连接" if missed else "")
-        return f"{reached}:{said or '一切正常'}({report.checks} 项检查,{report.wall_s:.1f} 秒)"
-    reached = f"{total} host{'s' if total != 1 else ''}" + (f", {missed} not reached" if missed else "")
-    return f"{reached}: {said or 'all is well'} ({report.checks} checks, {report.wall_s:.1f} s)"
+    found = tuple(f"{count} {name}" for name, count in counts.items() if count)
+    checked = Text(
+        "doctor.checked", "{checks:plural check checks} in {seconds:.1f} s", checks=report.checks, seconds=report.wall_s
+    )
+    hosts = Text("doctor.host-count", "{count:plural host hosts}", count=len(report.hosts))
+    if report.unreached:
+        hosts = Text(
+            "doctor.host-count-unreached", "{hosts}, {count} unreachable", hosts=hosts, count=len(report.unreached)
+        )
+    findings = found or Text("doctor.no-findings", "no findings")
+    return str(
+        Text("doctor.summary", "{hosts}: {findings} ({checked})", hosts=hosts, findings=findings, checked=checked)
+    )
 
 
 def print_script(report: DoctorReport, hostfile: str | None) -> None:
-    """All ways out as a script for a person to read and choose from: commands where there are some, else remarks."""
+    """All fixes as a shell script to read and select from: commands where there are some, otherwise comments."""
     import shlex
 
     from ascendrun.core.names import fold_names
 
     write = sys.stdout.write
-    write("#!/bin/sh\n# Read before you run: each block is the way out of one finding of `ascendrun doctor`.\n")
+    header = Text("doctor.script-header", "Read before you run: each block fixes one finding of `ascendrun doctor`.")
+    write(f"#!/bin/sh\n# {header}\n")
     hosts_from = f"-H {shlex.quote(hostfile)} " if hostfile else ""
     for view in report.findings:
-        where = sanitise_line(view.nodes) or "the cluster"
-        write(f"\n# {view.severity.value} {view.code}, {where}: {sanitise_line(view.says)}\n")
-        if view.advice:
-            write(f"#   {sanitise_line(view.advice)}\n")
+        where = sanitise_line(view.nodes) or str(Text("doctor.whole-cluster", "the cluster"))
+        write(f"\n# {view.severity.value} {view.code}, {where}: {sanitise_line(str(view.message))}\n")
+        if view.hint is not None:
+            write(f"#   {sanitise_line(str(view.hint))}\n")
         if view.fix is not None:
-            on = f"--on {shlex.quote(fold_names(view.hosts))} " if view.hosts else ""
-            write(f"ascendrun exec {hosts_from}{on}-- sh -c {shlex.quote(sanitise_line(view.fix))}\n")
+            hosts = f"--hosts {shlex.quote(fold_names(view.hosts))} " if view.hosts else ""
+            write(f"ascendrun exec {hosts_from}{hosts}-- sh -c {shlex.quote(sanitise_line(view.fix))}\n")

@@ -1,16 +1,17 @@
-"""What a check found: a stable code, how bad it is, on which hosts, and the evidence; its words are made elsewhere."""
+"""What a check found: a stable code, its severity, its hosts, typed values and evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from ascendrun.text import Text
 
 
 class Severity(str, Enum):
-    """FAIL stops a start; WARN will hurt sooner or later; NOTE is worth knowing."""
+    """FAIL prevents a start; WARN is a risk for a job; NOTE is information."""
 
     FAIL = "FAIL"
     WARN = "WARN"
@@ -23,21 +24,21 @@ SEVERITIES: tuple[Severity, ...] = (Severity.FAIL, Severity.WARN, Severity.NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `code`: stable, for programs, kebab-case; its words in each language are in health/texts.
+    """One fault. `code`: stable, for programs, kebab-case; its message, hint and fix are in health/texts.
 
-    `values`: what the words name, by placeholder. `evidence`: raw lines that a person would want to see.
-    `hosts` (): it concerns the cluster or the job as a whole.
+    `values`: by placeholder of the message; numbers, strings, texts and tuples of them. `evidence`: lines of a tool's
+    output and measured values. `hosts` (): it concerns the cluster or the job as a whole.
     """
 
     code: str
     severity: Severity
     hosts: tuple[str, ...] = ()
-    values: Mapping[str, str | Text] = field(default_factory=dict)
-    evidence: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    evidence: tuple[str | Text, ...] = ()
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """What is the same but for its hosts becomes one finding over all of them; the worst first, else order is kept."""
+    """Merge findings that differ in their hosts only; the most severe first, otherwise the order is kept."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.code, finding.severity, tuple(sorted(finding.values.items())), finding.evidence)

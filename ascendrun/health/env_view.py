@@ -1,4 +1,4 @@
-"""What a rank would see on each node: variables, limits, interpreter, packages; folded, and secrets masked."""
+"""The environment of a rank on each node: variables, limits, interpreter, packages; secrets are masked."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 from ascendrun.core.logs.redaction import SECRET_NAME
 from ascendrun.health.survey.check_context import World, compare
 from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.text import Text
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 PER_NODE = re.compile(
     r"SSH_\w+|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|XDG_\w+|TERM|(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|"
     r"TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|NODE_ROOT)"
 )
-"""What cannot be the same on two nodes, or says nothing of a job: left out of a diff."""
+"""Variables that differ between nodes by nature, or do not matter to a job: not part of a diff."""
 PER_RANK = re.compile(r"(?:LOCAL_|ROLE_)?RANK|TORCHELASTIC_ERROR_FILE|ASCENDRUN_(?:METRICS|TAG|JOB|ATTEMPT)")
-"""Not for a shell by hand: of one rank only, or a mark by which the processes of an attempt are found and ended."""
+"""Not for an interactive shell: of one rank only, or a mark of the processes of an attempt."""
 
-OUR_FOLDER = "<ascendrun's folder>"
-"""Stands in values for it where hosts have it in different places: what lies in it is the same."""
+AGENT_DIRECTORY = "<ascendrun>"
+"""Replaces the path of ascendrun's directory in values where hosts have it in different places."""
+NOT_SET = Text("env.not-set", "(not set)")
 
 
 @dataclass(frozen=True)
 class EnvGroup:
-    """Hosts with one value; None: not set, or not known there."""
+    """Hosts with one value; None: not set, or unknown."""
 
-    value: str | None
+    value: str | Text | None
     hosts: tuple[str, ...]
 
 
@@ -55,24 +57,24 @@ class EnvReport:
 
 
 def make_env_report(world: World, *, salt: str, only_differing: bool = False) -> EnvReport:
-    """`salt`: new for each report, so that equal secrets show as equal and nothing can be looked up."""
-    rows = tuple(row for row in _rows(world, salt) if not only_differing or _is_of_interest(row))
+    """`salt`: new for each report; equal secrets get equal marks, and the marks reveal nothing."""
+    rows = tuple(row for row in _rows(world, salt) if not only_differing or _is_relevant(row))
     return EnvReport(hosts=(*world.facts, *world.unreached), unreached=world.unreached, rows=rows)
 
 
-def _is_of_interest(row: EnvRow) -> bool:
+def _is_relevant(row: EnvRow) -> bool:
     return row.differs and not (row.kind == "variable" and PER_NODE.fullmatch(row.name))
 
 
 def mask(name: str, value: str, *, salt: str) -> str:
-    """The value, or for a secret a mark that tells equal from different and nothing else."""
+    """Return the value, or for a secret a mark that shows only whether two are equal."""
     if SECRET_NAME.search(name) and value:
         return f"(secret #{_mark(value, salt)})"
     return _URL_LOGIN.sub(lambda found: f"(secret #{_mark(found.group(), salt)})", value)
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name is taken for a secret."""
+    """Whether a variable of this name is treated as a secret."""
     return SECRET_NAME.search(name) is not None
 
 
@@ -81,17 +83,17 @@ def _mark(value: str, salt: str) -> str:
 
 
 def write_env_file(world: World, host: str) -> str:
-    """Shell text that gives a login on `host` what the job's ranks get there: the set-up, then the variables.
+    """Return shell text that sets the variables of the job's ranks on `host` and runs its setup.
 
-    Raises LookupError when there is no plan for the host. MASTER_PORT and what differs from rank to rank is left out.
+    Raises LookupError when there is no plan for the host. MASTER_PORT and variables of single ranks are omitted.
     """
     nodes = world.plan.nodes if world.plan is not None else ()
-    node = next((one for one in nodes if one.host == host), None)
+    node = next((node for node in nodes if node.host == host), None)
     if node is None:
         raise LookupError(host)
     lines = [
-        f"# What every rank of {world.job.name if world.job else 'the job'} gets on {host}; source it in bash.",
-        "# Left out: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_from.",
+        f"# Environment of the ranks of {world.job.name if world.job else 'the job'} on {host}; source it in bash.",
+        "# Omitted: MASTER_PORT, RANK, LOCAL_RANK, and secrets of env_file.",
         "",
     ]
     lines += [
@@ -110,9 +112,9 @@ def _rows(world: World, salt: str) -> Iterator[EnvRow]:
     yield from _table(world, "limit", lambda facts: _limits(facts))
     roots = {facts.root for facts in world.facts.values() if facts.root}
 
-    def shown(facts: NodeFacts, name: str, value: str) -> str:
+    def masked(facts: NodeFacts, name: str, value: str) -> str:
         value = mask(name, value, salt=salt)
-        return value.replace(facts.root, OUR_FOLDER) if len(roots) > 1 and facts.root else value
+        return value.replace(facts.root, AGENT_DIRECTORY) if len(roots) > 1 and facts.root else value
 
     yield from _table(
         world,
@@ -120,16 +122,14 @@ def _rows(world: World, salt: str) -> Iterator[EnvRow]:
         lambda facts: (
             None
             if facts.environ is None
-            else {name: shown(facts, name, value) for name, value in facts.environ.items()}
+            else {name: masked(facts, name, value) for name, value in facts.environ.items()}
         ),
     )
 
 
-def _table(
-    world: World, kind: str, values_of: Callable[[NodeFacts], Mapping[str, str | None] | None]
-) -> Iterator[EnvRow]:
-    """Hosts whose whole table is unknown are left out of it: that they lack a name is not known."""
-    tables: dict[str, Mapping[str, str | None]] = {}
+def _table(world: World, kind: str, values_of: Callable[[NodeFacts], Mapping[str, Any] | None]) -> Iterator[EnvRow]:
+    """Yield the rows of one kind, without hosts whose whole table is unknown."""
+    tables: dict[str, Mapping[str, Any]] = {}
     for host, facts in world.facts.items():
         values = values_of(facts)
         if values is not None:
@@ -146,7 +146,7 @@ def _table(
         yield EnvRow(kind, name, tuple(groups))
 
 
-def _python(facts: NodeFacts) -> Mapping[str, str | None] | None:
+def _python(facts: NodeFacts) -> Mapping[str, str | Text | None] | None:
     if facts.python is None:
         return None
     return {"executable": facts.python.executable, "version": facts.python.version, "error": facts.python.error}

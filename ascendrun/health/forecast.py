@@ -1,20 +1,24 @@
-"""What failures will cost on N nodes: the time between them, how often to save, and the share of time that trains.
+"""Cost of failures on N nodes: the time between them, the checkpoint interval, the effective training time.
 
 Pure arithmetic. The model is Daly's (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-restart dumps", 2006): failures come at a constant rate, at any time, also while saving and while starting again.
+restart dumps", 2006): failures occur at a constant rate at any time, also while saving and restarting.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from ascendrun.core.jobs.job import State
+from ascendrun.text import Text
 
 SECONDS_A_DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Failures that stop a job, for each day of each node; where the figure comes from."""
+    """Failures that stop a job, per node and day, and the source of the number."""
 
     per_node_day: float
     source: str
@@ -26,19 +30,18 @@ PUBLISHED: tuple[Rate, ...] = (
     Rate(2.34e-3, "Meta RSC-2, 8k A100, 11 months (arXiv 2410.21680)"),
 )
 ASSUMED = PUBLISHED[0]
-"""The most careful of the published rates. Nobody has published one of an Ascend cluster that could be checked."""
+"""The highest of the published rates. No verifiable rate of an Ascend cluster is published."""
 
 ASSUMED_RESTART_S = 190.0
-"""From a rank's death to the next step: 10 s to notice and stop, 60 s to start anew, 2 min to load."""
+"""From the exit of a rank to the next step: 10 s to detect and stop, 60 s to start, 2 min to load."""
 ASSUMED_SAVE_S = 60.0
-"""How long training stands still for a checkpoint; programs that save in the background need less."""
+"""How long training pauses for a checkpoint; programs that save in the background need less."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What this cluster itself has seen. `node_days`: of running jobs. `failures`: how often a node was lost under one;
-    a program's own failures do not count, since they do not grow with the nodes. `restarts_s`: how long the restarts
-    took, from the loss until the job ran again."""
+    """Failures in this cluster. `node_days`: of running jobs. `failures`: how often a job lost a node; failures of
+    programs do not count, since they do not grow with the nodes. `restarts_s`: from a loss until the job ran again."""
 
     node_days: float = 0.0
     failures: int = 0
@@ -139,3 +142,82 @@ def effective_share(interval_s: float, between_failures_s: float, *, save_s: flo
 def _middle(values: tuple[float, ...]) -> float | None:
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else None
+
+
+@dataclass(frozen=True)
+class JobTimeline:
+    """`transitions`: (UTC seconds, new state) in order. `lost_a_node`: its last attempt ended that way."""
+
+    nodes: int
+    transitions: tuple[tuple[float, State], ...]
+    lost_a_node: bool
+
+
+def sum_up(jobs: Iterable[JobTimeline], *, now_s: float) -> History:
+    """Return node-days, lost nodes and restart times of past jobs.
+
+    Time counts while a job was RUNNING. An interrupted run that was retried counts as a failure, as does a job that
+    ended because of a lost node.
+    """
+    node_s, failures = 0.0, 0
+    restarts_s: list[float] = []
+    for job in jobs:
+        running_since_s: float | None = None
+        interrupted_at_s: float | None = None
+        for at_s, state in job.transitions:
+            if state is State.RUNNING:
+                running_since_s = at_s
+                if interrupted_at_s is not None:
+                    failures += 1
+                    restarts_s.append(max(0.0, at_s - interrupted_at_s))
+                    interrupted_at_s = None
+            elif running_since_s is not None:
+                node_s += job.nodes * max(0.0, at_s - running_since_s)
+                running_since_s, interrupted_at_s = None, at_s
+        if running_since_s is not None:
+            node_s += job.nodes * max(0.0, now_s - running_since_s)
+        failures += int(job.lost_a_node)
+    return History(node_days=node_s / SECONDS_A_DAY, failures=failures, restarts_s=tuple(restarts_s))
+
+
+def forecast_message(forecast: Forecast) -> Text:
+    """Return the forecast in one line."""
+    return Text(
+        "forecast.message",
+        "Forecast for {nodes:plural node nodes}: one failure every {between:duration}. Save every {every:duration}: "
+        "{effective:.1%} effective training time (hourly: {hourly:.1%})",
+        nodes=forecast.nodes,
+        between=forecast.between_failures_s,
+        every=forecast.save_every_s,
+        effective=_rounded_down(forecast.effective_share),
+        hourly=_rounded_down(forecast.hourly_share),
+    )
+
+
+def forecast_assumptions(forecast: Forecast) -> Text:
+    """Return the assumptions of the forecast and their source."""
+    if forecast.has_own_history:
+        return Text(
+            "forecast.own-history",
+            "{failures:plural lost node lost nodes} in {days:.1f} node-days here, weighted with {source}: {rate:.2g} "
+            "failures per node and day; restart {restart:duration}, save {save:duration}",
+            failures=forecast.own_failures,
+            days=forecast.own_node_days,
+            source=forecast.rate_source,
+            rate=forecast.rate_per_node_day,
+            restart=forecast.restart_s,
+            save=forecast.save_s,
+        )
+    return Text(
+        "forecast.assumed",
+        "assumed: {rate:.2g} failures per node and day ({source}); restart {restart:duration}, save {save:duration}",
+        source=forecast.rate_source,
+        rate=forecast.rate_per_node_day,
+        restart=forecast.restart_s,
+        save=forecast.save_s,
+    )
+
+
+def _rounded_down(fraction: float) -> float:
+    """To a tenth of a percent, never up to a 100% that no job reaches."""
+    return int(fraction * 1000) / 1000

@@ -1,4 +1,4 @@
-"""The deep look: small jobs of our own measure hosts alone and in pairs, round by round, until the odd one is named."""
+"""The deep check: small jobs measure hosts alone and in pairs, round by round, until the outlier is known."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from ascendrun.health.deep.results import (
 )
 from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
 from ascendrun.query.submit import pack_trees
+from ascendrun.text import Text
 
 FOLDER = "deep"
 DRAIN_S, FAILED_DRAIN_S = 30.0, 3.0
-WORDS_BYTES, WORDS_LENGTH = 4096, 200
+OUTPUT_BYTES, OUTPUT_LENGTH = 4096, 200
 SLACK_S = 60.0
 """What a job may take beyond its own limits: connecting, staging, being stopped."""
 
@@ -70,10 +71,10 @@ def default_options(family: str) -> DeepOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One small job that is over. `why`: the reason when it did not succeed, None: it did. `lines` by host."""
+    """One small job that has ended. `why`: why it failed, None: it succeeded. `lines` by host."""
 
     job: str
-    why: str | None
+    why: str | Text | None
     lines: Mapping[str, Lines]
 
 
@@ -121,31 +122,38 @@ def look_deep(
     bench = _Bench(jobs, base, {host.name: host for host in hosts}, options, state_dir, say)
     report = DeepReport(
         at_s=time.time(),
-        family=base.devices.family,
+        device_type=base.devices.family,
         sizes=options.sizes,
         busy={host.name: busy[host.name] for host in hosts if host.name in busy},
-        unfit=tuple(unfit),
+        not_ready=tuple(unfit),
     )
     names = [host.name for host in hosts if host.name not in busy and host.name not in unfit]
     if not names:
         return report
-    say(
-        f"{len(names)} host{'s' if len(names) > 1 else ''} alone: "
-        f"matrix products{' and collectives' if bench.has_inner_links else ''}"
-    )
+    say(str(Text("deep.progress-hosts", "measuring {count:plural host hosts} separately", count=len(names))))
     report = replace(report, hosts=bench.measure_hosts(names))
     doubtful = sorted({host for finding in slow_alone(report) for host in finding.hosts})
     if doubtful:
-        say(f"{len(doubtful)} of them once more, to be sure")
+        say(str(Text("deep.progress-again", "measuring {count:plural host hosts} again", count=len(doubtful))))
         again = bench.measure_hosts(doubtful)
         merged = {host: better_of(report.hosts[host], result) for host, result in again.items()}
         report = replace(report, hosts={**report.hosts, **merged})
     while True:
-        shares = shares_of(report.family, report.exchanges)
+        shares = shares_of(report.device_type, report.exchanges)
         pairs = next_round(report.paired, report.exchanges, shares=shares, partners=options.partners)
         if not pairs:
             return report
-        say(f"round {len(report.rounds) + 1}: {len(pairs)} pair{'s' if len(pairs) > 1 else ''}")
+        number = len(report.rounds) + 1
+        say(
+            str(
+                Text(
+                    "deep.progress-pairs",
+                    "round {number}: measuring {count:plural pair pairs}",
+                    number=number,
+                    count=len(pairs),
+                )
+            )
+        )
         report = replace(report, rounds=(*report.rounds, bench.measure_pairs(pairs)))
 
 
@@ -196,11 +204,6 @@ class _Bench:
         make_state_dir(state_dir)
         self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
 
-    @property
-    def has_inner_links(self) -> bool:
-        devices = self._base.devices
-        return (devices.per_node or len(devices.ids or ()) or 2) > 1
-
     def measure_hosts(self, names: Sequence[str]) -> dict[str, HostResult]:
         outcomes = self._run([(name,) for name in names], burn_s=self._options.burn_s)
         return {name: _host_result(outcome, outcome.lines[name]) for name, outcome in zip(names, outcomes)}
@@ -245,14 +248,15 @@ class _Bench:
         )
 
     def _outcome(self, job: str, group: tuple[str, ...], *, is_late: bool, limit_s: float) -> Outcome:
+        why: str | Text | None
         why, attempt = self._jobs.outcome(job)
         if is_late:
-            why = f"no result within {limit_s:g} s: {why}"
+            why = Text("deep.late", "no result within {limit_s:g} s ({why})", limit_s=limit_s, why=why)
         folder = spool_dir(self._state_dir, job, attempt)
         _await_drained(folder, deadline_s=DRAIN_S if why is None else 0.0 if is_late else FAILED_DRAIN_S)
         if why is not None:
-            words = next((said for said in (last_words(folder / name) for name in group) if said), None)
-            why = f"{why}: {words}" if words else why
+            line = next((line for line in (last_output(folder / name) for name in group) if line), None)
+            why = Text("deep.with-output", "{why}: {line}", why=why, line=line) if line else why
         return Outcome(job, why, {name: read_lines(folder / name) for name in group})
 
 
@@ -270,14 +274,14 @@ def read_lines(folder: Path) -> Lines:
     return lines
 
 
-def last_words(folder: Path) -> str | None:
-    """The last line on standard error of the first rank of a host that said something there; None: none did."""
+def last_output(folder: Path) -> str | None:
+    """Return the last line on standard error of the first rank of a host that printed one; None: none did."""
     for path in sorted(folder.glob("rank-*.err.0")):
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_BYTES))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
         if lines:
-            return lines[-1][:WORDS_LENGTH]
+            return lines[-1][:OUTPUT_LENGTH]
     return None
 
 
@@ -314,14 +318,20 @@ def judge_and_keep(report: DeepReport, state_dir: Path) -> DeepLook:
 
 def _host_result(outcome: Outcome, lines: Lines) -> HostResult:
     if outcome.why is None and not lines:
-        return HostResult(why=f"it ended without a result; `ascendrun logs {outcome.job}`")
+        return HostResult(
+            why=Text("deep.job-without-result", "job {job} ended without a result (see its logs)", job=outcome.job)
+        )
     result = read_host(lines)
-    return result if outcome.why is None else replace(result, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
+    return result if outcome.why is None else replace(result, why=_failure(outcome))
+
+
+def _failure(outcome: Outcome) -> Text:
+    return Text("deep.job-failed", "job {job} failed: {why}", job=outcome.job, why=outcome.why)
 
 
 def _exchange(pair: tuple[str, str], outcome: Outcome) -> Exchange:
     if outcome.why is not None:
-        return Exchange(*pair, rates=None, why=f"{outcome.why}; `ascendrun logs {outcome.job}`")
+        return Exchange(*pair, rates=None, why=_failure(outcome))
     return read_exchange(*pair, [line for lines in outcome.lines.values() for line in lines])
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ascendrun.core.jobs.job import Cause, State
 from ascendrun.head.state.store import Store
-from ascendrun.health.forecast import History
-from ascendrun.health.history import JobStory, sum_up
+from ascendrun.health.forecast import History, JobTimeline, sum_up
 
 
 def read_history(state_dir: Path, *, now_s: float) -> History:
@@ -16,14 +15,14 @@ def read_history(state_dir: Path, *, now_s: float) -> History:
     if store is None:
         return History()
     try:
-        stories: list[JobStory] = []
+        stories: list[JobTimeline] = []
         for stored in store.all_jobs():
             job = stored.job
             moves = [_move(event.at_s, event.text) for event in store.events(job.id) if event.kind == "state"]
             stories.append(
-                JobStory(
+                JobTimeline(
                     nodes=len(job.hosts),
-                    moves=tuple(move for move in moves if move is not None),
+                    transitions=tuple(move for move in moves if move is not None),
                     lost_a_node=job.cause is Cause.NODE_LOST and job.is_terminal,
                 )
             )

@@ -16,8 +16,9 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 class Formatter(string.Formatter):
     """Fills a template in one language. `render`: a nested text in that language, None: the value is no text.
 
-    Beside Python's own specifications:
+    In addition to Python's own specifications:
     `{n:plural rank ranks}` "1 rank", "4 ranks" · `{hosts:hosts}` npu[01-04] · `{ranks:ranks}` 0-3,7
+    `{texts:lines}` one per line
     `{n:bytes}` 1.5 GiB · `{s:duration}` 2 min 5 s · `{x:percent}` 0.31 as 31% · `{x:quote}` 'x'
     """
 
@@ -35,6 +36,8 @@ class Formatter(string.Formatter):
         try:
             if special is not None:
                 return special(value, rest)
+            if name == "lines":
+                return "".join(f"\n  {self.format_field(item, '')}" for item in value)
             nested = self._render(value)
             if nested is not None:
                 return nested

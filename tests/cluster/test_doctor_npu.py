@@ -30,7 +30,7 @@ def doctor(ascendrun, nodes):
     hostfile = ascendrun.folder / "npu.hosts"
     hostfile.write_text(nodes.hostfile(slots=CARDS))
 
-    def run(*words, target=("-H", hostfile, "--family", "npu")):
+    def run(*words, target=("-H", hostfile, "--device-type", "npu")):
         began = time.monotonic()
         done = ascendrun("doctor", *target, "-o", "json", "--lang", "en", *words, timeout=DEADLINE_S)
         assert done.stdout, done.stderr
@@ -75,7 +75,7 @@ def test_a_sound_pair_is_fit_alone_and_for_a_job(nodes, doctor, ascendrun):
     # without the set-up an ssh command's shell leads to no CANN, and the message says which file to source
     job.write_text(job.read_text().replace(f"setup: {SETUP}\n", ""))
     missing = doctor("--quick", target=(job,)).the("set-env-missing")
-    assert missing["hosts"] == ["node1", "node2"] and SETUP in missing["advice"]
+    assert missing["hosts"] == ["node1", "node2"] and SETUP in missing["hint"]
 
 
 def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(nodes, doctor):
@@ -86,8 +86,8 @@ def test_every_fault_of_a_card_is_named_with_its_node_its_card_and_evidence(node
         finally:
             holder.kill()
     busy = examined.the("npu-busy")
-    assert (busy["hosts"], busy["values"]["npus"], busy["values"]["user"]) == (["node1"], "2", "root")
-    assert busy["values"]["command"] == "sleep 4219" and f"kill {busy['values']['pid']}" in busy["advice"]
+    assert (busy["hosts"], busy["values"]["npus"], busy["values"]["user"]) == (["node1"], [2], "root")
+    assert busy["values"]["command"] == "sleep 4219" and f"kill {busy['values']['pid']}" in busy["hint"]
 
 
 def examine_faults(nodes, doctor):
@@ -105,20 +105,20 @@ def examine_faults(nodes, doctor):
     examined = doctor()
     assert examined.code == 3
     expected = {
-        "npu-health-alarm": ("FAIL", "npus", "0", "8C03A000"),
-        "device-link-down": ("FAIL", "devices", "0", "link status: DOWN"),
-        "ecc-double": ("FAIL", "npus", "1", "double bit"),
-        "device-tls-differs": ("FAIL", "devices", "1", "1 of 7 ports: on"),
-        "hccn-conf-stale": ("WARN", "devices", "2", "29.1.3.12"),
-        "npu-ghost": ("WARN", "pid", "39999", "NPU 2"),
-        "hbm-owner-unknown": ("WARN", "npus", "1", "MB in use"),
-        "npu-missing": ("FAIL", "found", "3", "npu-smi info lists NPU 0-2"),
+        "npu-health-alarm": ("FAIL", "npus", [0], "8C03A000"),
+        "device-link-down": ("FAIL", "devices", [0], "link status: DOWN"),
+        "ecc-double": ("FAIL", "npus", [1], "double bit"),
+        "device-tls-differs": ("FAIL", "devices", [1], "1 of 7 ports: on"),
+        "hccn-conf-stale": ("WARN", "devices", [2], "29.1.3.12"),
+        "npu-ghost": ("WARN", "pid", 39999, "NPU 2"),
+        "hbm-owner-unknown": ("WARN", "npus", [1], "MB in use"),
+        "npu-missing": ("FAIL", "found", 3, "npu-smi info lists NPU 0-2"),
     }
     for code, (severity, name, value, evidence) in expected.items():
         finding = examined.the(code)
         assert (finding["severity"], finding["hosts"]) == (severity, ["node2"]), finding
         assert finding["values"][name] == value and evidence in "\n".join(finding["evidence"]), finding
-    assert "hccn_tool -i $i -tls -s enable 0" in examined.the("device-tls-differs")["advice"]
+    assert examined.the("device-tls-differs")["fix"] == "for i in 1; do hccn_tool -i $i -tls -s enable 0; done"
     return examined
 
 
@@ -127,7 +127,7 @@ def test_a_driver_that_is_away_and_one_that_differs_are_told(nodes, doctor):
     plant(nodes, "node1", None, "driver_missing")
     examined = doctor("--quick")
     away = examined.the("npu-driver-unreachable")
-    assert away["hosts"] == ["node1"] and "-8005" in away["evidence"][0] and "HwHiAiUser" in away["advice"]
+    assert away["hosts"] == ["node1"] and "-8005" in away["evidence"][0] and "HwHiAiUser" in away["hint"]
     differs = examined.the("driver-differs")
     assert {"23.0.7", "24.1.rc2"} == {differs["values"]["value"], differs["values"]["majority"]}
     assert len(differs["evidence"]) == 2 and examined.code == 3
@@ -160,13 +160,13 @@ def test_a_job_is_refused_for_its_npus_and_starts_where_those_checks_are_left_ou
 
     code, told = submit("{require: [hccl_ping]}")
     assert code in (1, 3) and "[device-link-down]" in told and "[device-unreachable]" in told, told
-    assert "node2: NPU 0: the link of the port is down" in told
+    assert "node2: NPU 0: link down" in told
     code, told = submit("{skip: [device-links]}")
     assert code == 0, told
 
 
 def test_a_port_that_reaches_nobody_is_found_by_the_ring_of_pings(nodes, doctor):
     plant(nodes, "node2", 1, "unreachable")
-    finding = doctor("--full").the("device-unreachable")
-    assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], "1")
-    assert "node1 device 1" in finding["evidence"][0] and "0 received" in finding["evidence"][0]
+    finding = doctor("--all-pairs").the("device-unreachable")
+    assert (finding["hosts"], finding["values"]["devices"]) == (["node2"], [1])
+    assert "node1 device 1" in finding["evidence"][0] and "0 of 3 replies" in finding["evidence"][0]

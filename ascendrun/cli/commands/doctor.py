@@ -1,4 +1,4 @@
-"""doctor: is every node fit, which ones differ, and how are they mended?"""
+"""doctor: check every node, compare them, and show fixes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ascendrun.cli.options import cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,25 +22,29 @@ if TYPE_CHECKING:
 @cli_command(
     "doctor",
     examples="""
-    ascendrun doctor -H hostfiles/cluster.hosts             # every host of the file
-    ascendrun doctor jobs/finetune.yaml                     # as this job would find its hosts
-    ascendrun doctor -H cluster.hosts --on 'npu[01-04]' --family npu --lang zh
-    ascendrun doctor jobs/finetune.yaml --deep              # and how fast devices and links are, against each other
-    ascendrun doctor -H cluster.hosts --fix > mend.sh       # the ways out as a script; nothing is run
+    ascendrun doctor -H hostfiles/cluster.hosts             # all hosts of the file
+    ascendrun doctor jobs/finetune.yaml                     # in the environment of this job
+    ascendrun doctor -H cluster.hosts --hosts 'npu[01-04]' --device-type npu --lang zh
+    ascendrun doctor jobs/finetune.yaml --deep              # also measure devices and links
+    ascendrun doctor -H cluster.hosts --fix-script > fix.sh # print the fixes as a script; run nothing
 """,
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @hostfile_option
-@click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
+@click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job file: args.lr=1e-4.")
-@click.option("--family", type=click.Choice(["npu", "cuda", "cpu"]), help="What the nodes compute on.")
-@click.option("--path", "paths", multiple=True, metavar="PATH", help="Must be there, alike on all nodes.")
-@click.option("--quick", is_flag=True, help="Only the checks that gate every start.")
-@click.option("--deep", is_flag=True, help="Then measure: collectives in pairs of hosts, products on every device.")
-@click.option("--full", is_flag=True, help="Every pair of NPU ports pings, not a sample.")
-@click.option("--fail-on", type=click.Choice(["fail", "warn", "note"]), default="fail", help="Exit 3 from here on.")
-@click.option("--fix", is_flag=True, help="Print a script of all ways out; run nothing.")
-@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the findings.  [default: the locale's]")
+@click.option("--device-type", type=click.Choice(["npu", "cuda", "cpu"]), help="Device type of the nodes.")
+@click.option("--check-path", "paths", multiple=True, metavar="PATH", help="Require PATH on all nodes, with one size.")
+@click.option("--quick", is_flag=True, help="Run only the checks that run before every start.")
+@click.option("--deep", is_flag=True, help="Also measure collectives between hosts and matrix products on devices.")
+@click.option("--all-pairs", is_flag=True, help="Ping between all pairs of NPU ports instead of a ring.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["fail", "warn", "note"]),
+    default="fail",
+    help="Exit with 3 for findings of this severity or above.  [default: fail]",
+)
+@click.option("--fix-script", is_flag=True, help="Print the fixes as a shell script; run nothing.")
 @output_option
 @click.pass_obj
 def command(
@@ -48,47 +53,44 @@ def command(
     hostfile: str | None,
     names: str | None,
     overrides: tuple[str, ...],
-    family: str | None,
+    device_type: str | None,
     paths: tuple[str, ...],
     quick: bool,
-    full: bool,
     deep: bool,
+    all_pairs: bool,
     fail_on: str,
-    fix: bool,
-    lang: str | None,
+    fix_script: bool,
     output: str | None,
 ) -> int:
-    """Examine every host at once, in the shell that a job would get there; say what differs, what is wrong, what helps.
+    """Check all hosts in parallel, compare them, and show findings with fixes.
 
-    With a job FILE: its hosts, its set-up, its Python, its variables. Nothing on the nodes is changed.
-    Exits 0 when all are fit, 3 when a finding would stop a start, 6 when some were not reached and the rest is fit.
+    With a job FILE the checks use its hosts, setup, Python and variables. Nothing on the nodes is changed.
+    Exit code 0: all hosts are ready; 3: a finding prevents a start; 5: all hosts are unreachable; 6: some hosts are
+    unreachable and the others are ready.
     """
     from ascendrun.cli.doctor_view import print_report, print_script
-    from ascendrun.health.texts import language_of
 
     hosts = choose_hosts(ctx, file, hostfile, names, overrides)
-    lang = lang or language_of(ctx.environ)
     screen = ctx.screen()
-    screen.progress(f"examining {len(hosts)} host{'s' if len(hosts) != 1 else ''}")
+    screen.progress(str(Text("doctor.progress", "checking {count:plural host hosts}", count=len(hosts))))
     try:
         report = ctx.cluster.doctor(
             hosts,
             job_file=file,
             overrides=overrides,
-            family=family,
+            family=device_type,
             paths=paths,
             is_full=not quick,
-            lang=lang,
-            every_pair=full,
+            every_pair=all_pairs,
         )
         if deep:
-            report = measure(ctx, report, hosts, file, overrides=overrides, lang=lang, say=screen.progress)
+            report = measure(ctx, report, hosts, file, overrides=overrides, progress=screen.progress)
     finally:
         screen.close()
-    if fix:
+    if fix_script:
         print_script(report, hostfile or _hostfile_of(ctx, file, overrides))
     elif output in (None, "table", "wide"):
-        print_report(report, lang=lang, color=ctx.has_color(sys.stdout), wide=output == "wide")
+        print_report(report, color=ctx.has_color(sys.stdout), wide=output == "wide")
     else:
         from ascendrun.cli.output import format_one
 
@@ -104,10 +106,9 @@ def measure(
     file: Path | None,
     *,
     overrides: tuple[str, ...],
-    lang: str,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> DoctorReport:
-    """The report with what small jobs measured on the hosts that were reached, in the job's own Python."""
+    """Return the report with measurements of the reachable hosts, made by small jobs in the Python of the job."""
     from ascendrun.core.findings import Severity
     from ascendrun.health.survey.comparison import add_deep
     from ascendrun.query.deep_check import make_base
@@ -118,21 +119,28 @@ def measure(
         return report
     job = read_job(file, overrides=overrides) if file is not None else None
     failing = {host for view in report.findings if view.severity is Severity.FAIL for host in view.hosts}
-    unfit = [host.name for host in reached if host.name in failing]
-    base = make_base(job, family=report.family or "cpu")
+    not_ready = [host.name for host in reached if host.name in failing]
+    base = make_base(job, family=report.device_type or "cpu")
     if base.python is None and any(host.is_local for host in reached):
         from ascendrun.cli.train_env import ensure_training_stack
 
         ensure_training_stack(None, ctx.echo)
     if job is None and base.devices.family != "cpu" and any(not (host.slots or host.devices) for host in reached):
-        ctx.echo("hosts without slots= or devices= in the hostfile: one device of each is measured")
-    look = ctx.cluster.deep(reached, base, unfit=unfit, say=say)
-    ctx.echo(f"measured; kept in {look.file}")
-    return add_deep(report, look.report, look.findings, lang=lang)
+        ctx.echo(
+            str(
+                Text(
+                    "doctor.one-device",
+                    "one device is measured on each host without slots= or devices= in the hostfile",
+                )
+            )
+        )
+    check = ctx.cluster.deep(reached, base, unfit=not_ready, say=progress)
+    ctx.echo(str(Text("doctor.measured", "measurements saved in {file}", file=str(check.file))))
+    return add_deep(report, check.report, check.findings)
 
 
 def _hostfile_of(ctx: CliContext, file: Path | None, overrides: tuple[str, ...]) -> str | None:
-    """Where the script's commands find the hosts' addresses."""
+    """The hostfile for the commands of the script."""
     from ascendrun.query.submit import read_job
 
     if file is not None:
@@ -143,7 +151,7 @@ def _hostfile_of(ctx: CliContext, file: Path | None, overrides: tuple[str, ...])
 def choose_hosts(
     ctx: CliContext, file: Path | None, hostfile: str | None, names: str | None, overrides: tuple[str, ...]
 ) -> tuple[Host, ...]:
-    """The job's own hosts, unless others are named."""
+    """Return the hosts of the job, unless others are named."""
     if file is None or hostfile is not None or names is not None:
         return hosts_of(ctx, hostfile=hostfile, names=names)
     from ascendrun.query.submit import read_hosts, read_job
@@ -152,7 +160,7 @@ def choose_hosts(
 
 
 def exit_code(report: DoctorReport, *, fail_on: str) -> int:
-    """What was reached and is not fit counts more than what was not reached."""
+    """Return 3 for a finding on a reachable host, else 5 or 6 for unreachable ones, else 0."""
     from ascendrun.core.findings import SEVERITIES, Severity
 
     enough = SEVERITIES[: SEVERITIES.index(Severity(fail_on.upper())) + 1]

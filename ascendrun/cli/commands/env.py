@@ -1,4 +1,4 @@
-"""env: what a rank would see on each node, and where nodes differ."""
+"""env: show the environment of a rank on each node, and the differences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cli.command import UsageError
 from ascendrun.cli.commands.doctor import choose_hosts
 from ascendrun.cli.options import cli_command, hostfile_option, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,23 +22,30 @@ if TYPE_CHECKING:
     from ascendrun.health.survey.check_context import World
 
 PROBES = ("environ", "limits", "python")
-TITLES = {"python": "interpreter", "package": "packages", "limit": "limits (soft / hard)", "variable": "variables"}
+TITLES = {
+    "python": Text("env.interpreter", "interpreter"),
+    "package": Text("env.packages", "packages"),
+    "limit": Text("env.limits", "limits (soft / hard)"),
+    "variable": Text("env.variables", "variables"),
+}
 
 
 @cli_command(
     "env",
     examples="""
-    ascendrun env jobs/finetune.yaml                      # what its ranks would see
-    ascendrun env -H cluster.hosts --diff                 # only what differs between nodes
-    ascendrun env job.yaml --write env.sh                 # the same for a shell by hand; nothing is run
+    ascendrun env jobs/finetune.yaml                      # the environment of its ranks
+    ascendrun env -H cluster.hosts --diff                 # only differences between nodes
+    ascendrun env job.yaml --write env.sh                 # as a file to source in a shell; run nothing
 """,
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @hostfile_option
-@click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
+@click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override the job file: args.lr=1e-4.")
-@click.option("--diff", is_flag=True, help="Only what is not the same on all nodes.")
-@click.option("--write", "target", metavar="FILE", help="Write a file to source by hand; - for standard output.")
+@click.option("--diff", is_flag=True, help="Show only differences between nodes.")
+@click.option(
+    "--write", "target", metavar="FILE", help="Write the variables as a file to source; - for standard output."
+)
 @output_option
 @click.pass_obj
 def command(
@@ -49,15 +58,17 @@ def command(
     target: str | None,
     output: str | None,
 ) -> int:
-    """Show variables, limits, interpreter and packages as a rank would see them, folded over the nodes.
+    """Show the variables, limits, interpreter and packages of a rank on each node.
 
-    With a job FILE in its set-up, else in a plain non-interactive login. Secrets are masked. Exits 6 when some hosts
-    were not reached.
+    With a job FILE after its setup, otherwise in a non-interactive login shell. Secrets are masked. Exit code 6: some
+    hosts are unreachable.
     """
     from ascendrun.health.env_view import make_env_report
 
     if target is not None and file is None:
-        raise click.UsageError("--write needs a job FILE: the variables are those of its ranks")
+        raise UsageError(
+            Text("env.write-requires-file", "--write requires a job FILE"), hint="ascendrun env job.yaml --write env.sh"
+        )
     hosts = choose_hosts(ctx, file, hostfile, names, overrides)
     world = ctx.cluster.survey(hosts, job_file=file, overrides=overrides, names=PROBES, is_full=False)
     if target is not None:
@@ -70,7 +81,7 @@ def command(
 
         assert output is not None
         sys.stdout.write(format_one(report, output))
-    return _tell_unreached(ctx, report)
+    return _print_unreached(report)
 
 
 def _write(ctx: CliContext, world: World, target: str) -> int:
@@ -79,14 +90,19 @@ def _write(ctx: CliContext, world: World, target: str) -> int:
     from ascendrun.health.env_view import write_env_file
 
     if world.unreached:
-        raise UnreachableError(f"{fold_names(world.unreached)} did not answer: there is no plan without all hosts")
+        raise UnreachableError(
+            Text(
+                "env.unreachable", "{hosts:hosts} unreachable; --write requires all hosts", hosts=tuple(world.unreached)
+            ),
+            hint=f"ascendrun nodes --hosts {fold_names(world.unreached)}",
+        )
     host = next(iter(world.facts))
     try:
         text = write_env_file(world, host)
     except LookupError:
         raise PreflightError(
-            "these hosts cannot carry the job, so its ranks have no environment",
-            hint="`ascendrun submit --dry-run FILE` says why",
+            Text("env.no-plan", "the job cannot start on these hosts, so its ranks have no environment"),
+            hint="ascendrun submit --dry-run FILE",
         ) from None
     if target == "-":
         sys.stdout.write(text)
@@ -94,7 +110,16 @@ def _write(ctx: CliContext, world: World, target: str) -> int:
         from ascendrun.core.output_file import write_bytes
 
         write_bytes(Path(target), text.encode())
-        ctx.echo(f"{target}: for {host}; the others differ in NODE_RANK and RANK only")
+        ctx.echo(
+            str(
+                Text(
+                    "env.written",
+                    "{file}: environment on {host}; other hosts differ only in NODE_RANK and RANK",
+                    file=target,
+                    host=host,
+                )
+            )
+        )
     return 0
 
 
@@ -103,28 +128,32 @@ def _print(report: EnvReport, *, diff: bool) -> None:
     for row in report.rows:
         if row.kind != kind:
             kind = row.kind
-            print(TITLES[kind])
+            print(str(TITLES[kind]))
         for line in _lines(row, len(report.hosts) - len(report.unreached)):
             print(line)
     if diff and not report.rows and len(report.hosts) > len(report.unreached):
-        print("no difference")
+        print(str(Text("env.no-difference", "no differences")))
 
 
 def _lines(row: EnvRow, count: int) -> Sequence[str]:
     from ascendrun.cli.sanitise import sanitise_line
     from ascendrun.core.names import fold_names
+    from ascendrun.health.env_view import NOT_SET
 
     lines = []
     for index, group in enumerate(row.groups):
-        value = "(not set)" if group.value is None else sanitise_line(group.value)
+        value = sanitise_line(str(NOT_SET if group.value is None else group.value))
         where = "" if len(group.hosts) == count else f"  {fold_names(group.hosts)}"
         lines.append(f"  {row.name}={value}{where}" if index == 0 else f"    ! {value}{where}")
     return lines
 
 
-def _tell_unreached(ctx: CliContext, report: EnvReport) -> int:
-    for host, why in report.unreached.items():
-        ctx.echo(f"error: {host}: {why.message}" + (f" ({why.hint})" if why.hint else ""))
+def _print_unreached(report: EnvReport) -> int:
+    from ascendrun.cli.errors import error_lines, hint_lines
+
+    for why in report.unreached.values():
+        for line in (*error_lines(why.message), *hint_lines(why.hint)):
+            print(line, file=sys.stderr)
     if not report.unreached:
         return 0
     return 5 if len(report.unreached) == len(report.hosts) else 6

@@ -37,7 +37,7 @@ def command(
     Says "likely" where the evidence allows another reading, and "not known" where it allows none. Of a running job it
     says what is odd. Exits 0; 4 when there is no such job.
     """
-    from ascendrun.health.texts import language_of
+    from ascendrun.text import language_of
 
     lang = lang or language_of(ctx.environ)
     if gather:

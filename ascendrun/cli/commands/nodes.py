@@ -1,12 +1,14 @@
-"""nodes: ask hosts how they are."""
+"""nodes: show whether hosts are reachable, and their state."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from ascendrun.cli.options import Duration, cli_command, hostfile_option, hosts_of, output_option
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,38 +24,42 @@ TIMEOUT_S = 90.0
     "nodes",
     examples="""
     ascendrun nodes --hostfile hostfiles/cluster.hosts
-    ascendrun nodes -H cluster.hosts --on 'npu[01-04]' -o wide
+    ascendrun nodes -H cluster.hosts --hosts 'npu[01-04]' -o wide
 """,
 )
 @hostfile_option
-@click.option("--on", "names", metavar="HOSTS", help="Only these: npu[01-04] or @group.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="At most so long until the next answer.")
+@click.option("--hosts", "names", metavar="HOSTS", help="Only these hosts: npu[01-04] or @group.")
+@click.option(
+    "--timeout", type=Duration(), metavar="TIME", help="Stop waiting when no host replies for TIME.  [default: 90s]"
+)
 @output_option
 @click.pass_obj
 def command(ctx: CliContext, hostfile: str | None, names: str | None, timeout: float | None, output: str | None) -> int:
-    """Ask every host how it is: reached or why not, Python, memory, disk, clock, job.
+    """Show for each host whether it is reachable, its Python, CPUs, memory, disk, clock and job.
 
-    Exits 6 when some do not answer.
+    Exit code 6: some hosts are unreachable.
     """
     from ascendrun.cli.output import print_rows
     from ascendrun.cluster import HostStatus
 
     hosts = hosts_of(ctx, hostfile=hostfile, names=names)
     screen = ctx.screen()
-    answers: dict[str, HostStatus] = {}
+    replies: dict[str, HostStatus] = {}
     try:
         for status in ctx.cluster.nodes(hosts, timeout_s=timeout or TIMEOUT_S):
-            answers[status.host] = status
-            screen.progress(f"{len(answers)} of {len(hosts)} hosts answered")
+            replies[status.host] = status
+            progress = Text("nodes.progress", "{count} of {total} hosts replied", count=len(replies), total=len(hosts))
+            screen.progress(str(progress))
     finally:
         screen.close()
-    rows = [answers[host.name] for host in hosts if host.name in answers]
+    rows = [replies[host.name] for host in hosts if host.name in replies]
     print_rows(rows, node_columns(), output, name="nodes", kind=HostStatus)
-    return _tell_unreached(ctx, rows)
+    return _print_unreached(rows)
 
 
-def _tell_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
-    """Each way out is said once, for all hosts that share it."""
+def _print_unreached(rows: Sequence[HostStatus]) -> int:
+    """Print each hint once, for all hosts that share it."""
+    from ascendrun.cli.errors import error_lines, hint_lines
     from ascendrun.core.names import fold_names
 
     missed = [row for row in rows if not row.reachable]
@@ -63,9 +69,18 @@ def _tell_unreached(ctx: CliContext, rows: Sequence[HostStatus]) -> int:
     for row in missed:
         if row.hint:
             hints.setdefault(row.hint, []).append(row.host)
-    ctx.echo(f"error: {len(missed)} of {len(rows)} not reached: {fold_names(row.host for row in missed)}")
+    message = Text(
+        "nodes.unreachable",
+        "{count} of {total} hosts unreachable: {hosts:hosts}",
+        count=len(missed),
+        total=len(rows),
+        hosts=tuple(row.host for row in missed),
+    )
+    lines = error_lines(message)
     for hint, names in hints.items():
-        ctx.echo(f"hint: {fold_names(names)}: {hint}")
+        lines += hint_lines(f"{fold_names(names)}: {hint}")
+    for line in lines:
+        print(line, file=sys.stderr)
     return 6
 
 
@@ -77,7 +92,7 @@ def node_columns() -> list[Column]:
 
     return [
         Column("HOST", lambda status: status.host),
-        Column("STATE", lambda status: "reached" if status.reachable else "UNREACHED"),
+        Column("STATE", lambda status: "reachable" if status.reachable else "UNREACHABLE"),
         Column("HOSTNAME", lambda status: status.hostname or "-", is_wide=True),
         Column("PYTHON", lambda status: status.python_version or "-"),
         Column("CPUS", lambda status: "-" if status.cpus is None else str(status.cpus)),
@@ -85,5 +100,5 @@ def node_columns() -> list[Column]:
         Column("DISK FREE", lambda status: describe_memory(status.free_bytes)),
         Column("CLOCK", clock, is_wide=True),
         Column("JOB", lambda status: status.job or "-"),
-        Column("WHY", lambda status: status.error or ""),
+        Column("ERROR", lambda status: str(status.error or "")),
     ]

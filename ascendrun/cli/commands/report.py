@@ -45,7 +45,7 @@ def command(ctx: CliContext, job: str, out: Path | None, png: Path | None, lang:
 
     Of a job that is under way: its story so far. Where the time went sums to the time since its submission.
     """
-    from ascendrun.health.texts import language_of
+    from ascendrun.text import language_of
 
     lang = lang or language_of(ctx.environ)
     report = ctx.cluster.report(job)

@@ -46,7 +46,7 @@ def judge_answers(
     """FAIL findings refuse the start; a node that could not be examined does too: nobody knows whether it is fit."""
     from ascendrun.health.checks import run_checks
     from ascendrun.health.survey.check_context import World
-    from ascendrun.health.survey.comparison import one_line, refusal_text, view_findings
+    from ascendrun.health.survey.comparison import failed_checks, finding_line
     from ascendrun.health.survey.facts import NodeFacts, Unreached
     from ascendrun.health.survey.probes import read_facts
 
@@ -65,5 +65,5 @@ def judge_answers(
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)
     warned: tuple[Finding, ...] = tuple(one for one in findings if one.severity is Severity.WARN)[:MOST_WARNINGS]
     return Verdict(
-        refusal_text(failed) if failed else None, tuple(one_line(view) for view in view_findings(warned, "en"))
+        str(failed_checks(failed)) if failed else None, tuple(str(finding_line(finding)) for finding in warned)
     )

@@ -1,4 +1,4 @@
-"""All checks in one table, and the running of them over a world."""
+"""The table of all checks, and running them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     *environment.CHECKS,
     *NPU_CHECKS,
 )
-"""In the order in which people look for causes: first what makes the rest unknowable."""
+"""In the order of a manual search for causes: first what makes the rest unknown."""
 
 NAMES: tuple[str, ...] = tuple(check.name for check in CHECKS)
 RENAMED: Mapping[str, str] = {
@@ -51,12 +51,12 @@ RENAMED: Mapping[str, str] = {
 
 
 def plain_name(name: str) -> str:
-    """As CHECKS spell it: job files may write hccl_ping or hccl-ping."""
+    """Return a name as in CHECKS: job files may write hccl_ping or hccl-ping."""
     return name.replace("_", "-").lower()
 
 
 def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[str] = ()) -> tuple[Check, ...]:
-    """Those to run: all with `is_full`, else the light ones and the required, without the skipped."""
+    """Return the checks to run: all with `is_full`, else the light and the required ones, without the skipped."""
     skipped, required = {plain_name(name) for name in skip}, {plain_name(name) for name in require}
     return tuple(
         check
@@ -68,7 +68,7 @@ def choose_checks(*, is_full: bool, skip: Iterable[str] = (), require: Iterable[
 def run_checks(
     world: World, *, is_full: bool = True, skip: Iterable[str] = (), require: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
-    """What the chosen checks find, folded over the hosts, the worst first."""
+    """Return the findings of the chosen checks, merged over hosts, the most severe first."""
     with nothing_collected():
         return fold_findings(_run(choose_checks(is_full=is_full, skip=skip, require=require), world))
 
@@ -78,7 +78,7 @@ def _run(checks: Iterable[Check], world: World) -> list[Finding]:
     for check in checks:
         try:
             found += check.function(world)
-        except Exception as error:  # ours, or an answer that no node should give: the other checks' findings count
+        except Exception as error:  # a bug, or invalid data from a node: the findings of the other checks count
             why = f"{type(error).__name__}: {error}"[:300]
             found.append(Finding("check-error", Severity.WARN, (), {"check": check.name, "why": why}))
     return found

@@ -1,4 +1,4 @@
-"""Checks of the software under torch: driver, firmware, CANN, torch_npu, alike on all nodes and made for each other."""
+"""Checks of driver, firmware, CANN and torch_npu: the same on all nodes, and compatible."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _INCOMPATIBLE: Mapping[str, tuple[str, Severity]] = {
     "torch_npu/python": ("torch-npu-python", Severity.WARN),
     "driver/firmware": ("driver-firmware", Severity.WARN),
 }
-"""By pair: torch_npu is bound to one torch by its C++ symbols and refuses a torch for another accelerator. An older
-CANN or firmware may do; Huawei's own installer only warns."""
+"""By pair: torch_npu requires one torch (C++ symbols) and rejects a torch for another accelerator. An older CANN or
+firmware may work; Huawei's own installer only warns."""
 _UNPROVEN = ("torch_npu", "torch_npu/cann")
 """Pairs of which it is worth a note that no source says whether they fit."""
-_CANN_SIGNS = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
+_CANN_NAMES = ("libhccl", "libascendcl", "libascend_hal", "ASCEND_OPP_PATH", "set_env.sh", "cann package")
 
 
-def check_versions_alike(world: World) -> Iterator[Finding]:
+def check_versions_consistency(world: World) -> Iterator[Finding]:
     if world.family not in (None, "npu"):
         return
     yield from differing(world, "driver-differs", Severity.WARN, lambda facts: facts.npu.driver_version)
     yield from differing(world, "firmware-differs", Severity.WARN, _firmware)
-    # HCCL of two CANN versions refuses to meet (EI0008).
+    # HCCL of two CANN versions cannot communicate (EI0008).
     severity = Severity.FAIL if world.job is not None else Severity.WARN
     yield from differing(world, "cann-differs", severity, _cann)
 
@@ -44,31 +44,31 @@ def _cann(facts: NodeFacts) -> str | None:
     return facts.npu.cann.version if facts.npu.cann is not None else None
 
 
-def check_versions_fit(world: World) -> Iterator[Finding]:
+def check_version_compatibility(world: World) -> Iterator[Finding]:
     for host, facts in npu_nodes(world):
-        judged = compare_versions(versions_of(facts))
-        for fact in judged:
+        facts_of_pairs = compare_versions(versions_of(facts))
+        for fact in facts_of_pairs:
             if fact.outcome == INCOMPATIBLE and fact.pair in _INCOMPATIBLE:
                 code, severity = _INCOMPATIBLE[fact.pair]
-                yield _misfit(code, severity, host, fact)
+                yield _version_finding(code, severity, host, fact)
             elif fact.outcome == UNKNOWN and fact.pair in _UNPROVEN:
-                yield _misfit("versions-unproven", Severity.NOTE, host, fact)
-        if not any(fact.outcome == INCOMPATIBLE and fact.pair == "driver/firmware" for fact in judged):
+                yield _version_finding("versions-unproven", Severity.NOTE, host, fact)
+        if not any(fact.outcome == INCOMPATIBLE and fact.pair == "driver/firmware" for fact in facts_of_pairs):
             yield from _boards(host, facts)
 
 
-def _misfit(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
+def _version_finding(code: str, severity: Severity, host: str, fact: VersionFact) -> Finding:
     evidence = (f"source: {fact.source}",) if fact.source else ()
-    return Finding(code, severity, (host,), {"says": fact.message, "hint": fact.hint or ""}, evidence)
+    return Finding(code, severity, (host,), {"problem": fact.message, "hint": fact.hint}, evidence)
 
 
 def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
-    """What the driver itself says; it says so to root only."""
+    """The driver's own check, which only root can read."""
     boards = facts.npu.cards.boards if facts.npu.cards is not None else {}
     bad = sorted(npu_id for npu_id, board in boards.items() if board.compatibility == "NOK")
     if bad:
         board = boards[bad[0]]
-        says = Text(
+        problem = Text(
             "version.not-compatible",
             "npu-smi reports driver {driver} and firmware {firmware} as not compatible",
             driver=board.software_version,
@@ -78,7 +78,7 @@ def _boards(host: str, facts: NodeFacts) -> Iterator[Finding]:
             "driver-firmware",
             Severity.WARN,
             (host,),
-            {"says": says, "hint": HDK_HINT},
+            {"problem": problem, "hint": HDK_HINT},
             (f"npu-smi info -t board -i {bad[0]}: Compatibility: NOK",),
         )
 
@@ -99,23 +99,19 @@ def versions_of(facts: NodeFacts) -> Versions:
 
 
 def check_cann_mixed(world: World) -> Iterator[Finding]:
-    """Parts of two CANN releases in one folder: an upgrade that ended half-way."""
+    """Components of two CANN releases in one directory: an upgrade did not complete."""
     for host, facts in npu_nodes(world):
         shell = facts.npu.shell_cann
         versions = shell.components.cann_versions if shell is not None and shell.components is not None else ()
         if len(versions) > 1 and shell is not None and shell.components is not None:
             lines = tuple(f"{one.name}: {one.cann_version}" for one in shell.components.components)
             yield Finding(
-                "cann-mixed",
-                Severity.WARN,
-                (host,),
-                {"versions": ", ".join(versions), "home": shell.home or ""},
-                lines[:8],
+                "cann-mixed", Severity.WARN, (host,), {"versions": tuple(versions), "home": shell.home or ""}, lines[:8]
             )
 
 
 def check_set_env(world: World) -> Iterator[Finding]:
-    """In the job's own shell. A command that is no Python may well source set_env.sh itself: then it is a note."""
+    """In the shell of the job. A command other than Python may source set_env.sh itself: then it is a note."""
     if world.job is None or world.family != "npu" or world.job.container is not None:
         return
     for host, facts in world.facts.items():
@@ -140,8 +136,10 @@ def _leads_home(environ: Mapping[str, str], home: str) -> bool:
 
 
 def check_torch_npu(world: World) -> Iterator[Finding]:
-    """A job on NPUs whose torch has no torch_npu; and an import that fails for want of CANN, which looks like torch's
-    own fault: from torch 2.5 on `import torch` loads torch_npu by itself."""
+    """torch without torch_npu, and an import that fails because CANN is missing.
+
+    From torch 2.5 `import torch` loads torch_npu, so a missing CANN appears as an error of torch.
+    """
     if world.job is None or world.family != "npu":
         return
     for host, facts in world.facts.items():
@@ -157,8 +155,8 @@ def check_torch_npu(world: World) -> Iterator[Finding]:
                     "python": (facts.python.executable if facts.python is not None else None) or "python3",
                 },
             )
-        error = facts.torch.error if facts.torch is not None else None
-        if error and modules.get("torch-npu") and any(sign in error for sign in _CANN_SIGNS):
+        error = _output(facts)
+        if error and modules.get("torch-npu") and any(name in error for name in _CANN_NAMES):
             step = (facts.torch.step if facts.torch is not None else None) or "import torch"
             yield Finding(
                 "torch-needs-cann",
@@ -169,30 +167,36 @@ def check_torch_npu(world: World) -> Iterator[Finding]:
             )
 
 
+def _output(facts: NodeFacts) -> str:
+    """What an import of torch that failed printed; "": nothing, or it did not fail."""
+    error = facts.torch.error if facts.torch is not None else None
+    return str(error.values.get("line", "")) if isinstance(error, Text) else error or ""
+
+
 CHECKS: tuple[Check, ...] = (
     Check(
         "versions-consistency",
-        check_versions_alike,
+        check_versions_consistency,
         "driver, firmware and CANN are the same on all nodes",
         ("driver-differs", "firmware-differs", "cann-differs"),
     ),
     Check(
         "version-compatibility",
-        check_versions_fit,
-        "driver, firmware, CANN, torch_npu, torch and Python fit each other",
+        check_version_compatibility,
+        "driver, firmware, CANN, torch_npu, torch and Python are compatible",
         (*(code for code, _ in _INCOMPATIBLE.values()), "versions-unproven"),
     ),
-    Check("cann-mixed", check_cann_mixed, "CANN's parts are of one release", ("cann-mixed",)),
+    Check("cann-mixed", check_cann_mixed, "the components of CANN are of one release", ("cann-mixed",)),
     Check(
         "set-env",
         check_set_env,
-        "CANN is there, and the job's shell leads to it",
+        "CANN is installed and set in the shell of the job",
         ("cann-missing", "set-env-missing", "set-env-stale", "set-env-partial"),
     ),
     Check(
         "torch-npu",
         check_torch_npu,
-        "the job's torch has torch_npu, and torch_npu finds CANN",
+        "torch_npu is installed with the job's torch and finds CANN",
         ("torch-npu-missing", "torch-needs-cann"),
     ),
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ascendrun.ascend.hccn_counters import Optical
 from ascendrun.ascend.hccn_history import LinkHistory
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import ids_text, is_many, npu_nodes, severity_at
+from ascendrun.health.checks.devices import is_many, npu_nodes, severity_at
 from ascendrun.health.survey.check_context import Check, World, compare
 from ascendrun.health.survey.npu_facts import Port, PortPing, chip_of_node
+from ascendrun.text import Text
 
 NET_HEALTH_BAD = (
     "Socket fail",
@@ -21,14 +23,14 @@ NET_HEALTH_BAD = (
     "Thread error",
     "Detect ip set",
 )
-"""Init is normal where no address to detect is configured; Unknown says nothing."""
+"""Init is normal where no detection address is configured; Unknown means no result."""
 FLAPS, DAY_S = 3, 86400.0
-"""Once is a cable that was moved; our own limit."""
+"""Once may be a cable that was moved; chosen limit."""
 WITHOUT_PORTS = ("310", "310P")
 
 
 def port_nodes(world: World) -> Iterator[tuple[str, Mapping[int, Port]]]:
-    """The nodes whose devices have ports of their own, with them."""
+    """Yield the nodes whose devices have network ports, with the ports."""
     for host, facts in npu_nodes(world):
         chip = chip_of_node(facts.npu)
         if facts.npu.ports is not None and (chip is None or chip.family not in WITHOUT_PORTS):
@@ -36,7 +38,7 @@ def port_nodes(world: World) -> Iterator[tuple[str, Mapping[int, Port]]]:
 
 
 def _severity(world: World, host: str, devices: Mapping[int, object]) -> Severity:
-    """One node alone trains over its own links, without these ports."""
+    """A single node trains over its internal links, without these ports."""
     return severity_at(world, host, devices) if is_many(world) else Severity.NOTE
 
 
@@ -46,7 +48,7 @@ def check_tool(world: World) -> Iterator[Finding]:
         if ports is None or (table is not None and table.info is not None and table.info.errors):
             if "hccn" in facts.late and facts.npu.has_any:
                 yield Finding("hccn-hangs", Severity.FAIL if is_many(world) else Severity.NOTE, (host,))
-            continue  # where the driver is away its other tool has nothing to add
+            continue  # without the driver its other tool adds nothing
         if ports.hung or "hccn" in facts.late:
             yield Finding("hccn-hangs", Severity.FAIL if is_many(world) else Severity.NOTE, (host,), {}, ports.hung[:3])
         refused = [error for error in ports.errors if error.kind == "permission"]
@@ -68,7 +70,7 @@ def check_links(world: World) -> Iterator[Finding]:
 
 
 def check_flaps(world: World) -> Iterator[Finding]:
-    """A link that comes and goes: collectives time out, though each look finds it up. By the device's own clock."""
+    """A link that goes down repeatedly: collectives time out, although each check finds it up."""
     for host, ports in port_nodes(world):
         flaps = {device: _downs(port.history) for device, port in ports.items()}
         restless = {device: count for device, count in flaps.items() if count >= FLAPS}
@@ -78,7 +80,15 @@ def check_flaps(world: World) -> Iterator[Finding]:
                 Severity.WARN if is_many(world) else Severity.NOTE,
                 (host,),
                 _named(restless),
-                tuple(f"device {device}: down {count} times within a day" for device, count in restless.items())[:4],
+                tuple(
+                    Text(
+                        "doctor.link-flaps",
+                        "device {device}: down {count:plural time times} within a day",
+                        device=device,
+                        count=count,
+                    )
+                    for device, count in restless.items()
+                )[:4],
             )
 
 
@@ -93,8 +103,8 @@ def _downs(history: LinkHistory | None) -> int:
     )
 
 
-def _named(devices: Mapping[int, object]) -> dict[str, str]:
-    return {"devices": ids_text(devices), "first": str(min(devices))}
+def _named(devices: Mapping[int, object]) -> dict[str, Any]:
+    return {"devices": tuple(sorted(devices)), "first": min(devices)}
 
 
 def check_addresses(world: World) -> Iterator[Finding]:
@@ -142,7 +152,13 @@ def _conf_lines(world: World, host: str, devices: Mapping[int, object]) -> tuple
 def _conf_differs(world: World, host: str, ports: Mapping[int, Port]) -> Iterator[Finding]:
     conf = _conf_of(world, host)
     stale = {
-        device: f"device {device}: {port.address}, /etc/hccn.conf says {conf[device]}"
+        device: Text(
+            "doctor.port-address",
+            "device {device}: {address}, in /etc/hccn.conf {configured}",
+            device=device,
+            address=port.address,
+            configured=conf[device],
+        )
         for device, port in ports.items()
         if port.address and conf.get(device) not in (None, port.address)
     }
@@ -157,7 +173,7 @@ def _conf_differs(world: World, host: str, ports: Mapping[int, Port]) -> Iterato
 
 
 def check_address_family(world: World) -> Iterator[Finding]:
-    """HCCL refuses device addresses of two families in one job."""
+    """HCCL rejects device addresses of two families in one job."""
     families = {
         f"{host} {device}": "IPv6" if ":" in port.address else "IPv4"
         for host, ports in port_nodes(world)
@@ -179,7 +195,7 @@ def check_tls(world: World) -> Iterator[Finding]:
 
 
 def _outliers(world: World, values: Mapping[str, str], code: str) -> Iterator[Finding]:
-    """Ports ("host device") whose value is not the majority's, a finding for each host and value."""
+    """Yield a finding for each host and value of ports ("host device") that differ from the majority."""
     same = compare(values)
     for value, places in same.others if same else ():
         by_host: dict[str, dict[int, str]] = {}
@@ -192,19 +208,21 @@ def _outliers(world: World, values: Mapping[str, str], code: str) -> Iterator[Fi
                 code,
                 _severity(world, host, devices),
                 (host,),
-                {
-                    **_named(devices),
-                    "list": " ".join(str(device) for device in sorted(devices)),
-                    "value": value,
-                    "majority": majority,
-                    "switch": "1" if majority == "on" else "0",
-                },
-                (f"{len(places)} of {len(values)} ports: {value}",),
+                {**_named(devices), "value": value, "majority": majority, "switch": 1 if majority == "on" else 0},
+                (
+                    Text(
+                        "doctor.ports-differ",
+                        "{count} of {total} ports: {value}",
+                        count=len(places),
+                        total=len(values),
+                        value=value,
+                    ),
+                ),
             )
 
 
 def check_net_health(world: World) -> Iterator[Finding]:
-    """The driver's own look at its gateway; a warning, since a wrong netdetect address looks the same."""
+    """The driver's own test of its gateway; a warning, since a wrong netdetect address gives the same result."""
     for host, ports in port_nodes(world):
         groups: dict[str, dict[int, Port]] = {}
         for device, port in ports.items():
@@ -226,35 +244,34 @@ def check_cables(world: World) -> Iterator[Finding]:
             device: port for device, port in ports.items() if port.fec is not None and port.fec.mode == "no FEC mode"
         }
         if bare:
-            yield Finding(
-                "device-fec-off",
-                Severity.WARN,
-                (host,),
-                {**_named(bare), "list": " ".join(str(device) for device in bare)},
-            )
-        faults = {device: told for device, port in ports.items() for told in [_optical_fault(port.optical)] if told}
+            yield Finding("device-fec-off", Severity.WARN, (host,), _named(bare))
+        faults = {
+            device: fault for device, port in ports.items() for fault in [_optical_fault(device, port.optical)] if fault
+        }
         if faults:
-            yield Finding(
-                "device-optical",
-                Severity.WARN,
-                (host,),
-                _named(faults),
-                tuple(f"device {device}: {told}" for device, told in faults.items())[:4],
-            )
+            yield Finding("device-optical", Severity.WARN, (host,), _named(faults), tuple(faults.values())[:4])
 
 
-def _optical_fault(optical: Optical | None) -> str | None:
-    """None: well, or not known (a copper cable has no module to ask)."""
+def _optical_fault(device: int, optical: Optical | None) -> Text | None:
+    """Return what is wrong with a module; None: nothing, or unknown (a copper cable has no module)."""
     if optical is None or optical.is_present is None:
         return None
     if not optical.is_present:
-        return "no module"
+        return Text("doctor.no-module", "device {device}: no module", device=device)
     low = optical.rx_power_low_mw
     dark = [power for power in optical.rx_power_mw if power is not None and low is not None and power < low]
     if dark:
-        return f"receives {min(dark):g} mW, at least {low:g} are needed"
-    raised = [name for name, value in optical.flags.items() if value]
-    return f"{', '.join(raised)} raised" if raised else None
+        return Text(
+            "doctor.low-light",
+            "device {device}: receives {power:g} mW (expected at least {low:g} mW)",
+            device=device,
+            power=min(dark),
+            low=low,
+        )
+    raised = tuple(name for name, value in optical.flags.items() if value)
+    return (
+        Text("doctor.module-alarm", "device {device}: alarm {names}", device=device, names=raised) if raised else None
+    )
 
 
 def check_ping(world: World) -> Iterator[Finding]:
@@ -283,39 +300,46 @@ def check_ping(world: World) -> Iterator[Finding]:
 
 
 def _is_lost(one: PortPing) -> bool:
-    """A ping whose answer nobody could read proves nothing."""
+    """A ping with unreadable output proves nothing."""
     return one.ping is None or (
         one.ping.sent is not None and one.ping.received is not None and one.ping.received < one.ping.sent
     )
 
 
-def _ping_line(one: PortPing, owners: Mapping[str, str]) -> str:
-    told = "no end" if one.ping is None else f"{one.ping.sent} sent, {one.ping.received} received"
-    return f"device {one.device} -> {one.address} ({owners.get(one.address, '?')}): {told}"
+def _ping_line(one: PortPing, owners: Mapping[str, str]) -> Text:
+    return Text(
+        "doctor.ping",
+        "device {device} to {address} ({owner}): {received} of {sent} replies",
+        device=one.device,
+        address=one.address,
+        owner=owners.get(one.address),
+        received=one.ping.received if one.ping is not None else None,
+        sent=one.ping.sent if one.ping is not None else None,
+    )
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("hccn-tool", check_tool, "hccn_tool answers", ("hccn-hangs", "hccn-refused")),
+    Check("hccn-tool", check_tool, "hccn_tool works", ("hccn-hangs", "hccn-refused")),
     Check("device-links", check_links, "the link of every NPU port is up", ("device-link-down",)),
     Check("device-flaps", check_flaps, "the links of the NPU ports stay up", ("device-link-flaps",), is_full=True),
     Check(
         "device-addresses",
         check_addresses,
-        "every NPU port has its own address, the one of /etc/hccn.conf",
+        "every NPU port has its own address, as in /etc/hccn.conf",
         ("device-ip-missing", "device-ip-twice", "hccn-conf-stale"),
     ),
     Check(
         "device-address-family",
         check_address_family,
-        "the NPU ports' addresses are of one family",
+        "the addresses of NPU ports are of one family",
         ("device-ip-family",),
     ),
-    Check("device-tls", check_tls, "TLS is switched alike on all NPU ports", ("device-tls-differs",)),
-    Check("net-health", check_net_health, "the NPU ports see their gateway", ("device-net-health",), is_full=True),
+    Check("device-tls", check_tls, "TLS is on or off on all NPU ports", ("device-tls-differs",)),
+    Check("net-health", check_net_health, "the NPU ports reach their gateway", ("device-net-health",), is_full=True),
     Check(
         "device-cables",
         check_cables,
-        "the NPU ports correct errors and get enough light",
+        "the NPU ports use FEC and their optical modules work",
         ("device-fec-off", "device-optical"),
         is_full=True,
     ),

@@ -1,4 +1,4 @@
-"""What the checks of NPUs share: which nodes have some, which devices the job takes, and their numbers as text."""
+"""What the checks of NPUs share: which nodes have NPUs, and which devices the job uses."""
 
 from __future__ import annotations
 
@@ -35,14 +35,3 @@ def severity_at(world: World, host: str, devices: Iterable[int], *, otherwise: S
 def is_many(world: World) -> bool:
     """Whether devices of several nodes are to talk to each other."""
     return len(world.facts) + len(world.unreached) > 1
-
-
-def ids_text(ids: Iterable[int]) -> str:
-    """0-3,6; "none" for none."""
-    runs: list[list[int]] = []
-    for number in sorted(set(ids)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "none"

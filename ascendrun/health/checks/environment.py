@@ -1,4 +1,4 @@
-"""Checks of the variables that a rank would get: its own, the job's and those of the login."""
+"""Checks of the environment variables that a rank gets: its own, those of the job and of the login."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ipaddress import ip_address
 from ascendrun.ascend.compatibility import minimum_for, too_old_for
 from ascendrun.ascend.variables import check_environment
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.names import fold_names
-from ascendrun.health.env_view import is_secret
+from ascendrun.health.env_view import AGENT_DIRECTORY, NOT_SET, is_secret
 from ascendrun.health.survey.check_context import Check, World, compare
 from ascendrun.health.survey.facts import NodeFacts
 from ascendrun.health.survey.npu_facts import chip_of_node
+from ascendrun.text import Text
 
 _SEVERITIES = {"error": Severity.FAIL, "warning": Severity.WARN, "note": Severity.NOTE}
 _ALIKE = re.compile(r"(HCCL|ASCEND|NCCL|TORCH|PYTORCH|GLOO|OMP|MKL|CUDA|ATB|TASK|ACL)_|LD_LIBRARY_PATH\Z|PYTHONPATH\Z")
@@ -29,16 +29,16 @@ _SLOW: Mapping[str, tuple[str, ...]] = {
     "PYTHONDONTWRITEBYTECODE": (),
     "PYTHONPROFILEIMPORTTIME": ("1",),
 }
-"""Settings for looking into a fault that were left on: each slows every step or floods the log."""
+"""Debugging settings: each slows every step or floods the log."""
 
 
 def rank_variables(world: World, host: str) -> dict[str, str]:
-    """What a rank on the host would see, as far as known; {} when nothing is."""
+    """Return the variables of a rank on the host as far as known; {} if unknown."""
     facts = world.facts[host]
     found = dict(facts.environ or {})
     if host in world.first_ranks:
         for name, value in world.first_ranks[host].env.items():
-            found.setdefault(name, value)  # a set-up may have changed it
+            found.setdefault(name, value)  # setup may have changed it
     return found
 
 
@@ -52,7 +52,7 @@ def check_ascend_variables(world: World) -> Iterator[Finding]:
                 code,
                 _SEVERITIES[one.severity],
                 (host,),
-                {"name": one.name, "value": one.value[:80], "says": one.message, "hint": one.hint},
+                {"name": one.name, "value": one.value[:80], "problem": one.message, "hint": one.hint},
             )
 
 
@@ -73,7 +73,7 @@ def check_threads(world: World) -> Iterator[Finding]:
         if not first.isdigit() or int(first) < 1:
             yield Finding("threads-wrong", Severity.WARN, (host,), {"value": text[:40]})
         elif int(first) > facts.cpus:
-            yield Finding("threads-many", Severity.WARN, (host,), {"value": first, "cpus": str(facts.cpus)})
+            yield Finding("threads-many", Severity.WARN, (host,), {"value": int(first), "cpus": facts.cpus})
 
 
 def check_interfaces(world: World) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def check_interfaces(world: World) -> Iterator[Finding]:
                     "interface-missing",
                     Severity.FAIL,
                     (host,),
-                    {"name": name, "value": value, "has": ", ".join(sorted(facts.addresses))},
+                    {"name": name, "value": value, "interfaces": tuple(sorted(facts.addresses))},
                 )
 
 
@@ -109,16 +109,16 @@ def check_own_address(world: World) -> Iterator[Finding]:
         if not value or not facts.addresses:
             continue
         at = [interface for interface, addresses in facts.addresses.items() if value in addresses]
-        ways = {route.interface for peer, route in (facts.routes or {}).items() if peer in world.facts}
+        routes = {route.interface for peer, route in (facts.routes or {}).items() if peer in world.facts}
         if not at:
             yield Finding("if-ip-foreign", Severity.FAIL, (host,), {"value": value})
-        elif ways and not ways & set(at):
+        elif routes and not routes & set(at):
             severity = Severity.FAIL if ip_address(value).is_loopback else Severity.WARN
             yield Finding(
                 "if-ip-elsewhere",
                 severity,
                 (host,),
-                {"value": value, "interface": at[0], "ways": ", ".join(sorted(ways))},
+                {"value": value, "interface": at[0], "routes": tuple(sorted(routes))},
             )
 
 
@@ -139,18 +139,18 @@ def check_allocator(world: World) -> Iterator[Finding]:
                         {
                             "name": name,
                             "setting": setting,
-                            "needs": _releases(needs.driver, needs.cann),
-                            "has": _releases(facts.npu.driver_version, cann),
+                            "required": _releases(needs.driver, needs.cann),
+                            "found": _releases(facts.npu.driver_version, cann),
                         },
                     )
 
 
-def _releases(driver: str | None, cann: str | None) -> str:
-    named = (("driver", driver), ("CANN", cann))
-    return ", ".join(f"{name} {version}" for name, version in named if version is not None)
+def _releases(driver: str | None, cann: str | None) -> tuple[Text | str, ...]:
+    named = [] if driver is None else [Text("doctor.driver", "driver {version}", version=driver)]
+    return (*named, *(() if cann is None else (f"CANN {cann}",)))
 
 
-def check_variables_alike(world: World) -> Iterator[Finding]:
+def check_variables_consistency(world: World) -> Iterator[Finding]:
     """Of what matters to a job, in the shell that it gets."""
     shells = {host: facts for host, facts in world.facts.items() if facts.environ is not None}
     names = sorted({name for facts in shells.values() for name in facts.environ or {} if _ALIKE.match(name)})
@@ -161,45 +161,44 @@ def check_variables_alike(world: World) -> Iterator[Finding]:
         if same is None or not same.others:
             continue
         severity = Severity.WARN if _MEETING.match(name) else Severity.NOTE
-        evidence = tuple(
-            f"{fold_names(hosts)}: {value[:200]}"
-            for value, hosts in ((same.majority, same.majority_hosts), *same.others)
-        )
         for _, hosts in same.others:
-            yield Finding("variable-differs", severity, hosts, {"name": name}, evidence)
+            yield Finding("variable-differs", severity, hosts, {"name": name}, same.evidence())
 
 
-def _value(facts: NodeFacts, name: str) -> str:
-    """As set, but for ascendrun's own folder, which accounts, and hosts that are all this machine, have elsewhere."""
-    value = (facts.environ or {}).get(name, "(not set)")
-    return value.replace(facts.root, "(ascendrun's folder)") if facts.root else value
+def _value(facts: NodeFacts, name: str) -> str | Text:
+    """The value without the path of ascendrun's directory, which differs between users and local hosts."""
+    value = (facts.environ or {}).get(name)
+    if value is None:
+        return NOT_SET
+    value = value[:200]
+    return value.replace(facts.root, AGENT_DIRECTORY) if facts.root else value
 
 
 CHECKS = (
     Check(
         "ascend-variables",
         check_ascend_variables,
-        "every HCCL, Ascend and torch_npu variable is in range and does what it seems to",
+        "every HCCL, Ascend and torch_npu variable is valid and effective",
         ("variable-wrong", "variable-conflict"),
     ),
-    Check("slow-settings", check_slow_settings, "no debugging switch was left on", ("variable-slows",)),
-    Check("threads", check_threads, "OMP_NUM_THREADS fits the CPUs", ("threads-wrong", "threads-many")),
-    Check("interfaces", check_interfaces, "interfaces that variables name are there", ("interface-missing",)),
+    Check("slow-settings", check_slow_settings, "no debugging setting is active", ("variable-slows",)),
+    Check("threads", check_threads, "OMP_NUM_THREADS does not exceed the CPUs", ("threads-wrong", "threads-many")),
+    Check("interfaces", check_interfaces, "interfaces named by variables exist", ("interface-missing",)),
     Check(
         "own-address",
         check_own_address,
-        "HCCL_IF_IP is its own node's address, where the others find it",
+        "HCCL_IF_IP is an address of its node that peers reach",
         ("if-ip-foreign", "if-ip-elsewhere"),
     ),
     Check(
         "allocator",
         check_allocator,
-        "driver and CANN have what the allocator's settings ask for",
+        "driver and CANN support the settings of the allocator",
         ("allocator-setting-new",),
     ),
     Check(
         "variables-consistency",
-        check_variables_alike,
+        check_variables_consistency,
         "the variables that matter are the same on all nodes",
         ("variable-differs",),
     ),

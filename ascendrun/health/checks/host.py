@@ -1,4 +1,4 @@
-"""Checks of the machine itself: clock, identity, system, limits, and what would end a job behind our back."""
+"""Checks of the machine: clock, identity, operating system, limits, and logind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Callable
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.names import fold_names
 from ascendrun.health.survey.check_context import Check, World, differing
 from ascendrun.health.survey.facts import NodeFacts
 
 CLOCK_NOTE_S, CLOCK_WARN_S = 1.0, 10.0
-"""Offsets are removed from our own records; TLS, Kerberos and make on shared disks begin to fail at some seconds."""
+"""ascendrun corrects its own records; TLS, Kerberos and make on shared disks fail from some seconds."""
 
 FILES_FEW, FILES_GOOD = 1024, 8192
 """Open files: DataLoader workers share tensors through them; the usual default of 1024 is short for 8 ranks."""
@@ -23,24 +22,24 @@ SESSIONS_FEW = 2
 
 
 def check_clock(world: World) -> Iterator[Finding]:
-    """Against the nodes' own middle: a head (a laptop) with a wrong clock is no fault of theirs."""
+    """Relative to the median of the nodes: a wrong clock of the head node (a laptop) is not their fault."""
     known = sorted(facts.clock_offset_s for facts in world.facts.values() if facts.clock_offset_s is not None)
     if not known:
         return
-    # Of two nodes nobody is the majority: then the head's clock is the third opinion.
+    # Two nodes have no majority: the clock of the head node decides.
     middle = known[(len(known) - 1) // 2] if len(known) > 2 else 0.0
     for host, facts in world.facts.items():
         off_s = 0.0 if facts.clock_offset_s is None else facts.clock_offset_s - middle
         if abs(off_s) >= CLOCK_NOTE_S:
             severity = Severity.WARN if abs(off_s) >= CLOCK_WARN_S else Severity.NOTE
-            yield Finding("clock-skew", severity, (host,), {"seconds": f"{off_s:+.1f}"})
+            yield Finding("clock-skew", severity, (host,), {"seconds": round(off_s, 1)})
 
 
 def check_identity(world: World) -> Iterator[Finding]:
-    """Two names for one machine: its devices would be counted twice. Hosts that are this very machine may share it."""
+    """Two names for one machine: its devices would count twice. Local hosts may share this machine."""
     by_boot = _groups(world, _machine)
     for hosts in by_boot.values():
-        yield Finding("same-machine", Severity.FAIL, hosts, {"names": fold_names(hosts)})
+        yield Finding("same-machine", Severity.FAIL, hosts, {"names": hosts})
     joined = {host for hosts in by_boot.values() for host in hosts}
     by_id = _groups(world, lambda facts: None if facts.is_local else facts.machine_id)
     for hosts in by_id.values():
@@ -49,7 +48,7 @@ def check_identity(world: World) -> Iterator[Finding]:
 
 
 def _machine(facts: NodeFacts) -> str | None:
-    """Containers share a kernel, so its boot id alone names no machine; this head's own hosts share it on purpose."""
+    """Containers share a kernel, so a boot id alone does not identify a machine. Local hosts share it on purpose."""
     if facts.boot_id is None or facts.hostname is None or facts.is_local:
         return None
     return f"{facts.boot_id} {facts.hostname} {facts.machine_id}"
@@ -72,47 +71,43 @@ def check_system(world: World) -> Iterator[Finding]:
 
 
 def check_hardware(world: World) -> Iterator[Finding]:
-    yield from differing(
-        world, "cpus-differ", Severity.NOTE, lambda facts: None if facts.cpus is None else str(facts.cpus)
-    )
+    yield from differing(world, "cpus-differ", Severity.NOTE, lambda facts: facts.cpus)
     yield from differing(world, "memory-differs", Severity.WARN, _memory_class)
 
 
-def _memory_class(facts: NodeFacts) -> str | None:
-    """Memory in steps of about 9 %: a few megabytes more or less are the firmware's business."""
+def _memory_class(facts: NodeFacts) -> float | None:
+    """Memory in GiB, in steps of about 9%: firmware reserves a few megabytes more or less."""
     if not facts.memory_bytes or facts.memory_bytes <= 0:
         return None
-    return f"about {2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g} GiB"
+    return float(f"{2 ** (round(math.log2(facts.memory_bytes) * 8) / 8) / (1 << 30):.3g}")
 
 
 def check_user(world: World) -> Iterator[Finding]:
     yield from differing(world, "user-differs", Severity.NOTE, lambda facts: facts.user)
     same_user = len({facts.user for facts in world.facts.values()}) == 1
     if same_user:
-        yield from differing(
-            world, "uid-differs", Severity.WARN, lambda facts: None if facts.uid is None else str(facts.uid)
-        )
+        yield from differing(world, "uid-differs", Severity.WARN, lambda facts: facts.uid)
 
 
 def check_limits(world: World) -> Iterator[Finding]:
-    """As the non-interactive shell has them: /etc/security/limits.conf may hold for logins by hand only."""
+    """In the non-interactive shell: /etc/security/limits.conf may apply to interactive logins only."""
     for host, facts in world.facts.items():
         files = _soft(facts, "NOFILE")
         if files is not None and files < FILES_GOOD:
             severity = Severity.WARN if files < FILES_FEW else Severity.NOTE
-            yield Finding("limit-files", severity, (host,), {"limit": str(files), "good": str(FILES_GOOD)})
+            yield Finding("limit-files", severity, (host,), {"limit": files, "good": FILES_GOOD})
         processes = _soft(facts, "NPROC")
         if processes is not None and processes < PROCESSES_FEW:
-            yield Finding("limit-processes", Severity.WARN, (host,), {"limit": str(processes)})
+            yield Finding("limit-processes", Severity.WARN, (host,), {"limit": processes})
         locked = _soft(facts, "MEMLOCK")
         if world.family == "cuda" and locked is not None and locked < LOCKED_BYTES_GOOD:
-            yield Finding("limit-locked", Severity.NOTE, (host,), {"kib": str(locked >> 10)})
+            yield Finding("limit-locked", Severity.NOTE, (host,), {"limit": locked})
         space = _soft(facts, "AS")
         if space is not None:
-            yield Finding("limit-address-space", Severity.WARN, (host,), {"gib": f"{space / (1 << 30):.1f}"})
+            yield Finding("limit-address-space", Severity.WARN, (host,), {"limit": space})
 
 
-def check_limits_alike(world: World) -> Iterator[Finding]:
+def check_limits_consistency(world: World) -> Iterator[Finding]:
     yield from differing(world, "limits-differ", Severity.NOTE, _limits_text)
 
 
@@ -140,11 +135,11 @@ def check_sshd(world: World) -> Iterator[Finding]:
             yield Finding("sshd-startups", Severity.WARN, (host,), {"limit": facts.sshd.max_startups or ""})
         sessions = facts.sshd.max_sessions
         if sessions is not None and sessions < SESSIONS_FEW:
-            yield Finding("sshd-sessions", Severity.WARN, (host,), {"limit": str(sessions)})
+            yield Finding("sshd-sessions", Severity.WARN, (host,), {"limit": sessions})
 
 
 def check_logind(world: World) -> Iterator[Finding]:
-    """logind spares root, and whoever lingers."""
+    """logind spares root and users with lingering enabled."""
     for host, facts in world.facts.items():
         if not facts.kills_user_processes or not facts.user or facts.uid in (None, 0):
             continue
@@ -158,22 +153,27 @@ CHECKS = (
     Check(
         "system",
         check_system,
-        "all nodes have one architecture, kernel and system",
+        "all nodes have the same architecture, kernel and operating system",
         ("arch-differs", "kernel-differs", "os-differs"),
     ),
     Check("hardware", check_hardware, "all nodes have the same CPUs and memory", ("cpus-differ", "memory-differs")),
     Check(
-        "user", check_user, "the account is the same everywhere, by name and number", ("user-differs", "uid-differs")
+        "user", check_user, "the login user is the same on all nodes, by name and uid", ("user-differs", "uid-differs")
     ),
     Check(
         "limits",
         check_limits,
-        "open files, processes and memory are not limited too tightly",
+        "the limits of open files, processes and memory are sufficient",
         ("limit-files", "limit-processes", "limit-locked", "limit-address-space"),
     ),
-    Check("limits-consistency", check_limits_alike, "the limits are the same on all nodes", ("limits-differ",)),
+    Check("limits-consistency", check_limits_consistency, "the limits are the same on all nodes", ("limits-differ",)),
     Check(
-        "sshd", check_sshd, "sshd takes the connections of several users at once", ("sshd-startups", "sshd-sessions")
+        "sshd",
+        check_sshd,
+        "sshd accepts the connections of several users in parallel",
+        ("sshd-startups", "sshd-sessions"),
     ),
-    Check("logind", check_logind, "logind does not end a job when its SSH connection ends", ("kill-user-processes",)),
+    Check(
+        "logind", check_logind, "logind does not kill a job when its SSH connection closes", ("kill-user-processes",)
+    ),
 )

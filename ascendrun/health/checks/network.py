@@ -1,4 +1,4 @@
-"""Checks of the hosts' own network: routes, interfaces, ports, and whether they really reach each other."""
+"""Checks of the host network: routes, interfaces, ports, and TCP connections between nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ascendrun.core.names import fold_names
 from ascendrun.core.reports import Route
 from ascendrun.health.survey.check_context import Check, World
 from ascendrun.health.survey.facts import NodeFacts, PortHolder, Touch
+from ascendrun.text import Text
 
 HCCL_BASE, HCCL_COUNT, HCCL_DEVICE_PORT = 60000, 32, 16666
 _MOVED = ("HCCL_IF_BASE_PORT", "HCCL_HOST_SOCKET_PORT_RANGE")
@@ -22,14 +23,14 @@ def check_routes(world: World) -> Iterator[Finding]:
         if any(_is_loopback(route.source) for route in facts.route_kinds):
             own = [peer for route, peers in _by_route(facts, world) if _is_loopback(route.source) for peer in peers]
             if own:
-                yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": fold_names(own)})
+                yield Finding("peer-is-loopback", Severity.FAIL, (host,), {"peers": tuple(own)})
         lost = away.difference(facts.routes, (host,))
         if lost:
-            yield Finding("no-route", Severity.FAIL, (host,), {"peers": fold_names(sorted(lost))})
+            yield Finding("no-route", Severity.FAIL, (host,), {"peers": tuple(sorted(lost))})
 
 
 def check_one_interface(world: World) -> Iterator[Finding]:
-    """Collectives bind one interface: it has to lead to all peers."""
+    """Collectives bind one interface; it must reach all peers."""
     for host, facts in world.facts.items():
         if len(facts.route_kinds) < 2:
             continue
@@ -42,7 +43,7 @@ def check_one_interface(world: World) -> Iterator[Finding]:
                 "several-interfaces",
                 Severity.WARN,
                 (host,),
-                {"interfaces": ", ".join(sorted(used))},
+                {"interfaces": tuple(sorted(used))},
                 tuple(f"{name}: {fold_names(peers)}" for name, peers in sorted(used.items())),
             )
 
@@ -61,7 +62,7 @@ def _is_loopback(address: str | None) -> bool:
 
 
 def check_master_port(world: World) -> Iterator[Finding]:
-    """The rank-0 node needs one free candidate; the user's own port is the only one."""
+    """The node of rank 0 needs one free candidate; a port set by the user is the only one."""
     if world.plan is None:
         return
     first = world.plan.nodes[0].host
@@ -80,11 +81,11 @@ def _in_ephemeral_range(host: str, facts: NodeFacts, port: int) -> Iterator[Find
         return
     (low, high), reserved = facts.port_ranges
     if low <= port <= high and not any(first <= port <= last for first, last in reserved):
-        yield Finding("port-ephemeral", Severity.NOTE, (host,), {"port": str(port), "range": f"{low}-{high}"})
+        yield Finding("port-ephemeral", Severity.NOTE, (host,), {"port": port, "low": low, "high": high})
 
 
 def check_hccl_ports(world: World) -> Iterator[Finding]:
-    """HCCL's root binds the base port; the others follow it. Where a variable moves them we do not know them."""
+    """HCCL's root binds the base port, the others follow. Where a variable moves them they are unknown."""
     if world.family != "npu":
         return
     for host, facts in world.facts.items():
@@ -94,7 +95,7 @@ def check_hccl_ports(world: World) -> Iterator[Finding]:
             if HCCL_BASE <= port < HCCL_BASE + HCCL_COUNT:
                 severity = Severity.FAIL if port == HCCL_BASE else Severity.WARN
                 if holder.tag is not None and world.job is None:
-                    severity = Severity.NOTE  # a job of ours runs there, and nothing else is to be started
+                    severity = Severity.NOTE  # an ascendrun job runs there, and no other is about to start
                 yield _taken("hccl-port-taken", severity, host, port, holder)
             elif port == HCCL_DEVICE_PORT:
                 yield _taken("hccl-port-taken", Severity.NOTE, host, port, holder)
@@ -107,35 +108,32 @@ def _hccl_ports_reserved(host: str, facts: NodeFacts) -> Iterator[Finding]:
     (low, high), reserved = facts.port_ranges
     wanted = range(max(low, HCCL_BASE), min(high, HCCL_BASE + HCCL_COUNT - 1) + 1)
     if any(not any(first <= port <= last for first, last in reserved) for port in wanted):
-        yield Finding("ports-not-reserved", Severity.WARN, (host,), {"range": f"{low}-{high}"})
+        yield Finding("ports-not-reserved", Severity.WARN, (host,), {"low": low, "high": high})
 
 
 def _taken(code: str, severity: Severity, host: str, port: int, holder: PortHolder) -> Finding:
-    who = (
-        f"the job of attempt {holder.tag}, pid {holder.pid}"
-        if holder.tag is not None
-        else f"pid {holder.pid} ({(holder.command or '?')[:80]})"
-        if holder.pid is not None
-        else f"a process of uid {holder.uid}"
-        if holder.uid is not None
-        else "somebody"
-    )
-    return Finding(code, severity, (host,), {"port": str(port), "holder": who})
+    if holder.tag is not None:
+        who = Text("doctor.port-of-run", "run {run_id} (pid {pid})", run_id=holder.tag, pid=holder.pid)
+    elif holder.pid is not None:
+        who = Text(
+            "doctor.port-of-process", "pid {pid} ({command})", pid=holder.pid, command=(holder.command or "?")[:80]
+        )
+    elif holder.uid is not None:
+        who = Text("doctor.port-of-user", "a process of uid {uid}", uid=holder.uid)
+    else:
+        who = Text("doctor.port-of-unknown", "an unknown process")
+    return Finding(code, severity, (host,), {"port": port, "holder": who})
 
 
-def check_touch(world: World) -> Iterator[Finding]:
-    """Hosts that came to each other's very ports. What a peer's own failure explains is told at the peer."""
+def check_peer_ports(world: World) -> Iterator[Finding]:
+    """Connection tests to the ports of a job. Peers that have findings of their own are reported there."""
     for host, facts in world.facts.items():
         failed: dict[tuple[str, int], list[Touch]] = {}
         for touch in facts.touched or ():
             if touch.error is not None and touch.peer in world.facts:
                 failed.setdefault((touch.code or "failed", touch.port), []).append(touch)
         for (code, port), touches in sorted(failed.items()):
-            values = {
-                "peers": fold_names(touch.peer for touch in touches),
-                "port": str(port),
-                "how": touches[0].error or "",
-            }
+            values = {"peers": tuple(touch.peer for touch in touches), "port": port, "how": touches[0].error or ""}
             evidence = tuple(
                 f"{host} -> {touch.peer} ({touch.address}:{touch.port}): {touch.error}" for touch in touches[:4]
             )
@@ -145,20 +143,20 @@ def check_touch(world: World) -> Iterator[Finding]:
 
 CHECKS = (
     Check("routes", check_routes, "every node has a route to every other", ("peer-is-loopback", "no-route")),
-    Check("one-interface", check_one_interface, "one interface leads to all peers", ("several-interfaces",)),
+    Check("one-interface", check_one_interface, "one interface reaches all peers", ("several-interfaces",)),
     Check(
-        "master-port", check_master_port, "MASTER_PORT is free where the ranks meet", ("port-taken", "port-ephemeral")
+        "master-port", check_master_port, "MASTER_PORT is free on the node of rank 0", ("port-taken", "port-ephemeral")
     ),
     Check(
         "hccl-ports",
         check_hccl_ports,
-        "HCCL's ports are free and kept from outgoing connections",
+        "HCCL's ports are free and reserved from outgoing connections",
         ("hccl-port-taken", "ports-not-reserved"),
     ),
     Check(
         "peer-ports",
-        check_touch,
-        "nodes reach each other by TCP on the very ports of a job",
+        check_peer_ports,
+        "nodes can connect to each other over TCP on the ports of a job",
         ("peer-timeout", "peer-refuses", "peer-wrong", "peer-fails"),
     ),
 )

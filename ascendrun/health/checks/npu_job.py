@@ -1,4 +1,4 @@
-"""Checks of what a job asks of the NPUs: which devices, and the number format."""
+"""Checks of what a job requests of the NPUs: devices and number format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ascendrun.ascend.chips import device_faults
 from ascendrun.ascend.variable_forms import effective_ids
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.health.checks.devices import ids_text, npu_nodes, planned_devices
+from ascendrun.health.checks.devices import npu_nodes, planned_devices
 from ascendrun.health.survey.check_context import Check, World
 from ascendrun.health.survey.npu_facts import chip_of_node
 
@@ -15,7 +15,7 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def check_visible_devices(world: World) -> Iterator[Finding]:
-    """As a rank would see the variable, after the set-up: what its form breaks is told with the other variables."""
+    """The variable as a rank gets it, after setup; an invalid form is reported with the other variables."""
     for host, facts in npu_nodes(world):
         value = (facts.environ or {}).get(VISIBLE)
         if not value:
@@ -26,38 +26,35 @@ def check_visible_devices(world: World) -> Iterator[Finding]:
                 "visible-fewer",
                 Severity.FAIL,
                 (host,),
-                {"value": value[:80], "found": str(len(ids)), "wanted": str(len(wanted))},
+                {"value": value[:80], "found": len(ids), "expected": len(wanted)},
             )
         count = len(facts.npu.info.chips) if facts.npu.info is not None else None
         over = [number for number in ids if count is not None and number >= count]
         if over:
             yield Finding(
-                "visible-beyond",
-                Severity.FAIL,
-                (host,),
-                {"value": value[:80], "ids": ids_text(over), "count": str(count)},
+                "visible-beyond", Severity.FAIL, (host,), {"value": value[:80], "ids": tuple(over), "count": count}
             )
 
 
 def check_device_set(world: World) -> Iterator[Finding]:
-    """Which devices of one server HCCL takes together, by the chip's links. Only the 910A refuses the others."""
+    """Which devices of one server HCCL supports together, by the chip's links. Only the 910A rejects others."""
     for host, facts in npu_nodes(world):
         chip, wanted = chip_of_node(facts.npu), planned_devices(world, host)
         for fault in device_faults(chip, wanted) if chip is not None and wanted else ():
             severity = Severity.FAIL if chip is not None and chip.family == "A1" else Severity.WARN
-            yield Finding("device-set", severity, (host,), {"says": fault})
+            yield Finding("device-set", severity, (host,), {"problem": fault})
 
 
 def check_bf16(world: World) -> Iterator[Finding]:
-    asked = bf16_words(world)
-    for host, facts in npu_nodes(world) if asked is not None else ():
+    argument = bf16_argument(world)
+    for host, facts in npu_nodes(world) if argument is not None else ():
         chip = chip_of_node(facts.npu)
         if chip is not None and not chip.has_bf16:
-            yield Finding("bf16-unsupported", Severity.FAIL, (host,), {"chip": chip.name, "word": asked or ""})
+            yield Finding("bf16-unsupported", Severity.FAIL, (host,), {"chip": chip.name, "argument": argument})
 
 
-def bf16_words(world: World) -> str | None:
-    """Where the job asks for bf16: an option's word; None: nowhere that one sees from outside its code."""
+def bf16_argument(world: World) -> str | None:
+    """Return the argument or option that requests bf16; None: none is visible outside the program's code."""
     if world.job is None:
         return None
     for name, value in world.job.args.items():
@@ -80,9 +77,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "visible-devices",
         check_visible_devices,
-        "the variable of visible devices leaves the job its devices",
+        "ASCEND_RT_VISIBLE_DEVICES includes the devices of the job",
         ("visible-fewer", "visible-beyond"),
     ),
-    Check("device-set", check_device_set, "the chip's links take the job's devices together", ("device-set",)),
-    Check("bf16", check_bf16, "the chip computes in bf16 where the job asks for it", ("bf16-unsupported",)),
+    Check("device-set", check_device_set, "the chip supports the devices of the job together", ("device-set",)),
+    Check("bf16", check_bf16, "the chip supports bf16 if the job requests it", ("bf16-unsupported",)),
 )

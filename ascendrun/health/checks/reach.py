@@ -1,4 +1,4 @@
-"""Checks of the way to a node: reached, let in, and what its login does before a command runs."""
+"""Checks of the SSH connection: reachability, login, and what login startup files do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import Check, World
 
 LOGIN_SLOW_S, LOGIN_TOO_SLOW_S = 2.0, 10.0
-"""A login that takes 2 s is felt in every command; of 10 s, HCCL's connect time-out already loses a good part."""
+"""2 s delay every command; 10 s use up a good part of HCCL's connect timeout."""
 
 _CODES = {
     "auth-failed": "auth-failed",
@@ -18,13 +18,13 @@ _CODES = {
 }
 
 
-def check_reached(world: World) -> Iterator[Finding]:
+def check_ssh(world: World) -> Iterator[Finding]:
     for host, why in world.unreached.items():
         text = why.message
-        for lead in (f"{host}: ", "this node: "):
-            text = text[len(lead) :] if text.startswith(lead) else text
-        advice = why.hint or f"ssh {host} true"
-        yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": text, "advice": advice})
+        if isinstance(text, str):  # an error that names the host, which the finding does too
+            text = text[len(host) + 2 :] if text.startswith(f"{host}: ") else text
+        hint = why.hint or f"ssh {host} true"
+        yield Finding(_CODES.get(why.code, "unreachable"), Severity.FAIL, (host,), {"why": text, "hint": hint})
 
 
 def check_login_time(world: World) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def check_login_time(world: World) -> Iterator[Finding]:
         if wait_s is None or wait_s < LOGIN_SLOW_S:
             continue
         severity = Severity.WARN if wait_s >= LOGIN_TOO_SLOW_S else Severity.NOTE
-        yield Finding("login-slow", severity, (host,), {"seconds": f"{wait_s:.0f}"})
+        yield Finding("login-slow", severity, (host,), {"seconds": round(wait_s, 1)})
 
 
 def check_login_noise(world: World) -> Iterator[Finding]:
@@ -45,23 +45,21 @@ def check_login_noise(world: World) -> Iterator[Finding]:
             )
 
 
-def check_answers(world: World) -> Iterator[Finding]:
-    """What hangs on a node is a finding by itself, whatever it would have said."""
+def check_probes(world: World) -> Iterator[Finding]:
+    """A probe that does not return in time is a finding by itself."""
     for host, facts in world.facts.items():
         if facts.late:
-            yield Finding("probe-timeout", Severity.WARN, (host,), {"probes": ", ".join(facts.late)})
+            yield Finding("probe-timeout", Severity.WARN, (host,), {"probes": facts.late})
 
 
 CHECKS = (
     Check(
         "ssh",
-        check_reached,
-        "every host is reached, lets us in and runs our agent",
+        check_ssh,
+        "every host is reachable, accepts the login and runs the agent",
         ("unreachable", "auth-failed", "host-key-unknown", "host-key-changed", "no-python"),
     ),
-    Check("login-time", check_login_time, "a login's startup files take no noticeable time", ("login-slow",)),
-    Check(
-        "login-noise", check_login_noise, "a login's startup files write nothing into the connection", ("login-noise",)
-    ),
-    Check("probes", check_answers, "every question is answered in time", ("probe-timeout",)),
+    Check("login-time", check_login_time, "login startup files are fast", ("login-slow",)),
+    Check("login-noise", check_login_noise, "login startup files print nothing into the connection", ("login-noise",)),
+    Check("probes", check_probes, "every probe returns in time", ("probe-timeout",)),
 )

@@ -1,4 +1,4 @@
-"""Checks of what a job runs with: set-up, interpreter, packages, torch and its devices, the container runtime."""
+"""Checks of the software of a job: setup, interpreter, packages, torch and its devices, container runtime."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import Check, World, compare, differing
-from ascendrun.health.survey.facts import NodeFacts, TorchFacts
+from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, TorchFacts
+from ascendrun.text import Text
 
 IMPORT_NOTE_S, IMPORT_WARN_S = 10.0, 30.0
 MEETING_MODULES = ("torch", "torch-npu", "deepspeed")
-"""Two versions of these in one job do not meet, or do so with wrong numbers; of others only the results may differ."""
+"""Two versions of these in one job fail to connect or compute wrong numbers; of others only the results may differ."""
 
 
 def check_python(world: World) -> Iterator[Finding]:
@@ -19,27 +20,21 @@ def check_python(world: World) -> Iterator[Finding]:
         if python is None:
             continue
         if python.setup == "failed":
-            why = python.error or "it did not end well"
+            why = python.error or Text("doctor.setup-failed", "it failed without output")
             yield Finding("setup-failed", Severity.FAIL, (host,), {"why": why})
-        elif (
-            python.setup == "no-command"
-            or (python.error and "no such command" in python.error)
-            or (python.error and "does not exist" in python.error)
-        ):
+        elif python.setup == "no-command" or python.is_missing:
             yield Finding(
                 "python-missing",
                 Severity.FAIL,
                 (host,),
-                {"python": _wanted_python(world)},
+                {"python": _job_python(world)},
                 (python.error,) if python.error else (),
             )
         elif python.error is not None:
-            yield Finding(
-                "python-broken", Severity.FAIL, (host,), {"python": _wanted_python(world), "why": python.error}
-            )
+            yield Finding("python-broken", Severity.FAIL, (host,), {"python": _job_python(world), "why": python.error})
 
 
-def _wanted_python(world: World) -> str:
+def _job_python(world: World) -> str:
     if world.job is None:
         return "python3"
     if world.job.python or world.job.program:
@@ -48,7 +43,7 @@ def _wanted_python(world: World) -> str:
     return first if first.rpartition("/")[2].startswith("python") else "python3"
 
 
-def check_python_alike(world: World) -> Iterator[Finding]:
+def check_python_consistency(world: World) -> Iterator[Finding]:
     yield from differing(world, "python-differs", Severity.WARN, _minor)
     minors = {_minor(facts) for facts in world.facts.values()} - {None}
     if len(minors) == 1:
@@ -67,7 +62,7 @@ def check_packages(world: World) -> Iterator[Finding]:
     for name in names:
         same = compare(
             {
-                host: _modules(facts)[name] or "not installed" if name in _modules(facts) else None
+                host: _modules(facts)[name] or NOT_INSTALLED if name in _modules(facts) else None
                 for host, facts in world.facts.items()
             }
         )
@@ -107,31 +102,35 @@ def check_torch(world: World) -> Iterator[Finding]:
                 "torch-import",
                 severity,
                 (host,),
-                {"step": torch.step or "import torch", "why": torch.error.splitlines()[0][:300]},
+                {"step": torch.step or "import torch", "why": _first_line(torch.error)},
             )
             continue
         if torch.import_s is not None and torch.import_s >= IMPORT_NOTE_S:
             how_bad = Severity.WARN if torch.import_s >= IMPORT_WARN_S else Severity.NOTE
-            yield Finding("torch-slow", how_bad, (host,), {"seconds": f"{torch.import_s:.0f}"})
+            yield Finding("torch-slow", how_bad, (host,), {"seconds": round(torch.import_s, 1)})
         yield from _devices(world, host, torch, severity)
 
 
 def _devices(world: World, host: str, torch: TorchFacts, severity: Severity) -> Iterator[Finding]:
     if world.family in ("npu", "cuda") and torch.devices is not None:
-        wanted = wanted_devices(world, host)
-        if torch.devices < max(1, wanted):
+        expected = expected_devices(world, host)
+        if torch.devices < max(1, expected):
             yield Finding(
                 "devices-missing",
                 severity,
                 (host,),
-                {"family": world.family or "", "found": str(torch.devices), "wanted": str(max(1, wanted))},
+                {"device_type": world.family, "found": torch.devices, "expected": max(1, expected)},
             )
     if torch.has_backend is False:
         yield Finding("backend-missing", severity, (host,), {"backend": torch.backend or ""})
 
 
-def wanted_devices(world: World, host: str) -> int:
-    """How many devices the job takes of the host; 0: no job, or no plan."""
+def _first_line(error: str | Text) -> str | Text:
+    return error.splitlines()[0][:300] if isinstance(error, str) else error
+
+
+def expected_devices(world: World, host: str) -> int:
+    """Return how many devices of the host the job uses; 0: no job, or no plan."""
     nodes = world.plan.nodes if world.plan is not None else ()
     ranks = next((node.ranks for node in nodes if node.host == host), ())
     visible = (
@@ -155,27 +154,27 @@ CHECKS = (
     Check(
         "python",
         check_python,
-        "the job's set-up works and leads to its interpreter",
+        "the setup of the job works and its interpreter starts",
         ("setup-failed", "python-missing", "python-broken"),
     ),
     Check(
         "python-consistency",
-        check_python_alike,
+        check_python_consistency,
         "the interpreter is the same on all nodes",
         ("python-differs", "python-patch-differs"),
     ),
     Check(
         "packages",
         check_packages,
-        "torch and its company have the same versions on all nodes",
+        "torch and related packages have the same versions on all nodes",
         ("package-differs", "torch-missing"),
     ),
     Check(
         "torch",
         check_torch,
-        "torch can be imported, sees its devices and has the family's backend",
+        "torch can be imported, finds its devices and has their backend",
         ("torch-import", "torch-slow", "devices-missing", "backend-missing"),
         is_full=True,
     ),
-    Check("container", check_container, "the container runtime answers", ("container-runtime",)),
+    Check("container", check_container, "the container runtime responds", ("container-runtime",)),
 )

@@ -1,4 +1,4 @@
-"""Checks of what a job writes to and reads from: space, inodes, shared memory, folders, model and data."""
+"""Checks of what a job writes and reads: space, inodes, shared memory, directories, model and data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.health.survey.check_context import Check, World, compare
 from ascendrun.health.survey.facts import Disk, PathSize
+from ascendrun.text import Text
 
 ROOM_BYTES = 32 << 20
-"""Less, and the node refuses the start: the records of a run are not safe (node/agent/checks.py)."""
+"""Below that the node rejects the start: the records of a run are not safe (node/agent/checks.py)."""
 LOW_BYTES = 1 << 30
 LOW_INODES = 0.01
 SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
@@ -17,20 +18,19 @@ SHM, SHM_BYTES, SHM_FREE_BYTES = "/dev/shm", 1 << 30, 64 << 20
 SLOW_WRITE_S = 1.0
 
 
-def check_space(world: World) -> Iterator[Finding]:
+def check_disk_space(world: World) -> Iterator[Finding]:
     for host, facts in world.facts.items():
-        told = set()
+        seen = set()
         for path, disk in (facts.disks or {}).items():
             same = (disk.total_bytes, disk.free_bytes, disk.total_inodes, disk.free_inodes)
-            if path != SHM and same not in told:  # several paths on one disk are one fault
-                told.add(same)
+            if path != SHM and same not in seen:  # several paths on one disk are one fault
+                seen.add(same)
                 yield from _space(host, path, disk)
 
 
 def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
-    values = {"path": path}
+    values = {"path": path, "free": disk.free_bytes}
     if disk.free_bytes is not None and disk.free_bytes < LOW_BYTES:
-        values["free"] = f"{disk.free_bytes >> 20} MiB"
         is_small = disk.total_bytes is not None and disk.total_bytes <= LOW_BYTES
         if disk.free_bytes < ROOM_BYTES:
             yield Finding("disk-full", Severity.FAIL, (host,), values)
@@ -38,7 +38,7 @@ def _space(host: str, path: str, disk: Disk) -> Iterator[Finding]:
             yield Finding("disk-low", Severity.WARN, (host,), values)
     if disk.total_inodes and disk.free_inodes is not None and disk.free_inodes < disk.total_inodes * LOW_INODES:
         severity = Severity.FAIL if disk.free_inodes == 0 else Severity.WARN
-        yield Finding("inodes-low", severity, (host,), {"path": path, "free": str(disk.free_inodes)})
+        yield Finding("inodes-low", severity, (host,), {"path": path, "free": disk.free_inodes})
 
 
 def check_shared_memory(world: World) -> Iterator[Finding]:
@@ -49,31 +49,26 @@ def check_shared_memory(world: World) -> Iterator[Finding]:
         if disk.at != SHM:
             yield Finding("shm-missing", Severity.WARN, (host,), {})
         elif disk.total_bytes is not None and disk.total_bytes < SHM_BYTES:
-            yield Finding("shm-small", Severity.WARN, (host,), {"size": f"{disk.total_bytes >> 20} MiB"})
+            yield Finding("shm-small", Severity.WARN, (host,), {"size": disk.total_bytes})
         elif disk.free_bytes is not None and disk.free_bytes < SHM_FREE_BYTES:
-            yield Finding("shm-full", Severity.WARN, (host,), {"free": f"{disk.free_bytes >> 20} MiB"})
+            yield Finding("shm-full", Severity.WARN, (host,), {"free": disk.free_bytes})
 
 
-def check_folders(world: World) -> Iterator[Finding]:
+def check_directories(world: World) -> Iterator[Finding]:
     """Write, rename, fsync: what a checkpoint does."""
     for host, facts in world.facts.items():
         for path, result in (facts.writes or {}).items():
             values = {"path": path}
             if result.is_late:
                 yield Finding("directory-hangs", Severity.FAIL, (host,), values)
-            elif result.error is not None and not _is_told_already(result.code):
+            elif result.error is not None and result.code != "disk-full":
                 yield Finding("directory-not-writable", Severity.FAIL, (host,), {**values, "why": result.error})
             elif result.wall_s is not None and result.wall_s > SLOW_WRITE_S:
-                yield Finding("directory-slow", Severity.WARN, (host,), {**values, "seconds": f"{result.wall_s:.1f}"})
-
-
-def _is_told_already(code: str | None) -> bool:
-    """A full disk has its own finding, with the space that is left."""
-    return code == "disk-full"
+                yield Finding("directory-slow", Severity.WARN, (host,), {**values, "seconds": round(result.wall_s, 1)})
 
 
 def check_paths(world: World) -> Iterator[Finding]:
-    """Model and data: there, and the same on every node."""
+    """Model and data exist and are the same on every node."""
     asked = dict.fromkeys(path for facts in world.facts.values() for path in facts.paths or {})
     for path in asked:
         found = {host: (facts.paths or {}).get(path) for host, facts in world.facts.items()}
@@ -82,7 +77,7 @@ def check_paths(world: World) -> Iterator[Finding]:
                 yield Finding("path-not-found", Severity.FAIL, (host,), {"path": path})
             elif size is not None and size.error is not None:
                 yield Finding("path-unreadable", Severity.FAIL, (host,), {"path": path, "why": size.error})
-        same = compare({host: _size_text(size) for host, size in found.items()})
+        same = compare({host: _contents(size) for host, size in found.items()})
         for value, hosts in same.others if same else ():
             yield Finding(
                 "path-differs",
@@ -93,36 +88,39 @@ def check_paths(world: World) -> Iterator[Finding]:
             )
 
 
-def _size_text(size: PathSize | None) -> str | None:
+def _contents(size: PathSize | None) -> Text | None:
     if size is None or size.size_bytes is None or size.truncated:
         return None
-    what = f"{size.files} files, " if size.kind == "folder" else ""
-    return f"{what}{size.size_bytes} bytes"
+    if size.kind == "folder":
+        return Text(
+            "doctor.directory-contents", "{files:plural file files}, {bytes} B", files=size.files, bytes=size.size_bytes
+        )
+    return Text("doctor.file-contents", "a file of {bytes} B", bytes=size.size_bytes)
 
 
 CHECKS: tuple[Check, ...] = (
     Check(
         "disk-space",
-        check_space,
-        "there is room and there are inodes where a job writes",
+        check_disk_space,
+        "disk space and inodes are available where a job writes",
         ("disk-full", "disk-low", "inodes-low"),
     ),
     Check(
         "shared-memory",
         check_shared_memory,
-        "/dev/shm is there and large enough",
+        "/dev/shm exists and is large enough",
         ("shm-missing", "shm-small", "shm-full"),
     ),
     Check(
         "directories",
-        check_folders,
-        "stage, checkpoint and log folders take a write, a rename and an fsync",
+        check_directories,
+        "work, checkpoint and log directories accept a write, a rename and an fsync",
         ("directory-hangs", "directory-not-writable", "directory-slow"),
     ),
     Check(
         "paths",
         check_paths,
-        "model and data are there, the same size on all nodes",
+        "model and data exist, with the same size on all nodes",
         ("path-not-found", "path-unreadable", "path-differs"),
     ),
 )

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
+from ascendrun.text import Text
+
 Pair = tuple[str, str]
 
 PARTNERS = 2
@@ -30,7 +32,7 @@ class Exchange:
     one: str
     other: str
     rates: Mapping[str, float] | None
-    why: str | None = None
+    why: str | Text | None = None
 
     @property
     def pair(self) -> Pair:

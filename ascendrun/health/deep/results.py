@@ -1,23 +1,45 @@
-"""What a deep look measured, as values: of each host alone, and of pairs of hosts round by round."""
+"""The measurements of a deep check: of each host alone, and of pairs of hosts, round by round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from ascendrun.health.deep.pair_schedule import Exchange
+from ascendrun.text import Text, from_json, to_json
 
 Lines = Sequence[Mapping[str, Any]]
-"""What the measuring program wrote into its metrics files, of all ranks of one job."""
+"""Lines of the metrics files of all ranks of one measuring job."""
 
 BANDWIDTH, PROMPTNESS, RAIL = "bandwidth", "promptness", "rail "
 """Rates of a pair: bytes a second of the whole mesh, 1/latency, and `rail npu:3`, bytes a second of one rail."""
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """A measured value with its unit. `device`: the rail that it belongs to, "" for none."""
+
+    value: float
+    unit: str
+    device: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.device}: {self._number()}" if self.device else self._number()
+
+    def _number(self) -> str:
+        """Three digits, and a prefix of the unit that suits them."""
+        prefixes = _PREFIXES.get(self.unit, ((1.0, ""),))
+        size, prefix = next((row for row in prefixes if abs(self.value) >= row[0]), prefixes[-1])
+        return f"{self.value / size:.3g} {prefix}{self.unit}"
+
+
+_PREFIXES = {"B/s": ((1e9, "G"), (1e6, "M"), (1e3, "k")), "s": ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))}
+
+
+@dataclass(frozen=True)
 class DeviceResult:
-    """One device's matrix products. `digest` is equal on all sound devices; `wrong`: products unlike the first."""
+    """Matrix products of one device. `digest` is equal on all healthy devices; `wrong`: products unlike the first."""
 
     device: str
     tflops: float
@@ -28,28 +50,28 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class HostResult:
-    """One host alone. `bandwidth_bytes_per_s`, `latency_s`: all-reduce over its own devices, None: it has only one.
-    `why`: what went wrong, None: nothing."""
+    """One host alone. `bandwidth_bytes_per_s`, `latency_s`: all-reduce over its devices, None: it has only one.
+    `why`: why the measurement failed, None: it did not."""
 
     devices: tuple[DeviceResult, ...] = ()
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None
-    why: str | None = None
+    why: str | Text | None = None
 
 
 @dataclass(frozen=True)
 class DeepReport:
-    """One run of `doctor --deep`. `at_s`: UTC seconds. `sizes`: bytes of the all-reduces: runs with others do not
-    compare. `rounds`: the exchanges of each round. Not measured: `busy`, hosts by the job that they run; `unfit`, hosts
-    on which no job would start."""
+    """One run of `doctor --deep`. `at_s`: UTC seconds. `sizes`: bytes of the all-reduces; runs with other sizes are not
+    comparable. `rounds`: the exchanges of each round. Not measured: `busy`, hosts by the job that they run, and
+    `not_ready`, hosts on which a check failed."""
 
     at_s: float
-    family: str
+    device_type: str
     sizes: tuple[int, ...]
     hosts: Mapping[str, HostResult] = field(default_factory=dict)
     rounds: tuple[tuple[Exchange, ...], ...] = ()
     busy: Mapping[str, str] = field(default_factory=dict)
-    unfit: tuple[str, ...] = ()
+    not_ready: tuple[str, ...] = ()
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -57,7 +79,7 @@ class DeepReport:
 
     @property
     def paired(self) -> tuple[str, ...]:
-        """The hosts that could be measured with others."""
+        """The hosts that can be measured in pairs."""
         return tuple(host for host, result in self.hosts.items() if result.why is None)
 
 
@@ -83,7 +105,7 @@ def read_host(lines: Lines) -> HostResult:
 
 
 def read_exchange(one: str, other: str, lines: Lines) -> Exchange:
-    """The result of a job on two hosts; one that ended well but wrote nothing exchanged nothing."""
+    """Return the result of a job on two hosts; a job that succeeded without output exchanged nothing."""
     rates: dict[str, float] = {}
     for line in lines:
         if line.get("measured") == "mesh":
@@ -91,7 +113,9 @@ def read_exchange(one: str, other: str, lines: Lines) -> Exchange:
             rates[PROMPTNESS] = 1.0 / max(float(line["latency_s"]), 1e-9)
         elif line.get("measured") == "rail":
             rates[RAIL + str(line["device"])] = _peak(line)
-    return Exchange(one, other, rates=rates or None, why=None if rates else "it ended without a result")
+    return Exchange(
+        one, other, rates=rates or None, why=None if rates else Text("deep.no-result", "the job ended without a result")
+    )
 
 
 def better_of(first: HostResult, second: HostResult) -> HostResult:
@@ -109,12 +133,23 @@ def better_of(first: HostResult, second: HostResult) -> HostResult:
 
 
 def dump_report(report: DeepReport) -> dict[str, Any]:
-    """As JSON values."""
-    return asdict(report)
+    """Return JSON values."""
+    values: dict[str, Any] = to_json(_plain(report))
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as mappings, texts as they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def load_report(values: Mapping[str, Any]) -> DeepReport:
-    """The report of such values. Raises KeyError, TypeError or ValueError when they are of something else."""
+    """Return the report of such values. Raises KeyError, TypeError or ValueError for any others."""
+    values = from_json(values)
     hosts = {
         host: HostResult(**{**result, "devices": tuple(DeviceResult(**one) for one in result["devices"])})
         for host, result in values["hosts"].items()
@@ -122,25 +157,25 @@ def load_report(values: Mapping[str, Any]) -> DeepReport:
     rounds = tuple(tuple(Exchange(**one) for one in found) for found in values["rounds"])
     return DeepReport(
         at_s=float(values["at_s"]),
-        family=str(values["family"]),
+        device_type=str(values["device_type"] if "device_type" in values else values["family"]),
         hosts=hosts,
         rounds=rounds,
         sizes=tuple(int(size) for size in values["sizes"]),
         busy=dict(values["busy"]),
-        unfit=tuple(values["unfit"]),
+        not_ready=tuple(values["not_ready"] if "not_ready" in values else values["unfit"]),
     )
 
 
 def newest_like(report: DeepReport, earlier: Iterable[DeepReport]) -> DeepReport | None:
-    """The newest earlier report that can be compared with this one: same family, same sizes, some host in common."""
-    alike = [
-        one
-        for one in earlier
-        if (one.family, one.sizes) == (report.family, report.sizes)
-        and one.at_s < report.at_s
-        and set(one.hosts) & set(report.hosts)
+    """Return the newest comparable earlier report: same device type, same sizes, a host in common."""
+    comparable = [
+        other
+        for other in earlier
+        if (other.device_type, other.sizes) == (report.device_type, report.sizes)
+        and other.at_s < report.at_s
+        and set(other.hosts) & set(report.hosts)
     ]
-    return max(alike, key=lambda one: one.at_s, default=None)
+    return max(comparable, key=lambda other: other.at_s, default=None)
 
 
 def _peak(line: Mapping[str, Any]) -> float:

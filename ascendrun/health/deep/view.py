@@ -1,4 +1,4 @@
-"""What the measurements of a deep look mean: findings about devices, hosts and links, against peers and last time."""
+"""Findings of a deep check: devices, hosts and links compared with their peers and with the last measurement."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Callable, TypeVar
+from typing import Any, TypeVar
 
 from ascendrun.core.findings import Finding, Severity, fold_findings
-from ascendrun.core.names import fold_names
 from ascendrun.health.deep.pair_schedule import Exchange, Judgement, Pair, best_of_hosts, best_of_pairs, judge
-from ascendrun.health.deep.results import BANDWIDTH, PROMPTNESS, RAIL, DeepReport
+from ascendrun.health.deep.results import BANDWIDTH, PROMPTNESS, RAIL, DeepReport, Quantity
+from ascendrun.text import Text
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -35,10 +35,12 @@ CODES: tuple[str, ...] = (
     "deep-node-slower-than-before",
     "deep-device-slower-than-before",
 )
-"""All that a deep look may find; their words are in texts/deep.*.json."""
+"""All codes of a deep check."""
+
+TFLOPS, BYTES_PER_S = "TFLOP/s", "B/s"
 
 MIN_PEERS = 3
-"""Of two values nobody can say which one is the odd one."""
+"""Of two values neither is the outlier."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ SHARES: Mapping[str, Shares] = {
 }
 
 
-def shares_of(family: str, exchanges: Sequence[Exchange]) -> dict[str, float]:
+def shares_of(device_type: str, exchanges: Sequence[Exchange]) -> dict[str, float]:
     """What the pairing holds against the typical rates: the mesh, its latency, and each rail for itself."""
-    shares = SHARES[family]
+    shares = SHARES[device_type]
     rails = {name for one in exchanges for name in one.rates or () if name.startswith(RAIL)}
     return {BANDWIDTH: shares.exchange, PROMPTNESS: shares.promptness, **dict.fromkeys(sorted(rails), shares.exchange)}
 
@@ -73,7 +75,7 @@ def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple
     """Everything that the report says, the worst first. `before`: an earlier run to compare with."""
     found: list[Finding] = [*_skipped(report), *_failed(report), *_wrong_devices(report), *slow_alone(report)]
     if report.exchanges:
-        judged = judge(report.paired, report.exchanges, shares=shares_of(report.family, report.exchanges))
+        judged = judge(report.paired, report.exchanges, shares=shares_of(report.device_type, report.exchanges))
         found += _pair_findings(report, judged)
     if before is not None:
         found += _slower_than_before(report, before)
@@ -82,7 +84,7 @@ def deep_findings(report: DeepReport, before: DeepReport | None = None) -> tuple
 
 def slow_alone(report: DeepReport) -> Iterator[Finding]:
     """Devices and single hosts that are slow against their peers; also who is worth a second measurement."""
-    shares = SHARES[report.family]
+    shares = SHARES[report.device_type]
     speeds = {(host, one.device): one.tflops for host, result in report.hosts.items() for one in result.devices}
     for (host, device), typical in _below(speeds, shares.device):
         yield Finding(
@@ -91,9 +93,9 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
             (host,),
             {
                 "device": device,
-                "measured": _told_tflops(speeds[host, device]),
-                "typical": _told_tflops(typical),
-                "percent": _percent_less(speeds[host, device], typical),
+                "measured": Quantity(speeds[host, device], TFLOPS),
+                "typical": Quantity(typical, TFLOPS),
+                "below": _lower(speeds[host, device], typical),
             },
         )
     inside = {
@@ -107,9 +109,9 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
             Severity.WARN,
             (host,),
             {
-                "measured": told_speed(inside[host]),
-                "typical": told_speed(typical),
-                "percent": _percent_less(inside[host], typical),
+                "measured": Quantity(inside[host], BYTES_PER_S),
+                "typical": Quantity(typical, BYTES_PER_S),
+                "below": _lower(inside[host], typical),
             },
         )
 
@@ -117,8 +119,8 @@ def slow_alone(report: DeepReport) -> Iterator[Finding]:
 def _skipped(report: DeepReport) -> Iterator[Finding]:
     for host, job in report.busy.items():
         yield Finding("deep-host-busy", Severity.NOTE, (host,), {"job": job})
-    if report.unfit:
-        yield Finding("deep-host-not-ready", Severity.NOTE, report.unfit)
+    if report.not_ready:
+        yield Finding("deep-host-not-ready", Severity.NOTE, report.not_ready)
 
 
 def _failed(report: DeepReport) -> Iterator[Finding]:
@@ -135,7 +137,7 @@ def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
     for host, one in devices:
         if one.wrong:
             yield Finding(
-                "deep-device-inconsistent", Severity.FAIL, (host,), {"device": one.device, "wrong": str(one.wrong)}
+                "deep-device-inconsistent", Severity.FAIL, (host,), {"device": one.device, "wrong": one.wrong}
             )
         elif one.digest != usual and votes > len(devices) / 2 and len(devices) >= MIN_PEERS:
             yield Finding(
@@ -143,19 +145,19 @@ def _wrong_devices(report: DeepReport) -> Iterator[Finding]:
                 Severity.FAIL,
                 (host,),
                 {"device": one.device},
-                (f"{one.device}: {one.digest}", f"most devices: {usual}"),
+                (f"{one.device}: {one.digest}", Text("deep.usual-digest", "most devices: {digest}", digest=usual)),
             )
 
 
 def _pair_findings(report: DeepReport, judged: Judgement) -> Iterator[Finding]:
     best, of_pairs = best_of_hosts(report.exchanges), best_of_pairs(report.exchanges)
-    shares = shares_of(report.family, report.exchanges)
-    evidence = {pair: _tell_pair(pair, report.exchanges) for pair in of_pairs}
+    shares = shares_of(report.device_type, report.exchanges)
+    evidence = {pair: _pair_line(pair, report.exchanges) for pair in of_pairs}
     for host in judged.bad_hosts:
-        told = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
+        lines = tuple(evidence[pair] for pair in sorted(of_pairs) if host in pair)
         worst = _worst(best.get(host), judged.typical, shares)
         code, severity = ("deep-host-slow", Severity.WARN) if worst else ("deep-host-disconnected", Severity.FAIL)
-        yield Finding(code, severity, (host,), worst, told)
+        yield Finding(code, severity, (host,), worst, lines)
     yield from _split_findings(judged, of_pairs, shares, evidence)
     for kind, pairs in (("link", judged.lone_links), ("pair", judged.unclear)):
         for pair in pairs:
@@ -170,10 +172,10 @@ def _split_findings(
     judged: Judgement,
     of_pairs: Mapping[Pair, Mapping[str, float] | None],
     shares: Mapping[str, float],
-    evidence: Mapping[Pair, str],
+    evidence: Mapping[Pair, Text],
 ) -> Iterator[Finding]:
     for split in judged.splits:
-        groups = {"one": fold_names(split.one), "other": fold_names(split.other), "count": str(len(split.links))}
+        groups = {"one": split.one, "other": split.other, "count": len(split.links)}
         known = [rates for rates in (of_pairs[pair] for pair in split.links) if rates is not None]
         worst = _worst(max(known, key=lambda rates: rates.get(BANDWIDTH, 0.0)), judged.typical, shares) if known else {}
         code, severity = ("deep-split-slow", Severity.WARN) if worst else ("deep-split-disconnected", Severity.FAIL)
@@ -188,35 +190,41 @@ def _split_findings(
 
 def _worst(
     rates: Mapping[str, float] | None, typical: Mapping[str, float], shares: Mapping[str, float]
-) -> dict[str, str]:
-    """The rate that is furthest below its share of the typical one, told; {} when there are no rates."""
+) -> dict[str, Any]:
+    """Return the values of the rate furthest below its fraction of the typical one; {} when there are no rates."""
     known = [name for name in shares if name in (rates or {}) and name in typical]
     if rates is None or not known:
         return {}
     name = min(known, key=lambda one: rates[one] / typical[one] / shares[one])
-    rail = f"{name[len(RAIL) :]}: " if name.startswith(RAIL) else ""
-    tell = _told_latency if name == PROMPTNESS else told_speed
-    percent = _percent_less(rates[name], typical[name]) if name != PROMPTNESS else ""
+    if name == PROMPTNESS:
+        factor = typical[name] / max(rates[name], 1e-12)
+        below = Text("deep.times-longer", "{factor:.3g} times longer", factor=factor)
+        return {"measured": _latency(rates[name]), "typical": _latency(typical[name]), "below": below}
     return {
-        "measured": f"{rail}{tell(rates[name])}",
-        "typical": tell(typical[name]),
-        "percent": percent or f"{typical[name] / max(rates[name], 1e-12):.3g}x",
+        "measured": Quantity(rates[name], BYTES_PER_S, name[len(RAIL) :] if name.startswith(RAIL) else ""),
+        "typical": Quantity(typical[name], BYTES_PER_S),
+        "below": _lower(rates[name], typical[name]),
     }
 
 
 def _slower_than_before(report: DeepReport, before: DeepReport) -> Iterator[Finding]:
-    share = SHARES[report.family].last
+    share = SHARES[report.device_type].last
     then = _scores(before)
     for (host, kind, device), value in _scores(report).items():
         last = then.get((host, kind, device))
         if last and value < share * last:
-            tell = _told_tflops if kind == "device" else told_speed
+            unit = TFLOPS if kind == "device" else BYTES_PER_S
             named = {"device": device} if device else {}
             yield Finding(
                 f"deep-{kind}-slower-than-before",
                 Severity.NOTE,
                 (host,),
-                {**named, "percent": _percent_less(value, last), "measured": tell(value), "before": tell(last)},
+                {
+                    **named,
+                    "below": _lower(value, last),
+                    "measured": Quantity(value, unit),
+                    "before": Quantity(last, unit),
+                },
             )
 
 
@@ -244,65 +252,72 @@ def _below(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, f
             yield key, typical
 
 
-def summary_rows(report: DeepReport) -> tuple[tuple[str, str], ...]:
-    """(name, text) of what was measured: median, smallest and largest of devices, nodes and pairs."""
-    rows: list[tuple[str, str]] = []
-    devices = [one.tflops for result in report.hosts.values() for one in result.devices]
+def summary_rows(report: DeepReport) -> tuple[tuple[str, Text], ...]:
+    """Return (name, text) of the measurements: median, smallest and largest of devices, nodes and pairs."""
+    rows: list[tuple[str, Text]] = []
+    devices = [Quantity(one.tflops, TFLOPS) for result in report.hosts.values() for one in result.devices]
     inside = [
-        result.bandwidth_bytes_per_s for result in report.hosts.values() if result.bandwidth_bytes_per_s is not None
+        Quantity(result.bandwidth_bytes_per_s, BYTES_PER_S)
+        for result in report.hosts.values()
+        if result.bandwidth_bytes_per_s is not None
     ]
     rates = [rates for rates in best_of_pairs(report.exchanges).values() if rates is not None]
     if devices:
-        rows.append(("products", _told_spread(devices, _told_tflops, "device")))
+        rows.append(("products", Text("deep.devices", "{spread} ({count:plural device devices})", **_spread(devices))))
     if inside:
-        rows.append(("in nodes", _told_spread(inside, told_speed, "node")))
-    for name, told, label in ((BANDWIDTH, told_speed, "in pairs"), (PROMPTNESS, _told_latency, "latency")):
-        values = [one[name] for one in rates if name in one]
+        rows.append(("in nodes", Text("deep.nodes", "{spread} ({count:plural node nodes})", **_spread(inside))))
+    speeds = [Quantity(one[BANDWIDTH], BYTES_PER_S) for one in rates if BANDWIDTH in one]
+    delays = [_latency(one[PROMPTNESS]) for one in rates if one.get(PROMPTNESS)]
+    for name, values in (("in pairs", speeds), ("latency", delays)):
         if values:
-            rows.append((label, _told_spread(values, told, "pair")))
+            rows.append((name, Text("deep.pairs", "{spread} ({count:plural pair pairs})", **_spread(values))))
     return tuple(rows)
 
 
-def _told_spread(values: Sequence[float], told: Callable[[float], str], noun: str) -> str:
+def _spread(values: Sequence[Quantity]) -> dict[str, Any]:
+    """The values of a row: how many were measured, and their median, smallest and largest."""
+    ordered = sorted(value.value for value in values)
+    middle, low, high = (Quantity(value, values[0].unit) for value in (median(ordered), ordered[0], ordered[-1]))
     if len(values) == 1:
-        return f"{told(values[0])} (1 {noun})"
-    return f"{told(median(values))} ({len(values)} {noun}s, {told(min(values))} to {told(max(values))})"
+        return {"spread": middle, "count": 1}
+    spread = Text("deep.spread", "{median}, from {low} to {high}", median=middle, low=low, high=high)
+    return {"spread": spread, "count": len(values)}
 
 
-def _tell_pair(pair: Pair, exchanges: Sequence[Exchange]) -> str:
-    """One line of evidence: every measurement of the pair, in its order."""
-    told = []
+def _pair_line(pair: Pair, exchanges: Sequence[Exchange]) -> Text:
+    """One line of evidence: every measurement of the pair, in order."""
+    found: list[Text | str] = []
     for one in exchanges:
         if one.pair == pair and one.rates is None:
-            told.append(one.why or "nothing was exchanged")
+            found.append(one.why or Text("deep.nothing-exchanged", "no data exchanged"))
         elif one.pair == pair and one.rates is not None:
             rails = {name[len(RAIL) :]: rate for name, rate in one.rates.items() if name.startswith(RAIL)}
             slowest = min(rails, key=lambda name: rails[name], default=None)
-            tail = f", slowest rail {slowest} {told_speed(rails[slowest])}" if slowest else ""
-            told.append(
-                f"{told_speed(one.rates.get(BANDWIDTH, 0.0))}, {_told_latency(one.rates.get(PROMPTNESS, 0.0))}{tail}"
-            )
-    return f"{pair[0]} - {pair[1]}: {'; again: '.join(told)}"
+            speed = Quantity(one.rates.get(BANDWIDTH, 0.0), BYTES_PER_S)
+            delay = _latency(one.rates[PROMPTNESS]) if one.rates.get(PROMPTNESS) else None
+            if slowest is None:
+                found.append(Text("deep.pair", "{speed}, latency {latency}", speed=speed, latency=delay))
+            else:
+                rail = Quantity(rails[slowest], BYTES_PER_S, slowest)
+                found.append(
+                    Text(
+                        "deep.pair-with-rails",
+                        "{speed}, latency {latency}, slowest rail {rail}",
+                        speed=speed,
+                        latency=delay,
+                        rail=rail,
+                    )
+                )
+    measured: Text | str = found[0]
+    for again in found[1:]:
+        measured = Text("deep.repeated", "{first}; repeated: {again}", first=measured, again=again)
+    return Text("deep.pair-line", "{one} and {other}: {measured}", one=pair[0], other=pair[1], measured=measured)
 
 
-def told_speed(bytes_per_s: float) -> str:
-    """3 digits and the unit that fits."""
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_per_s >= size:
-            return f"{bytes_per_s / size:.3g} {unit}"
-    return f"{bytes_per_s / 1e3:.3g} kB/s"
+def _latency(promptness: float) -> Quantity:
+    return Quantity(1.0 / max(promptness, 1e-12), "s")
 
 
-def _told_tflops(tflops: float) -> str:
-    return f"{tflops:.3g} TFLOP/s"
-
-
-def _told_latency(promptness: float) -> str:
-    if not promptness:
-        return "no latency known"
-    return f"{1e3 / promptness:.3g} ms" if promptness < 1e3 else f"{1e6 / promptness:.3g} us"
-
-
-def _percent_less(value: float, typical: float) -> str:
-    """Never a full 100: that would be nothing at all."""
-    return f"{min(99.0, 100 * (1 - value / typical)):.0f}%"
+def _lower(value: float, typical: float) -> Text:
+    """Never a full 100%: that would be nothing at all."""
+    return Text("deep.lower", "{fraction:percent} lower", fraction=min(0.99, 1 - value / typical))

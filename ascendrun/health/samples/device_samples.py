@@ -66,9 +66,9 @@ _PACE_S = {TABLE: 0.0, GPUS: 0.0, CARDS: 30.0, PORTS: 20.0, HISTORY: 60.0, ECC: 
 
 _NVIDIA = r"""
 command -v nvidia-smi >/dev/null || exit 127
-say() {{ echo "@@ $1"; shift; nvidia-smi "$@" --format=csv 2>&1; printf '\n@@= %s\n' $?; }}
-say gpus --query-gpu={}
-say apps --query-compute-apps={}
+section() {{ echo "@@ $1"; shift; nvidia-smi "$@" --format=csv 2>&1; printf '\n@@= %s\n' $?; }}
+section gpus --query-gpu={}
+section apps --query-compute-apps={}
 exit 0
 """.format(",".join(nvidia_smi.GPU_FIELDS), ",".join(nvidia_smi.APP_FIELDS))
 
@@ -367,10 +367,10 @@ def _known(values: Mapping[str, int | None]) -> dict[str, int]:
 def _complaint(errors: Sequence[Any], unparsed: Sequence[str], *, is_empty: bool) -> str | None:
     """Why the text is worth keeping; None: all of it was understood."""
     if errors:
-        return f"the tool says: {errors[0].text}"
+        return f"tool error: {errors[0].text}"
     if unparsed:
-        return f"{len(unparsed)} lines were not understood, first: {unparsed[0].strip()[:80]}"
-    return "there is no device in it" if is_empty else None
+        return f"{len(unparsed)} lines not parsed, first: {unparsed[0].strip()[:80]}"
+    return "no device listed" if is_empty else None
 
 
 def _downs(history: LinkHistory) -> int | None:

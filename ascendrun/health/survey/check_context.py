@@ -1,16 +1,16 @@
-"""What a check is given, what it is, and the words that checks share: majorities and outliers."""
+"""The input of a check, the check itself, and what checks share: majorities and outliers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.names import fold_names
 from ascendrun.health.survey.facts import NodeFacts, Unreached
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """Everything that is judged at once. `facts`: by host name, in the hostfile's order; `unreached`: the others.
+    """Everything that the checks evaluate. `facts`: by host name, in the hostfile's order; `unreached`: the others.
 
     `job`, `plan`: None when no job is concerned, or when there can be none for these hosts.
     `family`: npu, cuda or cpu; None: not known. `now_s`: UTC seconds.
@@ -42,44 +42,49 @@ class World:
 class Check:
     """One function of checks/. `name`: kebab-case, for checks.skip and checks.require of a job file.
 
-    `looks_at`: one sentence for people. `is_full`: doctor only; it does not gate a start unless required.
-    `codes`: what it may find, each with its words in texts/.
+    `summary`: what is checked, as a fact that holds on healthy nodes. `is_full`: doctor only, unless a job requires it.
+    `codes`: what it may find, each with its message in texts/findings.json.
     """
 
     name: str
     function: Callable[[World], Iterator[Finding]]
-    looks_at: str
+    summary: str
     codes: tuple[str, ...]
     is_full: bool = False
 
 
 @dataclass(frozen=True)
-class Sameness:
-    """A value over hosts: what most have, and who has something else, the larger groups first."""
+class Majority:
+    """A value over hosts: that of most, and the others, the larger groups first."""
 
-    majority: str
+    majority: Any
     majority_hosts: tuple[str, ...]
-    others: tuple[tuple[str, tuple[str, ...]], ...]
+    others: tuple[tuple[Any, tuple[str, ...]], ...]
 
-    def evidence(self) -> tuple[str, ...]:
+    def evidence(self) -> tuple[Text, ...]:
         groups = ((self.majority, self.majority_hosts), *self.others)
-        return tuple(f"{fold_names(hosts)}: {value}" for value, hosts in groups)
+        return tuple(
+            Text("doctor.value-on", "{value} on {hosts:hosts}", value=value, hosts=hosts) for value, hosts in groups
+        )
 
 
-def compare(values: Mapping[str, str | None]) -> Sameness | None:
-    """Who differs from most; None: nobody could be asked. Of equally large groups the first host's is the majority."""
+def compare(values: Mapping[str, Hashable | None]) -> Majority | None:
+    """Return the value of most hosts and who differs; None if no value is known.
+
+    Of equally large groups the first host's is the majority.
+    """
     known = {host: value for host, value in values.items() if value is not None}
     if not known:
         return None
-    order: list[str] = [value for value, _ in Counter(known.values()).most_common()]
+    order = [value for value, _ in Counter(known.values()).most_common()]
     groups = [(value, tuple(host for host, one in known.items() if one == value)) for value in order]
-    return Sameness(groups[0][0], groups[0][1], tuple(groups[1:]))
+    return Majority(groups[0][0], groups[0][1], tuple(groups[1:]))
 
 
 def differing(
-    world: World, code: str, severity: Severity, value_of: Callable[[NodeFacts], str | None]
+    world: World, code: str, severity: Severity, value_of: Callable[[NodeFacts], Hashable | None]
 ) -> Iterator[Finding]:
-    """One finding of `code` for each value that is not the majority's; placeholders {value}, {majority}."""
+    """Yield one finding of `code` for each value other than the majority's; values `value`, `majority`."""
     same = compare({host: value_of(facts) for host, facts in world.facts.items()})
     for value, hosts in same.others if same else ():
         yield Finding(

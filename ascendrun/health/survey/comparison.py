@@ -1,10 +1,10 @@
-"""What doctor shows: a table of what most nodes have and who differs, and the findings in words."""
+"""The report of doctor: what most nodes have, which differ, and the findings with messages and hints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from ascendrun.core.findings import SEVERITIES, Finding, Severity
 from ascendrun.core.names import fold_names
@@ -12,21 +12,22 @@ from ascendrun.health.deep.results import DeepReport
 from ascendrun.health.deep.view import summary_rows
 from ascendrun.health.forecast import Forecast
 from ascendrun.health.survey.check_context import World, compare
-from ascendrun.health.survey.facts import NodeFacts, Unreached
-from ascendrun.health.texts import fix_of, render, rendered
+from ascendrun.health.survey.facts import NOT_INSTALLED, NodeFacts, Unreached
+from ascendrun.health.texts import fix_of, hint_of, message_of
+from ascendrun.text import Text
 
 
 @dataclass(frozen=True)
 class FactGroup:
-    """Hosts that say the same; `value` None: could not look there."""
+    """Hosts with one value; None: unknown."""
 
-    value: str | None
+    value: str | Text | None
     hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FactRow:
-    """One line of the table; the first group is the largest one that says something."""
+    """One line of the table; the first group is the largest one with a known value."""
 
     name: str
     groups: tuple[FactGroup, ...]
@@ -40,22 +41,24 @@ class FindingView:
     severity: Severity
     nodes: str
     hosts: tuple[str, ...]
-    says: str
-    advice: str
-    evidence: tuple[str, ...]
-    values: Mapping[str, str]
+    message: Text
+    hint: Text | None
+    evidence: tuple[str | Text, ...]
+    values: Mapping[str, Any]
     fix: str | None = None
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """`is_fit`: nothing found that would stop a start. `unreached`: hosts without an answer, and why.
-    `forecast`: what failures will cost on so many nodes. `deep`: what was measured, None: nothing was."""
+    """`is_ready`: no finding prevents a start. `unreached`: hosts that could not be surveyed, and why.
 
-    is_fit: bool
+    `forecast`: the cost of failures on this number of nodes. `deep`: the measurements, None: none.
+    """
+
+    is_ready: bool
     hosts: tuple[str, ...]
     unreached: Mapping[str, Unreached]
-    family: str | None
+    device_type: str | None
     job: str | None
     facts: tuple[FactRow, ...]
     findings: tuple[FindingView, ...]
@@ -65,7 +68,7 @@ class DoctorReport:
     deep: DeepReport | None = None
 
 
-Row = tuple[str, Callable[[NodeFacts], Optional[str]]]
+Row = tuple[str, Callable[[NodeFacts], Optional[Union[str, Text]]]]
 
 
 def _chips_text(facts: NodeFacts) -> str | None:
@@ -103,11 +106,11 @@ ROWS: tuple[Row, ...] = (
     ),
     ("cann", lambda facts: facts.npu.cann.version if facts.npu.cann is not None else None),
 )
-"""Name, and what a node says; a node that could not be asked, or has no such thing, says None."""
+"""Name, and the value of a node; None: unknown, or the node has none."""
 
 
 def fact_rows(world: World) -> tuple[FactRow, ...]:
-    """The lines of the table; a row that nobody can answer is left out."""
+    """Return the lines of the table, without those of which no value is known."""
     found: list[FactRow] = []
     for name, value_of in ROWS:
         values = {host: value_of(facts) for host, facts in world.facts.items()}
@@ -122,69 +125,83 @@ def fact_rows(world: World) -> tuple[FactRow, ...]:
     return tuple(found)
 
 
-def view_findings(findings: tuple[Finding, ...], lang: str) -> tuple[FindingView, ...]:
-    views = []
-    for finding in findings:
-        words = render(finding, lang)
-        views.append(
-            FindingView(
-                code=finding.code,
-                severity=finding.severity,
-                nodes=fold_names(finding.hosts),
-                hosts=finding.hosts,
-                says=words.says,
-                advice=words.advice,
-                evidence=finding.evidence,
-                values=rendered(finding, lang),
-                fix=fix_of(finding),
-            )
+def view_findings(findings: Iterable[Finding]) -> tuple[FindingView, ...]:
+    return tuple(
+        FindingView(
+            code=finding.code,
+            severity=finding.severity,
+            nodes=fold_names(finding.hosts),
+            hosts=finding.hosts,
+            message=message_of(finding),
+            hint=hint_of(finding),
+            evidence=finding.evidence,
+            values=dict(finding.values),
+            fix=fix_of(finding),
         )
-    return tuple(views)
+        for finding in findings
+    )
 
 
-def make_report(world: World, findings: tuple[Finding, ...], *, lang: str, checks: int, wall_s: float) -> DoctorReport:
-    is_fit = not any(finding.severity is Severity.FAIL for finding in findings)
+def make_report(world: World, findings: tuple[Finding, ...], *, checks: int, wall_s: float) -> DoctorReport:
     return DoctorReport(
-        is_fit=is_fit,
+        is_ready=not any(finding.severity is Severity.FAIL for finding in findings),
         hosts=(*world.facts, *world.unreached),
         unreached=world.unreached,
-        family=world.family,
+        device_type=world.family,
         job=world.job.name if world.job is not None else None,
         facts=fact_rows(world),
-        findings=view_findings(findings, lang),
+        findings=view_findings(findings),
         checks=checks,
         wall_s=wall_s,
     )
 
 
-def add_deep(report: DoctorReport, deep: DeepReport, findings: tuple[Finding, ...], *, lang: str) -> DoctorReport:
-    """The report with what a deep look measured, and what that means; the worst of all findings first."""
-    views = sorted((*report.findings, *view_findings(findings, lang)), key=lambda view: SEVERITIES.index(view.severity))
-    is_fit = report.is_fit and not any(finding.severity is Severity.FAIL for finding in findings)
+def add_deep(report: DoctorReport, deep: DeepReport, findings: tuple[Finding, ...]) -> DoctorReport:
+    """Return the report with the measurements and their findings; the most severe finding first."""
+    views = sorted((*report.findings, *view_findings(findings)), key=lambda view: SEVERITIES.index(view.severity))
+    is_ready = report.is_ready and not any(finding.severity is Severity.FAIL for finding in findings)
     measured = tuple(name for name in report.hosts if name in deep.hosts)
     rows = tuple(FactRow(name, (FactGroup(text, measured),)) for name, text in summary_rows(deep))
-    return replace(report, facts=(*report.facts, *rows), findings=tuple(views), is_fit=is_fit, deep=deep)
+    return replace(report, facts=(*report.facts, *rows), findings=tuple(views), is_ready=is_ready, deep=deep)
 
 
-def refusal_text(findings: tuple[Finding, ...], lang: str = "en", *, most: int = 8) -> str:
-    """Findings as the reason why nothing was started: code, nodes, fact, way out."""
-    lines = [one_line(view) for view in view_findings(findings[:most], lang)]
-    if len(findings) > most:
-        lines.append(f"and {len(findings) - most} more: `ascendrun doctor` shows all")
-    return lines[0] if len(lines) == 1 else "\n  ".join([f"{len(findings)} checks fail:", *lines])
+def failed_checks(findings: Sequence[Finding], *, most: int = 8) -> Text:
+    """Return why a start was rejected: one line for each finding."""
+    lines, count = tuple(finding_line(finding) for finding in findings[:most]), len(findings)
+    if count == 1:
+        return lines[0]
+    if count <= most:
+        return Text("doctor.checks-failed", "{count} checks failed:{lines:lines}", count=count, lines=lines)
+    return Text(
+        "doctor.many-checks-failed",
+        "{count} checks failed, among them:{lines:lines}\n  (all: ascendrun doctor)",
+        count=count,
+        lines=lines,
+    )
 
 
-def one_line(view: FindingView) -> str:
-    """A finding in one line, for a job's story."""
-    where = f"{view.nodes}: " if view.nodes else ""
-    return f"{where}{view.says} [{view.code}]" + (f" ({view.advice})" if view.advice else "")
+def finding_line(finding: Finding) -> Text:
+    """Return a finding in one line: hosts, message, code and hint."""
+    message, code, hint, hosts = message_of(finding), finding.code, hint_of(finding), finding.hosts
+    if not hosts:
+        return Text("doctor.cluster-finding", "{message} [{code}]", message=message, code=code)
+    if hint is None:
+        return Text("doctor.finding", "{hosts:hosts}: {message} [{code}]", hosts=hosts, message=message, code=code)
+    return Text(
+        "doctor.finding-with-hint",
+        "{hosts:hosts}: {message} [{code}] (hint: {hint})",
+        hosts=hosts,
+        message=message,
+        code=code,
+        hint=hint,
+    )
 
 
-def module_of(facts: NodeFacts, name: str) -> str | None:
-    """The installed version of a Python package in the job's shell; "none" when it is not there; None: not known."""
+def module_of(facts: NodeFacts, name: str) -> str | Text | None:
+    """Return the installed version of a Python package in the shell of the job; None: unknown."""
     if facts.python is None or facts.python.modules is None or name not in facts.python.modules:
         return None
-    return facts.python.modules[name] or "none"
+    return facts.python.modules[name] or NOT_INSTALLED
 
 
 def gib(size_bytes: int | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What is known of one node; None everywhere means: could not look."""
+"""What is known of one node; None means unknown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from functools import cached_property
 
 from ascendrun.core.reports import Route
 from ascendrun.health.survey.npu_facts import NpuFacts
+from ascendrun.text import Text
+
+NOT_INSTALLED = Text("doctor.not-installed", "not installed")
 
 
 @dataclass(frozen=True)
 class Unreached:
-    """A host without an answer: an error code of core/errors, the fact, the way out."""
+    """A host that could not be surveyed: a code of core/errors, the message, the hint."""
 
     code: str
-    message: str
-    hint: str | None = None
+    message: str | Text
+    hint: str | Text | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class PathSize:
 
 @dataclass(frozen=True)
 class PythonFacts:
-    """The job's interpreter in the job's shell. `setup`: fine, failed, no-command; None: the job has none.
+    """The interpreter of the job in its shell. `setup`: fine, failed, no-command; None: the job has none.
 
     `modules`: versions by distribution name, None inside: not installed.
     """
@@ -84,12 +87,13 @@ class PythonFacts:
     version: str | None = None
     modules: Mapping[str, str | None] | None = None
     start_s: float | None = None
-    error: str | None = None
+    error: str | Text | None = None
+    is_missing: bool = False
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What importing torch gave, in a child process. `error` at `step`, None: all went well."""
+    """The result of importing torch in a child process. `error` at `step`; None: no error."""
 
     torch: str | None = None
     torch_npu: str | None = None
@@ -98,7 +102,7 @@ class TorchFacts:
     backend: str | None = None
     has_backend: bool | None = None
     step: str | None = None
-    error: str | None = None
+    error: str | Text | None = None
     noise: str = ""
 
 
@@ -157,7 +161,7 @@ class NodeFacts:
     taken_ports: Mapping[int, PortHolder] | None = None
     port_ranges: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
     touched: tuple[Touch, ...] | None = None
-    runtime: tuple[str | None, str | None] | None = None
+    runtime: tuple[str | None, str | Text | None] | None = None
     npu: NpuFacts = NpuFacts()
     late: tuple[str, ...] = ()
 

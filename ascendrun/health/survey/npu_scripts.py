@@ -8,8 +8,8 @@ A simulated node that shares its machine with others lies below $ASCENDRUN_SIM_R
 
 from __future__ import annotations
 
-_SAY = r"""
-say() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
+_SECTION = r"""
+section() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
 r=${ASCENDRUN_SIM_ROOT:-}
 ascend=$(sed -n 's/^Driver_Install_Path_Param=//p' "$r/etc/ascend_install.info" 2>/dev/null)
 ascend=${ascend:-$r/usr/local/Ascend}
@@ -24,10 +24,10 @@ find_tool() {
 # The table, and of every process in it: pid, user, the tag of an ascendrun job, command. A pid without a line is not
 # to be seen from here.
 TABLE = (
-    _SAY
+    _SECTION
     + r"""
 t=$(find_tool npu-smi)
-[ -n "$t" ] || { say none true; exit 0; }
+[ -n "$t" ] || { section none true; exit 0; }
 echo '@@ info'
 o=$("$t" info 2>&1; echo "x$?")
 printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
@@ -44,7 +44,7 @@ printf '\n@@= 0\n'
 
 # The table alone, as the tool prints it.
 INFO = (
-    _SAY
+    _SECTION
     + r"""
 t=$(find_tool npu-smi)
 [ -n "$t" ] || exit 127
@@ -61,7 +61,7 @@ limited() { $k "$@"; c=$?; [ $c -ne 137 ] || hung=$((hung + 1)); return $c; }
 
 # One call after another: whether these tools may run side by side is documented nowhere.
 CARDS = (
-    _SAY
+    _SECTION
     + "seconds=8"
     + _LIMITED
     + r"""
@@ -69,7 +69,7 @@ t=$(find_tool npu-smi)
 [ -n "$t" ] || exit 0
 for i in $(limited "$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
     for v in "$@"; do
-        say "$v $i" limited "$t" info -t "$v" -i "$i"
+        section "$v $i" limited "$t" info -t "$v" -i "$i"
         [ $hung -lt 2 ] || exit 0
     done
 done
@@ -79,7 +79,7 @@ exit 0
 
 # Each item of all ports before the next item: where time runs out, the more important items are there for all ports.
 PORTS = (
-    _SAY
+    _SECTION
     + "seconds=5"
     + _LIMITED
     + r"""
@@ -93,7 +93,7 @@ for v in "$@"; do
         o=$($k "$t" -i "$i" "-$v" -g 2>&1; echo "x$?")
         printf '%s\n@@= %s\n' "${o%x*}" "${o##*x}"
         [ "${o##*x}" -ne 137 ] || hung=$((hung + 1))
-        [ "$v" = ip ] && case "$o" in *ipaddr:*) ;; *) say "ip6 $i" limited "$t" -i "$i" -ip -inet6 -g ;; esac
+        [ "$v" = ip ] && case "$o" in *ipaddr:*) ;; *) section "ip6 $i" limited "$t" -i "$i" -ip -inet6 -g ;; esac
         [ $hung -lt 2 ] || exit 0
     done
 done
@@ -103,23 +103,23 @@ exit 0
 
 # Arguments: device, address, and so on.
 PINGS = (
-    _SAY
+    _SECTION
     + "seconds=10"
     + _LIMITED
     + r"""
 t=$(find_tool hccn_tool)
 [ -n "$t" ] || exit 0
 while [ $# -ge 2 ] && [ $hung -lt 2 ]; do
-    say "ping $1 $2" limited "$t" -i "$1" -ping -g address "$2" pkt 3
+    section "ping $1 $2" limited "$t" -i "$1" -ping -g address "$2" pkt 3
     shift 2
 done
 """
 )
 
 FILES = (
-    _SAY
+    _SECTION
     + r"""
-give() { for f in "$@"; do [ -r "$f" ] && say "$l $f" cat "$f"; done; }
+give() { for f in "$@"; do [ -r "$f" ] && section "$l $f" cat "$f"; done; }
 l=install; give "$r/etc/ascend_install.info"
 l=hccn; give "$r/etc/hccn.conf"
 l=driver; give "$ascend/driver/version.info"
@@ -128,7 +128,7 @@ l=cann; give "$ascend"/cann/*-linux/ascend_toolkit_install.info \
     "$ascend"/ascend-toolkit/latest/*-linux/ascend_toolkit_install.info \
     "$ascend"/nnae/latest/ascend_nnae_install.info "$ascend"/nnae/latest/*-linux/ascend_nnae_install.info
 for f in "$ascend"/cann/set_env.sh "$ascend"/ascend-toolkit/set_env.sh "$ascend"/nnae/set_env.sh; do
-    [ -r "$f" ] && say "set_env $f" true
+    [ -r "$f" ] && section "set_env $f" true
 done
 exit 0
 """
@@ -136,16 +136,16 @@ exit 0
 
 # In the job's own shell: which CANN its variables lead to.
 CANN = (
-    _SAY
+    _SECTION
     + r"""
 h=${ASCEND_HOME_PATH:-${ASCEND_TOOLKIT_HOME:-${ASCEND_NNAE_HOME:-}}}
 [ -n "$h" ] || exit 0
-[ -d "$h" ] && say "home $h" true || say "gone $h" true
+[ -d "$h" ] && section "home $h" true || section "gone $h" true
 for f in "$h"/*-linux/ascend_toolkit_install.info "$h"/ascend_nnae_install.info "$h"/*-linux/ascend_nnae_install.info
 do
-    [ -r "$f" ] && say "cann $f" cat "$f"
+    [ -r "$f" ] && section "cann $f" cat "$f"
 done
-[ -r "$h/version.cfg" ] && say "components $h/version.cfg" cat "$h/version.cfg"
+[ -r "$h/version.cfg" ] && section "components $h/version.cfg" cat "$h/version.cfg"
 exit 0
 """
 )

@@ -1,4 +1,4 @@
-"""Readers of raw survey answers: text in, values out; None: the answer does not say."""
+"""Parsers of raw probe results: text in, values out; None: the result does not contain the value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from ascendrun.health.survey.facts import (
     WriteResult,
 )
 from ascendrun.health.survey.survey_request import Raw
+from ascendrun.text import Text
 
 AGENTS_MARK = "ASCENDRUN_EXEC"
-"""How the agent finds again what it started; a rank has no such variable."""
+"""Marks the processes that the agent started; a rank has no such variable."""
 
 
 def read_os_name(raw: Raw) -> str | None:
@@ -71,7 +72,7 @@ def read_taken(raw: Raw) -> dict[int, PortHolder]:
 
 
 def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
-    """(range of outgoing connections, ranges reserved from it)."""
+    """Return (range of outgoing connections, ranges reserved from it)."""
     texts = {path.rpartition("/")[2]: text for path, text in raw["texts"].items()}
     found = re.findall(r"\d+", texts.get("ip_local_port_range", ""))
     if len(found) != 2:
@@ -97,19 +98,19 @@ def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:
 
 
 def read_sshd(raw: Raw) -> SshdFacts | None:
-    said: dict[str, str] = {}
+    found: dict[str, str] = {}
     for line in raw.get("out", "").splitlines():
         words = line.split()
         if len(words) >= 2:
-            said.setdefault(words[0].lower(), words[1])
-    if not said:
+            found.setdefault(words[0].lower(), words[1])
+    if not found:
         return None
-    sessions = said.get("maxsessions", "")
-    return SshdFacts(max_startups=said.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None)
+    sessions = found.get("maxsessions", "")
+    return SshdFacts(max_startups=found.get("maxstartups"), max_sessions=int(sessions) if sessions.isdigit() else None)
 
 
 def read_logind(raw: Raw) -> bool | None:
-    """Whether logind ends a user's processes at logout; None: no logind, or it does not say (then: no)."""
+    """Whether logind kills the processes of a user at logout; None: not configured (then it does not)."""
     found = None
     for text in raw["texts"].values():
         for value in re.findall(r"(?mi)^[ \t]*KillUserProcesses[ \t]*=[ \t]*(\w+)", text):
@@ -135,17 +136,17 @@ def read_sizes(raw: Raw) -> dict[str, PathSize]:
     }
 
 
-def read_runtime(raw: Raw) -> tuple[str | None, str | None]:
-    """(version of the container runtime, why there is none)."""
+def read_runtime(raw: Raw) -> tuple[str | None, str | Text | None]:
+    """Return (version of the container runtime, why it does not respond)."""
     if raw.get("code") == 0 and raw.get("out", "").strip():
         return raw["out"].strip().splitlines()[-1], None
-    return None, complaint(raw)
+    return None, failure_of(raw)
 
 
 def read_python(raw: Raw) -> PythonFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
-        return PythonFacts(setup=raw.get("setup"), error=complaint(raw))
+        return PythonFacts(setup=raw.get("setup"), error=failure_of(raw), is_missing=bool(raw.get("missing")))
     modules = values.get("modules")
     return PythonFacts(
         setup=raw.get("setup"),
@@ -159,7 +160,7 @@ def read_python(raw: Raw) -> PythonFacts:
 def read_torch(raw: Raw) -> TorchFacts:
     values = _last_json(raw.get("out", ""))
     if values is None:
-        return TorchFacts(error=complaint(raw), step="import torch")
+        return TorchFacts(error=failure_of(raw), step="import torch")
     return TorchFacts(
         torch=values.get("torch"),
         torch_npu=values.get("torch_npu"),
@@ -194,19 +195,22 @@ def read_touches(raw: Raw) -> tuple[Touch, ...]:
     )
 
 
-def complaint(raw: Raw) -> str:
-    """Why a command gave nothing, in one line."""
+def failure_of(raw: Raw) -> str | Text:
+    """Return why a command has no result, in one line."""
     if raw.get("error"):
         return str(raw["error"])
     if raw.get("timed_out"):
-        return f"it did not end within {raw.get('wall_s', 0):.0f} s and was killed"
-    how = f"signal {raw['signal']}" if raw.get("signal") else f"exit code {raw.get('code')}"
-    said = _last_line(raw.get("err", "")) or _last_line(raw.get("out", ""))
-    return f"{said} ({how})" if said else how
+        return Text("doctor.command-timeout", "killed after {seconds:.0f} s", seconds=raw.get("wall_s", 0))
+    if raw.get("signal"):
+        how = Text("doctor.command-signal", "signal {signal}", signal=raw["signal"])
+    else:
+        how = Text("doctor.command-code", "exit code {code}", code=raw.get("code"))
+    line = _last_line(raw.get("err", "")) or _last_line(raw.get("out", ""))
+    return Text("doctor.command-output", "{line} ({how})", line=line, how=how) if line else how
 
 
 def _last_json(text: str) -> Mapping[str, Any] | None:
-    """The object on the last line that is one; programs print what they like before it."""
+    """Return the object on the last line that is one; programs may print anything before it."""
     for line in reversed(text.strip().splitlines()):
         if line.startswith("{"):
             try:

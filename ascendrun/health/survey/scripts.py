@@ -35,27 +35,27 @@ print(json.dumps({{"executable": sys.executable, "version": platform.python_vers
 TORCH = """
 import json, sys, time
 family, began = sys.argv[1], time.monotonic()
-said = {"step": "import torch"}
+found = {"step": "import torch"}
 try:
     import torch
-    said["torch"] = torch.__version__
+    found["torch"] = torch.__version__
     if family == "npu":
-        said["step"] = "import torch_npu"
+        found["step"] = "import torch_npu"
         import torch_npu
-        said["torch_npu"] = torch_npu.__version__
-    said["import_s"] = time.monotonic() - began
+        found["torch_npu"] = torch_npu.__version__
+    found["import_s"] = time.monotonic() - began
     if family in ("npu", "cuda"):
-        said["step"] = "torch.%s.device_count()" % family
-        said["devices"] = getattr(torch, family).device_count()
-    said["step"] = "torch.distributed"
+        found["step"] = "torch.%s.device_count()" % family
+        found["devices"] = getattr(torch, family).device_count()
+    found["step"] = "torch.distributed"
     backend = {"npu": "hccl", "cuda": "nccl"}.get(family, "gloo")
-    said["backend"] = backend
-    said["has_backend"] = torch.distributed.is_available() and torch.distributed.is_backend_available(backend)
-    said["step"] = None
-except BaseException as error:  # told to the head, whatever an import ended with
-    said["error"] = (type(error).__name__ + ": " + str(error))[:2000]
+    found["backend"] = backend
+    found["has_backend"] = torch.distributed.is_available() and torch.distributed.is_backend_available(backend)
+    found["step"] = None
+except BaseException as error:  # an import may end with any exception
+    found["error"] = (type(error).__name__ + ": " + str(error))[:2000]
 print()
-print(json.dumps(said))
+print(json.dumps(found))
 """
 
 # sshd -T reads the host keys, so it answers root only; to others the files themselves, where they may be read. A sshd

@@ -1,85 +1,68 @@
-"""The words of every finding by language and code ([AREA.]en.json, [AREA.]zh.json): what is wrong, and the way out."""
+"""The message, hint and fix of every finding by its code (findings.json); Chinese in ascendrun/text/zh.
+
+Keys of the catalogue: `finding.CODE.message`, `finding.CODE.hint`. A fix is a shell command and is not translated.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
+from typing import Any
 
 from ascendrun.core.findings import Finding
 from ascendrun.text import Text
 
-LANGUAGES = ("en", "zh")
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
 
 @dataclass(frozen=True)
-class Words:
-    """`says`: the fact, without the hosts. `advice`: a command or a sentence, "" for none."""
+class FindingText:
+    """English templates of one code. `hint`: "" for none. `fix`: a shell command for the finding's hosts, or None."""
 
-    says: str
-    advice: str
-
-
-def render(finding: Finding, lang: str = "en") -> Words:
-    """The finding in words; a code without words (of a newer release, say) shows itself and its values."""
-    row = texts(lang).get(finding.code) or texts("en").get(finding.code)
-    if row is None:
-        values = ", ".join(f"{name}={value}" for name, value in rendered(finding, lang).items())
-        return Words(f"{finding.code} {values}".strip(), "")
-    told = rendered(finding, lang)
-    return Words(fill(row["says"], told), fill(row.get("advice", ""), told))
-
-
-def rendered(finding: Finding, lang: str) -> Mapping[str, str]:
-    """The values of a finding with its nested texts in a language."""
-    return {name: value.render(lang) if isinstance(value, Text) else value for name, value in finding.values.items()}
-
-
-def fix_of(finding: Finding) -> str | None:
-    """The shell command for the finding's hosts that mends it; None: a person has to think first."""
-    command = fixes().get(finding.code)
-    return (
-        None
-        if command is None
-        else fill(command, {name: shlex.quote(str(value)) for name, value in finding.values.items()})
-    )
-
-
-@lru_cache(maxsize=1)
-def fixes() -> Mapping[str, str]:
-    """Shell commands by code (fixes.json)."""
-    rows: Mapping[str, str] = json.loads(resources.files(__name__).joinpath("fixes.json").read_text(encoding="utf-8"))
-    return rows
-
-
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """Each {name} by its value; one without a value shows as "?": a message must never fail for want of a word."""
-    return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), "?"), text)
-
-
-def placeholders(text: str) -> frozenset[str]:
-    return frozenset(_PLACEHOLDER.findall(text))
+    message: str
+    hint: str = ""
+    fix: str | None = None
 
 
 @cache
-def texts(lang: str) -> Mapping[str, Mapping[str, str]]:
-    """Every code's {"says", "advice"} in a language of LANGUAGES."""
-    rows: dict[str, Mapping[str, str]] = {}
-    for file in sorted(resources.files(__name__).iterdir(), key=lambda one: one.name):
-        if file.name == f"{lang}.json" or file.name.endswith(f".{lang}.json"):
-            rows.update(json.loads(file.read_text(encoding="utf-8")))
-    return rows
+def finding_texts() -> Mapping[str, FindingText]:
+    rows = json.loads(resources.files(__name__).joinpath("findings.json").read_text(encoding="utf-8"))
+    return {code: FindingText(**row) for code, row in rows.items()}
 
 
-def language_of(environ: Mapping[str, str] = os.environ) -> str:
-    """What the locale asks for: zh for any Chinese, else en."""
-    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
-        if environ.get(name):
-            return "zh" if environ[name].lower().startswith("zh") else "en"
-    return "en"
+def templates() -> Mapping[str, str]:
+    """Every English template by its key in the catalogue."""
+    found = {f"finding.{code}.message": row.message for code, row in finding_texts().items()}
+    found.update((f"finding.{code}.hint", row.hint) for code, row in finding_texts().items() if row.hint)
+    return found
+
+
+def message_of(finding: Finding) -> Text:
+    """What was found, without the hosts."""
+    key, english = f"finding.{finding.code}.message", finding_texts()[finding.code].message
+    return Text(key, english, **finding.values)
+
+
+def hint_of(finding: Finding) -> Text | None:
+    """A command or an edit that helps; None where there is none."""
+    english = finding_texts()[finding.code].hint
+    if not english or (english == "{hint}" and not finding.values.get("hint")):
+        return None
+    key = f"finding.{finding.code}.hint"
+    return Text(key, english, **finding.values)
+
+
+def fix_of(finding: Finding) -> str | None:
+    """The shell command for the finding's hosts; None where a person has to decide first."""
+    command = finding_texts()[finding.code].fix
+    return (
+        None
+        if command is None
+        else command.format_map({name: _quoted(value) for name, value in finding.values.items()})
+    )
+
+
+def _quoted(value: Any) -> str:
+    return " ".join(shlex.quote(str(part)) for part in value) if isinstance(value, tuple) else shlex.quote(str(value))

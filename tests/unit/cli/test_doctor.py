@@ -25,7 +25,7 @@ def report_of(
         facts={f"n{number}": NodeFacts(f"n{number}", **facts) for number in range(1, hosts + 1)},
         unreached=unreached or {},
     )
-    return make_report(world, findings, lang="en", checks=7, wall_s=1.0)
+    return make_report(world, findings, checks=7, wall_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,25 @@ def test_a_finding_shows_nodes_code_evidence_and_way_out(capsys: pytest.CaptureF
     finding = Finding(
         "kernel-differs", WARN, ("n1", "n2"), {"value": "4.19", "majority": "5.10"}, ("n3: 5.10", "n[1-2]: 4.19")
     )
-    print_report(report_of(finding), lang="en", color=False, wide=False)
+    print_report(report_of(finding), color=False, wide=False)
     out = capsys.readouterr().out
-    assert "n[1-2]  kernel 4.19, where most have 5.10  [kernel-differs]" in out and "| n3: 5.10" in out
-    assert "1 WARN" in out and "WARN  will hurt" in out
+    assert all(part in out for part in ("n[1-2]  ", "4.19", "[kernel-differs]", "| n3: 5.10", "1 WARN"))
 
 
 def test_a_thousand_nodes_do_not_flood_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     odd = tuple(f"n{number}" for number in range(1, 1001, 2))
-    finding = Finding("disk-full", FAIL, odd, {"path": "/", "free": "0 MiB"}, tuple(f"line {n}" for n in range(50)))
-    print_report(report_of(finding, hosts=1000, kernel="5.10"), lang="en", color=False, wide=False)
+    finding = Finding("disk-full", FAIL, odd, {"path": "/", "free": 0}, tuple(f"line {n}" for n in range(50)))
+    print_report(report_of(finding, hosts=1000, kernel="5.10"), color=False, wide=False)
     out = capsys.readouterr().out
     assert "500 hosts (" in out and len(out) < 2500
-    print_report(report_of(finding, hosts=1000, kernel="5.10"), lang="en", color=False, wide=True)
+    print_report(report_of(finding, hosts=1000, kernel="5.10"), color=False, wide=True)
     assert "line 49" in capsys.readouterr().out
 
 
 def test_what_a_node_says_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     finding = Finding("login-noise", NOTE, ("n1",), {"line": "\x1b]0;owned\x07 hi"}, ("\x1b[2J gone",))
     report = report_of(finding, kernel="\x1b[31mred")
-    for show in (lambda: print_report(report, lang="zh", color=False, wide=True), lambda: print_script(report, None)):
+    for show in (lambda: print_report(report, color=False, wide=True), lambda: print_script(report, None)):
         show()
         assert "\x1b" not in capsys.readouterr().out
 
@@ -83,7 +82,7 @@ def test_the_script_is_shell_and_names_of_nodes_stay_words(capsys: pytest.Captur
     print_script(
         report_of(
             Finding("kill-user-processes", WARN, ("n1", "n2"), {"user": "me; rm -rf /"}),
-            Finding("disk-full", FAIL, ("n3",), {"path": "/a\nb", "free": "0"}),
+            Finding("disk-full", FAIL, ("n3",), {"path": "/a\nb", "free": 0}),
         ),
         "my hosts.txt",
     )
@@ -95,7 +94,7 @@ def test_the_script_is_shell_and_names_of_nodes_stay_words(capsys: pytest.Captur
     assert said.stdout.splitlines() == [
         "-H",
         "my hosts.txt",
-        "--on",
+        "--hosts",
         "n[1-2]",
         "--",
         "sh",

@@ -127,8 +127,8 @@ def look(
 def test_a_host_that_fails_alone_is_told_and_never_paired(tmp_path: Path) -> None:
     world = World(tmp_path, failing=["n2"])
     report = look(world)
-    why = report.hosts["n2"].why
-    assert why is not None and "n2 exited with code 1" in why and "ascendrun logs j-0002" in why
+    why = str(report.hosts["n2"].why)
+    assert "n2 exited with code 1" in why and "j-0002" in why
     assert "No module named 'torch'" in why
     assert "n2" not in {name for one in report.exchanges for name in one.pair} and len(report.rounds) >= 2
     assert not world.live
@@ -167,10 +167,16 @@ def test_a_slow_device_is_measured_again_before_it_is_blamed(tmp_path: Path) -> 
     said: list[str] = []
     forgiven = look(World(tmp_path / "a", tflops={"n3": [100.0, 299.0]}), said=said)
     assert judge_and_keep(forgiven, tmp_path / "a").findings == ()
-    assert any("once more" in text for text in said)
+    assert len(said) > len(look_said(tmp_path / "c"))
     blamed = look(World(tmp_path / "b", tflops={"n3": [100.0, 101.0]}))
     [found] = judge_and_keep(blamed, tmp_path / "b").findings
     assert (found.code, found.hosts) == ("deep-device-slow", ("n3",))
+
+
+def look_said(folder: Path) -> list[str]:
+    said: list[str] = []
+    look(World(folder), said=said)
+    return said
 
 
 def test_what_was_started_is_ended_when_the_look_is_interrupted(tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ def test_each_run_is_kept_in_private_and_the_next_one_compared_with_it(tmp_path:
     (tmp_path / "deep" / "20990102T000000.000Z.json").write_text("[]")
     second = judge_and_keep(look(World(tmp_path / "2", tflops={"n2": [177.0]})), tmp_path)
     compared = {one.code: one for one in second.findings}["deep-device-slower-than-before"]
-    assert (compared.hosts, compared.values["percent"]) == (("n2",), "41%")
+    assert (compared.hosts, round(compared.values["below"].values["fraction"], 2)) == (("n2",), 0.41)
     assert [report.at_s for report in earlier_reports(tmp_path)] == [second.report.at_s, first.report.at_s]
 
 

@@ -23,6 +23,7 @@ from ascendrun.health.survey.parsers import (
 )
 from ascendrun.health.survey.probes import PROBES, late_probes, read_answers, read_facts, survey_items
 from ascendrun.health.survey.survey_request import Wish
+from ascendrun.text import Text
 
 
 def ran(out="", *, code=0, err="", **more):
@@ -49,15 +50,17 @@ def test_the_interpreter_is_read_behind_whatever_a_set_up_printed():
 
 def test_an_interpreter_that_says_nothing_tells_why():
     assert (
-        read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error
+        str(read_python(ran(code=127, err="set_env.sh: No such file\n", setup="failed")).error)
         == "set_env.sh: No such file (exit code 127)"
     )
-    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == "it did not end within 8 s and was killed"
+    assert read_python(ran(code=None, timed_out=True, wall_s=8.01)).error == Text(
+        "doctor.command-timeout", "", seconds=8.01
+    )
     assert read_python({"error": "no such command: python3", "late": False}).error == "no such command: python3"
 
 
 def test_a_torch_that_dies_on_import_is_an_error_at_its_step():
-    assert read_torch(ran(code=None, signal=11)).error == "signal 11"
+    assert read_torch(ran(code=None, signal=11)).error == Text("doctor.command-signal", "", signal=11)
     said = json.dumps({"step": "import torch_npu", "error": "ImportError: libhccl.so"})
     torch = read_torch(ran("\n" + said))
     assert (torch.step, torch.error, torch.devices) == ("import torch_npu", "ImportError: libhccl.so", None)
@@ -233,7 +236,7 @@ def test_what_lies_in_ascendruns_own_folder_is_no_difference_where_hosts_have_it
         for host, root in (("n1", "/state/n1/.ascendrun"), ("n2", "/state/n2/.ascendrun"))
     }
     rows = {row.name: row.groups for row in make_env_report(World(facts=facts), salt="s").rows}
-    assert [group.value for group in rows["PYTHONPATH"]] == ["<ascendrun's folder>/trees/ab:/opt/own"]
+    assert [group.value for group in rows["PYTHONPATH"]] == ["<ascendrun>/trees/ab:/opt/own"]
     assert [row.name for row in make_env_report(World(facts=facts), salt="s", only_differing=True).rows] == ["DATA"]
     alone = make_env_report(World(facts={"n1": facts["n1"]}), salt="s").rows
     assert {row.groups[0].value for row in alone} >= {"/state/n1/.ascendrun/trees/ab:/opt/own"}

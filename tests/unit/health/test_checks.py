@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import fields, replace
+from string import Formatter
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +17,9 @@ from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.spec import parse_job
 from ascendrun.core.jobs.plan import Folders, make_plan
 from ascendrun.core.reports import NodeReport, Route
-from ascendrun.health.checks import CHECKS, NPU_CHECKS, choose_checks, run_checks
+from ascendrun.health.checks import CHECKS, NPU_CHECKS, RENAMED, choose_checks, run_checks
 from ascendrun.health.survey.check_context import World, compare
+from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.survey.facts import (
     Disk,
     NodeFacts,
@@ -29,8 +33,8 @@ from ascendrun.health.survey.facts import (
     WriteResult,
 )
 from ascendrun.health.survey.npu_facts import InstallFiles, NpuFacts
-from ascendrun.health.texts import LANGUAGES, fixes, placeholders, render, texts
-from ascendrun.text import Text
+from ascendrun.health.texts import finding_texts, fix_of, hint_of, message_of, templates
+from ascendrun.text import LANGUAGES, PSEUDO, from_json, to_json, translations
 
 GIB = 1 << 30
 NAMES = ("n1", "n2", "n3")
@@ -236,7 +240,7 @@ def test_the_first_address_that_a_node_prints_may_be_a_bridges():
         node = sound("n2", addresses=addresses, environ={"HCCL_IF_IP": address})
         return [(one.severity, one.values) for one in found(world(node, family="npu"), "if-ip-elsewhere")]
 
-    values = {"value": "172.17.0.1", "interface": "docker0", "ways": "eth0"}
+    values = {"value": "172.17.0.1", "interface": "docker0", "routes": ("eth0",)}
     assert told("172.17.0.1") == [(Severity.WARN, values)]
     assert told("10.0.0.2") == []
 
@@ -253,7 +257,9 @@ def test_the_first_address_that_a_node_prints_may_be_a_bridges():
 )
 def test_an_allocator_setting_that_the_driver_does_not_have_yet_is_told(driver, setting, needs):
     node = sound("n2", npu=with_driver(driver), environ={"PYTORCH_NPU_ALLOC_CONF": setting})
-    told = [one.values["needs"] for one in found(world(node, family="npu"), "allocator-setting-new")]
+    told = [
+        ", ".join(map(str, one.values["required"])) for one in found(world(node, family="npu"), "allocator-setting-new")
+    ]
     assert told == ([needs] if needs else [])
 
 
@@ -295,7 +301,7 @@ def test_every_way_of_not_being_reached_has_its_own_code():
     for error, code in reasons.items():
         findings = run_checks(World(facts={}, unreached={"n7": Unreached(error, "n7: it said no", "do this")}))
         assert [(one.code, one.severity, one.hosts) for one in findings] == [(code, Severity.FAIL, ("n7",))]
-        assert render(findings[0]).says.endswith(": it said no") and render(findings[0]).advice == "do this"
+        assert str(message_of(findings[0])).endswith(": it said no") and str(hint_of(findings[0])) == "do this"
 
 
 def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
@@ -303,7 +309,7 @@ def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
     (one,) = found(
         world(sound("n1", taken_ports={45000: PortHolder(1000, 4711, "python old.py")}), job=job), "port-taken"
     )
-    assert one.hosts == ("n1",) and one.values["port"] == "45000" and "4711" in one.values["holder"]
+    assert one.hosts == ("n1",) and one.values["port"] == 45000 and one.values["holder"].values["pid"] == 4711
     assert not found(world(sound("n2", taken_ports={45000: PortHolder()}), job=job), "port-taken")
     assert found(world(job=job), "port-ephemeral")[0].severity is Severity.NOTE
 
@@ -311,7 +317,7 @@ def test_the_users_own_master_port_must_be_free_where_the_ranks_meet():
 def test_ports_of_a_running_job_are_a_note_unless_another_job_wants_them():
     ours = sound("n2", taken_ports={60000: PortHolder(0, 77, "python train.py", "h-j-9.1")})
     (one,) = found(world(ours, family="npu"), "hccl-port-taken")
-    assert one.severity is Severity.NOTE and "h-j-9.1" in one.values["holder"]
+    assert one.severity is Severity.NOTE and one.values["holder"].values["run_id"] == "h-j-9.1"
     assert found(world(ours, family="npu", job=JOB % "npu"), "hccl-port-taken")[0].severity is Severity.FAIL
 
 
@@ -325,7 +331,7 @@ def test_torch_that_cannot_be_imported_stops_a_job_but_is_a_note_in_a_plain_logi
 def test_fewer_devices_than_the_job_takes_are_told():
     job = "command: [python3, train.py]\ndevices: {family: npu, per_node: 8}\n"
     (one,) = found(world(sound("n2", torch=TorchFacts(devices=7)), family="npu", job=job), "devices-missing")
-    assert one.severity is Severity.FAIL and (one.values["found"], one.values["wanted"]) == ("7", "8")
+    assert one.severity is Severity.FAIL and (one.values["found"], one.values["expected"]) == (7, 8)
 
 
 def test_of_two_clocks_the_one_that_differs_from_the_heads_is_wrong():
@@ -376,16 +382,17 @@ def mixtures():
 
 @settings(max_examples=150, deadline=None)
 @given(mixtures(), st.sampled_from(["npu", "cuda", "cpu", None]), st.booleans())
-def test_no_check_raises_and_every_finding_can_be_said_in_both_languages(nodes, family, has_job):
+def test_no_check_raises_and_every_finding_renders_in_every_language(nodes, family, has_job):
     spec = parse_job(f"name: j\n{JOB % 'cpu'}", "job.yaml", programs={}) if has_job else None
     one = World(facts={node.host: node for node in nodes}, family=family, job=spec)
     codes = {code for check in CHECKS for code in check.codes}
     for finding in run_checks(one):
         assert finding.code in codes
-        for lang in LANGUAGES:
-            row = texts(lang)[finding.code]
-            assert placeholders(row["says"] + row["advice"]) <= set(finding.values), finding
-            assert all(isinstance(value, (str, Text)) for value in finding.values.values()), finding
+        row = finding_texts()[finding.code]
+        assert placeholders(row.message + row.hint) <= set(finding.values), finding
+        assert from_json(json.loads(json.dumps(to_json(finding.values)))).keys() == finding.values.keys()
+        for lang in (*LANGUAGES, PSEUDO):
+            assert finding_line(finding).render(lang)
 
 
 def test_a_check_that_falls_over_is_told_and_hides_nothing():
@@ -395,29 +402,42 @@ def test_a_check_that_falls_over_is_told_and_hides_nothing():
     assert "kernel-differs" in codes
 
 
-# --- words ---
+# --- texts ---
 
 
-def test_both_languages_have_every_code_with_the_same_placeholders():
-    english, chinese = texts("en"), texts("zh")
-    assert set(english) == set(chinese)
-    for code, row in english.items():
-        for part in ("says", "advice"):
-            assert placeholders(row[part]) == placeholders(chinese[code][part]), (code, part)
-        assert row["says"]
+def placeholders(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def test_every_message_has_its_chinese_with_the_same_placeholders():
+    chinese = translations("zh")
+    for key, english in templates().items():
+        if key in chinese:
+            assert placeholders(english) == placeholders(chinese[key]), key
+        else:
+            assert not re.search("[A-Za-z]{2,}", re.sub(r"\{[^}]*\}", "", english)), key
 
 
 def test_a_fix_uses_only_what_its_finding_names():
-    for code, command in fixes().items():
-        row = texts("en")[code]
-        assert placeholders(command) <= placeholders(row["says"] + row["advice"]), code
+    for code, row in finding_texts().items():
+        names = placeholders(re.sub(r":[a-z]+\}", "}", row.message + row.hint))
+        assert placeholders(row.fix or "") <= names, code
 
 
-def test_every_code_of_a_check_has_words():
+def test_a_fix_quotes_values_and_lists_ids():
+    switch = Finding("device-tls-differs", Severity.FAIL, ("n1",), {"devices": (0, 3), "switch": 1})
+    assert fix_of(switch) == "for i in 0 3; do hccn_tool -i $i -tls -s enable 1; done"
+    package = Finding("package-differs", Severity.WARN, ("n1",), {"package": "a b", "majority": "1;2"})
+    assert fix_of(package) == "python3 -m pip install 'a b'=='1;2'"
+
+
+def test_every_code_of_a_check_has_a_message():
     for check in CHECKS:
-        assert check.codes and set(check.codes) <= set(texts("en")), check.name
+        assert check.codes and set(check.codes) <= set(finding_texts()), check.name
         assert check.name == check.name.lower() and "_" not in check.name
     assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert set(RENAMED).isdisjoint(check.name for check in CHECKS)
+    assert set(RENAMED.values()) <= {check.name for check in CHECKS}
 
 
 def test_every_code_of_the_hosts_checks_is_planted_here():
@@ -467,4 +487,7 @@ def test_who_could_not_be_asked_is_neither_majority_nor_outlier():
     same = compare({"a": "1", "b": None, "c": "2", "d": "2"})
     assert (same.majority, same.majority_hosts, same.others) == ("2", ("c", "d"), (("1", ("a",)),))
     assert compare({"a": None}) is None
-    assert same.evidence() == ("c,d: 2", "a: 1")
+    assert [text.values for text in same.evidence()] == [
+        {"value": "2", "hosts": ("c", "d")},
+        {"value": "1", "hosts": ("a",)},
+    ]

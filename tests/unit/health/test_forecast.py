@@ -13,14 +13,15 @@ from ascendrun.health.forecast import (
     ASSUMED,
     PUBLISHED,
     History,
+    JobTimeline,
     Rate,
     best_interval_s,
     effective_share,
     make_forecast,
     own_rate_per_node_day,
+    sum_up,
     young_interval_s,
 )
-from ascendrun.health.history import JobStory, sum_up
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 RSC_1, LLAMA_3, RSC_2 = PUBLISHED
@@ -123,7 +124,7 @@ def test_no_nodes_have_no_forecast() -> None:
 
 
 def test_history_counts_running_time_lost_nodes_and_the_time_of_restarts() -> None:
-    steady = JobStory(
+    steady = JobTimeline(
         2,
         (
             (0.0, State.QUEUED),
@@ -133,7 +134,7 @@ def test_history_counts_running_time_lost_nodes_and_the_time_of_restarts() -> No
         ),
         lost_a_node=False,
     )
-    restarted = JobStory(
+    restarted = JobTimeline(
         4,
         (
             (0.0, State.RUNNING),
@@ -145,8 +146,8 @@ def test_history_counts_running_time_lost_nodes_and_the_time_of_restarts() -> No
         ),
         lost_a_node=True,
     )
-    live = JobStory(1, ((0.0, State.RUNNING),), lost_a_node=False)
-    refused = JobStory(1, ((0.0, State.CHECKING), (1.0, State.STOPPING), (2.0, State.FAILED)), lost_a_node=False)
+    live = JobTimeline(1, ((0.0, State.RUNNING),), lost_a_node=False)
+    refused = JobTimeline(1, ((0.0, State.CHECKING), (1.0, State.STOPPING), (2.0, State.FAILED)), lost_a_node=False)
     history = sum_up([steady, restarted, live, refused], now_s=3 * DAY_S)
     assert history.node_days == pytest.approx(2 + 8 + 3)
     assert history.failures == 2

@@ -10,10 +10,12 @@ import pytest
 
 from ascendrun.core.findings import Severity
 from ascendrun.health.checks import NPU_CHECKS, run_checks
+from ascendrun.health.survey.comparison import finding_line
 from ascendrun.health.survey.npu_facts import DeviceNode
-from ascendrun.health.texts import LANGUAGES, render
+from ascendrun.health.texts import fix_of
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.sim.ascend.tool.families import FAMILIES
+from ascendrun.text import LANGUAGES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from npu_worlds import RESERVED, codes, findings, node, ran, section, the, world
@@ -35,25 +37,25 @@ def test_npus_matter_to_npu_jobs_only(family):
 
 # A fault of n2 and what must be said of it: fault of the simulator, code, severity, a value, words of the evidence.
 FAULTS = [
-    (("dropped", 3), "npu-missing", "FAIL", {"found": "7", "wanted": "8"}, "lists NPU 0-2,4-7"),
-    (("health_warning", 2), "npu-health-warning", "WARN", {"npus": "2"}, "80E18402"),
-    (("health_alarm", 2), "npu-health-alarm", "FAIL", {"npus": "2"}, "RestartNPU"),
-    (("health_critical", 2), "npu-health-critical", "FAIL", {"npus": "2"}, "80E01801"),
-    (("health_unknown", 2), "npu-health-unknown", "FAIL", {"npus": "2"}, "UNKNOWN"),
-    (("ecc_single", 1), "ecc-single", "NOTE", {"npus": "1"}, "single bit"),
-    (("ecc_double", 1), "ecc-double", "FAIL", {"npus": "1"}, "double bit"),
-    (("hbm_short", 5), "hbm-short", "FAIL", {"npus": "5"}, "of 65536 MB"),
-    (("hbm_held", 5), "hbm-owner-unknown", "WARN", {"npus": "5"}, "of 65536 MB in use"),
-    (("ghost_process", 6, "4242"), "npu-ghost", "WARN", {"npus": "6", "pid": "4242"}, "no such process"),
-    (("link_down", 4), "device-link-down", "FAIL", {"devices": "4"}, "DOWN"),
-    (("ip_missing", 4), "device-ip-missing", "FAIL", {"devices": "4"}, "address_4=29.1.3.14"),
+    (("dropped", 3), "npu-missing", "FAIL", {"found": 7, "expected": 8}, "lists NPU 0-2,4-7"),
+    (("health_warning", 2), "npu-health-warning", "WARN", {"npus": (2,)}, "80E18402"),
+    (("health_alarm", 2), "npu-health-alarm", "FAIL", {"npus": (2,)}, "RestartNPU"),
+    (("health_critical", 2), "npu-health-critical", "FAIL", {"npus": (2,)}, "80E01801"),
+    (("health_unknown", 2), "npu-health-unknown", "FAIL", {"npus": (2,)}, "UNKNOWN"),
+    (("ecc_single", 1), "ecc-single", "NOTE", {"npus": (1,)}, "single bit"),
+    (("ecc_double", 1), "ecc-double", "FAIL", {"npus": (1,)}, "double bit"),
+    (("hbm_short", 5), "hbm-short", "FAIL", {"npus": (5,)}, "of 65536 MB"),
+    (("hbm_held", 5), "hbm-owner-unknown", "WARN", {"npus": (5,)}, "of 65536 MB in use"),
+    (("ghost_process", 6, "4242"), "npu-ghost", "WARN", {"npus": (6,), "pid": 4242}, "no such process"),
+    (("link_down", 4), "device-link-down", "FAIL", {"devices": (4,)}, "DOWN"),
+    (("ip_missing", 4), "device-ip-missing", "FAIL", {"devices": (4,)}, "address_4=29.1.3.14"),
     (("ip_v6", 4), "device-ip-family", "FAIL", {"value": "IPv6", "majority": "IPv4"}, "1 of 16"),
-    (("hccn_conf_stale", 4), "hccn-conf-stale", "WARN", {"devices": "4"}, "29.1.3.14"),
-    (("tls_on", 7), "device-tls-differs", "FAIL", {"devices": "7", "switch": "0"}, "1 of 16 ports: on"),
+    (("hccn_conf_stale", 4), "hccn-conf-stale", "WARN", {"devices": (4,)}, "29.1.3.14"),
+    (("tls_on", 7), "device-tls-differs", "FAIL", {"devices": (7,), "switch": 0}, "1 of 16 ports: on"),
     (("net_health", 0, "Unreachable"), "device-net-health", "WARN", {"status": "Unreachable"}, ""),
-    (("fec_none", 0), "device-fec-off", "WARN", {"list": "0"}, ""),
-    (("optical_absent", 0), "device-optical", "WARN", {"devices": "0"}, "no module"),
-    (("optical_dark", 0), "device-optical", "WARN", {"devices": "0"}, "0.0054 mW"),
+    (("fec_none", 0), "device-fec-off", "WARN", {"devices": (0,)}, ""),
+    (("optical_absent", 0), "device-optical", "WARN", {"devices": (0,)}, "no module"),
+    (("optical_dark", 0), "device-optical", "WARN", {"devices": (0,)}, "0.0054 mW"),
     (("driver_missing", None), "npu-driver-unreachable", "FAIL", {}, "-8005"),
     (("device_used", None), "npu-held-elsewhere", "FAIL", {}, "-8020"),
     (("firmware_mismatch", None), "driver-firmware", "WARN", {}, "NOK"),
@@ -71,10 +73,10 @@ def test_a_fault_of_one_node_has_its_code_its_node_and_its_evidence(fault, code,
     one = world(node("n1"), ill)
     finding = the(one, code)
     assert (finding.severity.value, finding.hosts) == (severity, ("n2",))
-    assert values.items() <= dict(finding.values).items() and evidence in "\n".join(finding.evidence)
+    assert values.items() <= dict(finding.values).items() and evidence in "\n".join(map(str, finding.evidence))
     for lang in LANGUAGES:
-        words = render(finding, lang)
-        assert words.says and "{" not in words.says + words.advice and "?" not in words.says
+        line = finding_line(finding).render(lang)
+        assert line and "{" not in line and "?" not in line
     assert all(found.hosts == ("n2",) for found in run_checks(one)), "the sound node is left in peace"
 
 
@@ -102,12 +104,12 @@ def test_more_cards_than_the_others_is_worth_a_note_and_fewer_a_failure():
     one = world(node("n1", Scenario(cards=4)), node("n2", Scenario(cards=4)), node("n3", Scenario(cards=8)))
     assert the(one, "npu-more").hosts == ("n3",) and "npu-missing" not in codes(one)
     finding = the(world(node("n1"), node("n2"), node("n3", Scenario(cards=7))), "npu-missing")
-    assert finding.hosts == ("n3",) and finding.values["wanted"] == "8"
+    assert finding.hosts == ("n3",) and finding.values["expected"] == 8
 
 
 def test_a_job_that_wants_more_devices_than_there_are_is_told_so():
     finding = the(world(node("n1", Scenario(cards=4), **RESERVED), per_node=8), "npu-too-few")
-    assert finding.severity is Severity.FAIL and finding.values["ids"] == "4-7"
+    assert finding.severity is Severity.FAIL and finding.values["ids"] == (4, 5, 6, 7)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_worn_memory_is_judged_by_the_pages_out_of_use(counts, code, severity):
     whole = node("n1")
     cards = replace(whole.npu.cards, ecc={3: (ChipEcc(0, clean, replace(clean, **counts)),)})
     finding = the(world(replace(whole, npu=replace(whole.npu, cards=cards))), code)
-    assert finding.severity is severity and finding.values["npus"] == "3"
+    assert finding.severity is severity and finding.values["npus"] == (3,)
 
 
 def test_a_code_of_a_device_that_calls_itself_well_is_told_by_its_class():
@@ -153,7 +155,7 @@ def test_a_process_of_somebody_is_named_with_user_and_command_and_stops_a_job_th
     busy = node("n1", None, GHOST, owners={4242: ("alice", "python train.py", None)}, **RESERVED)
     plain = the(world(busy), "npu-busy")
     assert plain.severity is Severity.WARN
-    assert (plain.values["user"], plain.values["command"], plain.values["npus"]) == ("alice", "python train.py", "6")
+    assert (plain.values["user"], plain.values["command"], plain.values["npus"]) == ("alice", "python train.py", (6,))
     assert the(world(busy, per_node=8), "npu-busy").severity is Severity.FAIL
     assert the(world(busy, per_node=4), "npu-busy").severity is Severity.NOTE
 
@@ -182,7 +184,7 @@ def test_a_tool_that_hangs_is_named_and_what_it_said_before_still_counts():
     )
     one = world(node("n1"), node("n2", raw={"hccn": killed}))
     assert the(one, "hccn-hangs").evidence == ("link of device 1", "link of device 2")
-    assert the(one, "device-link-down").values["devices"] == "0"
+    assert the(one, "device-link-down").values["devices"] == (0,)
 
 
 def test_a_node_without_npus_is_no_matter_until_a_job_wants_some():
@@ -202,7 +204,7 @@ def test_a_node_without_npus_is_no_matter_until_a_job_wants_some():
 
 def test_devices_without_their_tool_are_an_incomplete_node():
     finding = the(world(node("n1", raw={"npu-smi": ran(section("none", ""))})), "npu-smi-missing")
-    assert finding.values["devices"] == "0-7"
+    assert finding.values["devices"] == tuple(range(8))
 
 
 @pytest.mark.parametrize(
@@ -216,17 +218,17 @@ def test_devices_without_their_tool_are_an_incomplete_node():
 def test_whatever_else_npu_smi_complains_of_is_told_with_its_own_words(text, way_out):
     finding = the(world(node("n1", raw={"npu-smi": ran(section("info", text + "\n", 1))})), "npu-smi-error")
     assert finding.severity is Severity.FAIL and text in finding.evidence
-    assert way_out in f"{finding.values['hint']} {finding.values['says']}"
+    assert way_out in f"{finding.values['hint']} {finding.values['problem']}"
 
 
 def test_device_files_that_are_closed_or_not_there_are_told():
     whole = node("n1")
     shut = {name: DeviceNode(is_open=False, mode=0o660) for name in whole.npu.devices}
     finding = the(world(replace(whole, npu=replace(whole.npu, devices=shut))), "device-file-closed")
-    assert finding.severity is Severity.FAIL and "usermod -aG HwHiAiUser me" in render(finding).advice
+    assert finding.severity is Severity.FAIL and fix_of(finding) == "usermod -aG HwHiAiUser me"
     lone = {name: one for name, one in whole.npu.devices.items() if name != "hisi_hdc"}
     finding = the(world(replace(whole, npu=replace(whole.npu, devices=lone))), "device-file-missing")
-    assert finding.values["files"] == "/dev/hisi_hdc"
+    assert finding.values["files"] == ("hisi_hdc",)
 
 
 def test_a_driver_that_is_half_installed_is_told():

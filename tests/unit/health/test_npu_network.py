@@ -44,8 +44,10 @@ def test_ports_that_are_down_or_have_no_address_are_not_pinged_and_neither_is_wh
 def test_a_port_that_gets_no_answer_is_told_with_the_pair():
     silent = node("n2", None, ("unreachable", 3), pings=[(2, "29.1.2.12"), (3, "29.1.2.13")])
     finding = the(world(node("n1", pings=[(3, "29.1.3.13")]), silent), "device-unreachable")
-    assert (finding.hosts, finding.values["devices"]) == (("n2",), "3")
-    assert finding.evidence == ("device 3 -> 29.1.2.13 (n1 device 3): 3 sent, 0 received",)
+    assert (finding.hosts, finding.values["devices"]) == (("n2",), (3,))
+    assert [line.values for line in finding.evidence] == [
+        {"device": 3, "address": "29.1.2.13", "owner": "n1 device 3", "received": 0, "sent": 3}
+    ]
     lossy = ran(
         section("ping 0 29.1.2.10", "device 0 PING 29.1.2.10\n3 packets transmitted, 1 received, 66.67% packet loss\n")
     )
@@ -79,5 +81,5 @@ def test_a_link_that_comes_and_goes_is_told_and_one_that_was_moved_once_is_not()
         return world(node("n1"), node("n2", raw={"hccn": ran(section("link_stat 3", text))}))
 
     finding = the(history(1, 7, 20), "device-link-flaps")
-    assert finding.severity is Severity.WARN and finding.evidence == ("device 3: down 3 times within a day",)
+    assert finding.severity is Severity.WARN and finding.evidence[0].values == {"device": 3, "count": 3}
     assert "device-link-flaps" not in codes(history(7))

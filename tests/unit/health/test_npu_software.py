@@ -11,7 +11,7 @@ import pytest
 from ascendrun.core.findings import Severity
 from ascendrun.health.survey.check_context import World
 from ascendrun.health.survey.facts import PythonFacts, TorchFacts
-from ascendrun.health.texts import render
+from ascendrun.health.texts import hint_of
 from ascendrun.sim.ascend.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -45,7 +45,7 @@ def test_versions_that_differ_between_nodes_are_told_with_both():
 )
 def test_versions_that_were_not_made_for_each_other_are_told(modules, version, code, severity):
     finding = the(world(node("n1", python=replace(PYTHON, modules=modules, version=version))), code)
-    assert finding.severity is severity and finding.values["says"]
+    assert finding.severity is severity and finding.values["problem"]
 
 
 def test_two_kinds_of_chip_are_told():
@@ -59,14 +59,14 @@ def test_driver_and_firmware_of_two_releases_are_told():
 
 def test_a_cann_of_mixed_parts_is_told():
     finding = the(world(node("n1", Scenario(components={"hccl": "8.0.RC2"}))), "cann-mixed")
-    assert finding.values["versions"] == "8.0.RC2, 8.0.RC3" and "hccl: 8.0.RC2" in finding.evidence
+    assert finding.values["versions"] == ("8.0.RC2", "8.0.RC3") and "hccl: 8.0.RC2" in finding.evidence
 
 
 def test_a_shell_that_leads_to_no_cann_is_told_with_the_file_to_source():
     bare = node("n1", shell=False, **RESERVED)
     finding = the(world(bare, per_node=8), "set-env-missing")
     assert finding.severity is Severity.FAIL
-    assert render(finding).advice == "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+    assert str(hint_of(finding)) == "setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh"
     assert "set-env-missing" not in codes(world(bare)), "a plain login need not"
     script = replace(bare, python=None)
     assert the(world(script, per_node=8), "set-env-missing").severity is Severity.NOTE, "a script may source it itself"
@@ -110,7 +110,7 @@ def test_a_setup_that_failed_says_nothing_of_cann():
 def test_devices_that_hccl_does_not_take_together_are_told():
     old = node("n1", Scenario(chip="910A"), **RESERVED)
     assert the(world(old, per_node=3), "device-set").severity is Severity.FAIL
-    assert the(world(old, per_node="ids: [3, 4]"), "device-set").values["says"].key == "chip.ring"
+    assert the(world(old, per_node="ids: [3, 4]"), "device-set").values["problem"].key == "chip.ring"
     assert "device-set" not in codes(world(old, per_node=4))
     dies = node("n1", Scenario(chip="910_93", cards=8), **RESERVED)
     assert the(world(dies, per_node="ids: [1, 2]"), "device-set").severity is Severity.WARN
@@ -142,7 +142,7 @@ def test_bf16_on_a_chip_without_it_is_told_where_the_job_asks_for_it(command, as
     if asks is None:
         assert "bf16-unsupported" not in codes(old)
     else:
-        assert the(old, "bf16-unsupported").values == {"chip": "910A", "word": asks}
+        assert the(old, "bf16-unsupported").values == {"chip": "910A", "argument": asks}
 
 
 def test_a_set_up_that_hides_devices_of_the_job_is_told():
@@ -150,7 +150,7 @@ def test_a_set_up_that_hides_devices_of_the_job_is_told():
         return world(node("n1", environ={**ENVIRON, "ASCEND_RT_VISIBLE_DEVICES": value}, **RESERVED), **more)
 
     fewer = the(with_visible("0,1,2", per_node=8), "visible-fewer")
-    assert (fewer.values["found"], fewer.values["wanted"]) == ("3", "8")
-    assert the(with_visible("0, 1,2", per_node=2), "visible-fewer").values["found"] == "1", "cut at the blank"
-    assert the(with_visible("6,7,8"), "visible-beyond").values["ids"] == "8"
+    assert (fewer.values["found"], fewer.values["expected"]) == (3, 8)
+    assert the(with_visible("0, 1,2", per_node=2), "visible-fewer").values["found"] == 1, "cut at the blank"
+    assert the(with_visible("6,7,8"), "visible-beyond").values["ids"] == (8,)
     assert not {"visible-fewer", "visible-beyond"} & codes(with_visible("0,1,2,3", per_node=4))

@@ -13,7 +13,7 @@ from ascendrun.core.samples import Newest
 from ascendrun.health.samples.step_times import StepTimes, make_step_times
 from ascendrun.health.stragglers.causes import Sign
 from ascendrun.health.stragglers.detect import Straggler, find_stragglers
-from ascendrun.health.stragglers.text import tell_straggler
+from ascendrun.health.stragglers.text import describe_cause, describe_slowness
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training_world import World
@@ -192,7 +192,8 @@ def test_the_likeliest_sign_is_found(sign: Sign | None, changes: dict[str, Chang
     assert (found.rank, found.sign) == (5, sign)
     assert bool(found.evidence) == (sign is not None)
     for lang in ("en", "zh"):
-        assert "5" in tell_straggler(found, lang) and "{" not in tell_straggler(found, lang)
+        for text in (describe_slowness(found), describe_cause(found)):
+            assert text.render(lang) and "{" not in text.render(lang) and "?" not in text.render(lang)
 
 
 def test_a_rank_that_waits_for_its_data_is_told_so_unless_the_hosts_cores_are_used_up() -> None:
@@ -253,9 +254,11 @@ def test_old_figures_do_not_count() -> None:
     assert find_stragglers({}, old, hosts_of_ranks=world.hosts_of_ranks, now_s=world.ended_s + 10_000.0) == ()
 
 
-def test_what_it_costs_and_the_likeliest_sign_are_one_sentence() -> None:
+def test_the_slowness_and_the_likely_cause_are_texts_with_values() -> None:
     world = World(seed=3, slower=lambda rank, step: 1.3 if rank == 5 else 1.0).run()
     [found] = look(world, world.samples(frequency_mhz=at_rank_5(1200.0)))
-    assert tell_straggler(found).startswith("rank 5 on npu00 is slow: ")
-    assert tell_straggler(found).endswith("; likeliest sign: its device's clock is low · 1200 MHz, others 1800")
-    assert "主频偏低" in tell_straggler(found, "zh")
+    slowness, cause = describe_slowness(found), describe_cause(found)
+    assert (slowness.key, slowness.values["step_fraction"]) == ("straggler.slower-costs", found.costs)
+    assert cause.values["cause"].key == "straggler.frequency"
+    [metric] = cause.values["metrics"]
+    assert (metric.key, metric.values) == ("straggler.clock", {"here": 1200.0, "others": 1800.0})
