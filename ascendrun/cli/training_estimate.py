@@ -68,14 +68,14 @@ def reckon(
     run: Callable[[Sequence[str]], Ended] | None = None,
 ) -> Arithmetic:
     """`chip`: asks what the job's devices are, None: nobody knows. `run`: starts such a command here; None: really."""
-    card = args.get("card") or ("" if family == "cpu" else chip())
+    card = args.get("chip") or ("" if family == "cpu" else chip())
     if card is None:
         return Arithmetic(
-            None, ("memory was not reckoned: what the devices are is not known; name them: --set args.card=910B3",)
+            None, ("memory was not reckoned: what the devices are is not known; name them: --set args.chip=910B3",)
         )
     if run is None and find_spec("torch") is None:
         return Arithmetic(None, ("memory was not reckoned: the Python of this machine has no torch; " + ON_A_NODE,))
-    given = {**args, "mode": RECKONS, "ranks": ranks, **({"card": card} if card else {})}
+    given = {**args, "mode": RECKONS, "world_size": ranks, **({"chip": card} if card else {})}
     return judge((run or run_here)([sys.executable, "-m", f"{PROGRAMS_PACKAGE}.{program}", *make_arguments(given)]))
 
 

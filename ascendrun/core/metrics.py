@@ -84,6 +84,17 @@ _NUMBERS = (
     "seconds",
     "bytes",
 )
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "at_s": ("timestamp", "at_s"),
+    "lr": ("learning_rate", "lr"),
+    "memory_bytes": ("device_memory_bytes", "memory_bytes"),
+    "seconds": ("duration_s", "seconds"),
+    "bytes": ("size_bytes", "bytes"),
+    "tokens_per_s": ("tokens_per_s", "train_tokens_per_second"),
+    "samples_per_s": ("samples_per_s", "train_samples_per_second"),
+}
+"""The names of a number in a file, the first one found counts: the present name, that of older programs, Hugging
+Face's. Others have one name."""
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
@@ -108,8 +119,9 @@ def read_values(values: Mapping[str, Any]) -> MetricsLine:
     """The words of a parsed object. A value of the wrong kind counts as not said."""
     found: dict[str, Any] = {}
     for name in _NUMBERS:
-        if name in values:
-            found[name] = _number(name, values[name])
+        written = next((each for each in _NAMES.get(name, (name,)) if each in values), None)
+        if written is not None:
+            found[name] = _number(name, values[written])
     for name in _WHOLE:
         number = _number(name, values.get(name))
         if number is not None and number == int(number):

@@ -230,10 +230,10 @@ class _Bench:
         self._count += 1
         options = self._options
         args: dict[str, Any] = {
-            "sizes": tuple(str(size) for size in options.sizes),
-            "repeats": options.repeats,
-            "budget_s": options.budget_s,
-            "timeout_s": options.meet_s,
+            "message_sizes": tuple(str(size) for size in options.sizes),
+            "max_iterations": options.repeats,
+            "time_per_size_s": options.budget_s,
+            "dist_timeout_s": options.meet_s,
             "matmul_s": burn_s,
             "matmul_size": options.matmul_size,
         }

@@ -43,12 +43,12 @@ SETTINGS: dict[str, Any] = {
     "lora_r": 16,
     "lora_alpha": 32,
     "lora_dropout": 0.0,
-    "dora": False,
-    "rslora": False,
+    "use_dora": False,
+    "use_rslora": False,
     "packing": True,
-    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    "checkpointing": False,
-    "offload": False,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "gradient_checkpointing": False,
+    "cpu_offload": False,
 }
 LR, SEED = 2e-4, 3
 
@@ -141,7 +141,7 @@ def ours(config: Any, samples: Sequence[Encoded], asked: argparse.Namespace, fol
     engine = parallel.wrap(model, here, how="ddp", adam=Adam(lr=LR), precision=precision)
     timed = Timed(asked.warmup)
     task = Instructions(rows, dtype=precision.compute, evaluate=lambda step: {})
-    settings = Settings(steps=asked.steps, lr=LR, micro_batch=asked.rows, log_every=10**6)
+    settings = Settings(steps=asked.steps, learning_rate=LR, micro_batch_size=asked.rows, logging_steps=10**6)
     loop = Loop(here, engine, course, task, settings, folder=folder / "ours")
     original = loop._count
 

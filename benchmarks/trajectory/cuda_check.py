@@ -21,43 +21,43 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 PARITY = {
-    "tracks": 120,
-    "hidden": 64,
-    "layers": 2,
-    "batch_size": 32,
-    "epochs": 2,
+    "synthetic_tracks": 120,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "global_batch_size": 32,
+    "num_train_epochs": 2,
     "dropout": 0.0,
-    "log_every": 1,
+    "logging_steps": 1,
     "dtype": "float32",
     "grammar": "motion",
 }
 QUICKSTART = {"tracks": 2000, "epochs": 5, "log_every": 20, "dtype": "auto", "grammar": "motion"}
 LARGE = {
-    "tracks": 1500,
-    "hidden": 896,
-    "layers": 24,
-    "heads": 14,
-    "batch_size": 128,
-    "epochs": 50,
+    "synthetic_tracks": 1500,
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "global_batch_size": 128,
+    "num_train_epochs": 50,
     "max_steps": 80,
-    "eval_every": 1000000,
-    "log_every": 10,
+    "eval_steps": 1000000,
+    "logging_steps": 10,
     "dtype": "auto",
-    "keep_best_by": "last",
+    "load_best_model_at_end": "false",
     "grammar": "motion",
-    "checkpoint_every": 0,
-    "lr": 0.0003,
-    "crop": 0.0,
+    "save_steps": 0,
+    "learning_rate": 0.0003,
+    "random_crop_prob": 0.0,
 }
 QUICK_LARGE = {
     **LARGE,
-    "hidden": 64,
-    "layers": 2,
-    "heads": 2,
-    "batch_size": 16,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "global_batch_size": 16,
     "max_steps": 6,
-    "log_every": 2,
-    "tracks": 200,
+    "logging_steps": 2,
+    "synthetic_tracks": 200,
 }
 
 
@@ -70,7 +70,7 @@ def train(options: dict[str, Any], family: str, limit_s: float) -> dict[str, Any
             "-m",
             "ascendrun.programs.trajectory",
             f"--device={family}",
-            "--output=out",
+            "--output_dir=out",
             *(f"--{name}={value}" for name, value in options.items()),
         ]
         environ = {
@@ -106,7 +106,7 @@ def speed(told: dict[str, Any]) -> dict[str, Any]:
     steps = [line for line in told["lines"] if "tokens_per_s" in line]
     later = steps[len(steps) // 2 :]
     begun = next(line for line in told["lines"] if line.get("event") == "start")
-    names = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "memory_bytes", "mfu")
+    names = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "device_memory_bytes", "mfu")
     return {
         "seconds": told["seconds"],
         "parameters": begun["parameters"],

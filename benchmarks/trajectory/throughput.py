@@ -171,17 +171,17 @@ def ours(arguments: argparse.Namespace) -> dict[str, float]:
     samples, answer = make_samples(arguments.samples), {}
     options = {
         **option_table.parse([], option_table.read_table(OPTIONS)),
-        "epochs": 1,
-        "batch_size": BATCH,
-        "crop": 0.0,
-        "hide": 0.0,
+        "num_train_epochs": 1,
+        "global_batch_size": BATCH,
+        "random_crop_prob": 0.0,
+        "token_mask_prob": 0.0,
         "dropout": 0.0,
-        "keep_best_by": "last",
-        "eval_every": 10**6,
-        "checkpoint_every": 0,
-        "log_every": 10**6,
-        "lr": 1e-4,
-        "label_smoothing": 0.0,
+        "load_best_model_at_end": False,
+        "eval_steps": 10**6,
+        "save_steps": 0,
+        "logging_steps": 10**6,
+        "learning_rate": 1e-4,
+        "label_smoothing_factor": 0.0,
     }
     here = runtime.start(family="cpu")
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ def choose_device():
 def report(line):
     if "ASCENDRUN_METRICS_FILE" in os.environ:
         with open(os.environ["ASCENDRUN_METRICS_FILE"], "a") as metrics:
-            metrics.write(json.dumps({"at_s": time.time(), **line}) + "\n")
+            metrics.write(json.dumps({"timestamp": time.time(), **line}) + "\n")
 
 
 def main():

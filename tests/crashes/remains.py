@@ -14,7 +14,16 @@ Save = tuple[int, str]
 """A step, and which save of it."""
 Place = tuple[int, Optional[int]]
 """Which training of a run (a fine-tuning may have one of its head before), and its step."""
-CLOCK = ("at_s", "tokens_per_s", "samples_per_s", "memory_bytes", "mfu", "eval_seconds", "seconds", "event")
+CLOCK = (
+    "timestamp",
+    "tokens_per_s",
+    "samples_per_s",
+    "device_memory_bytes",
+    "mfu",
+    "eval_duration_s",
+    "duration_s",
+    "event",
+)
 
 
 def whole_in(parent: Path) -> set[Save]:

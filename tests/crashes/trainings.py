@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 TRACKS: Mapping[str, Any] = {
-    "tracks": 80,
-    "hidden": 16,
-    "layers": 1,
-    "heads": 2,
-    "batch_size": 10,
-    "epochs": 9,
+    "synthetic_tracks": 80,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "global_batch_size": 10,
+    "num_train_epochs": 9,
     "dropout": 0.2,
-    "eval_every": 7,
-    "log_every": 1,
-    "checkpoint_every": 3,
+    "eval_steps": 7,
+    "logging_steps": 1,
+    "save_steps": 3,
 }
 ROWS: Mapping[str, Any] = {
-    "rows": 120,
-    "batch_size": 8,
+    "synthetic_samples": 120,
+    "global_batch_size": 8,
     "max_steps": 36,
-    "lr": 0.01,
-    "warmup": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 4,
     "cutoff_len": 128,
     "lora_r": 4,
     "lora_dropout": 0.1,
-    "log_every": 1,
-    "eval_every": 7,
-    "samples": 1,
-    "sample_tokens": 4,
-    "checkpoint_every": 2,
+    "logging_steps": 1,
+    "eval_steps": 7,
+    "num_sample_prompts": 1,
+    "max_new_tokens": 4,
+    "save_steps": 2,
 }
 
 
@@ -53,7 +53,7 @@ def qwen(how: str) -> Training:
     return Training(
         f"qwen_lora-{how}",
         "qwen_lora",
-        {**ROWS, "how": how},
+        {**ROWS, "strategy": how},
         36,
         ("adapter/adapter_model.safetensors", "samples.jsonl", "base/model.safetensors"),
         how != "ddp",
@@ -65,13 +65,11 @@ ALL = {
     training.name: training
     for training in (
         Training("pretrain-masked", "trajectory", {**TRACKS, "mode": "pretrain"}, 54, PRETRAINED),
-        Training(
-            "pretrain-causal", "trajectory", {**TRACKS, "mode": "pretrain", "objective": "causal"}, 54, PRETRAINED
-        ),
+        Training("pretrain-causal", "trajectory", {**TRACKS, "mode": "pretrain", "objective": "clm"}, 54, PRETRAINED),
         Training(
             "finetune",
             "trajectory",
-            {**TRACKS, "mode": "finetune", "freeze_epochs": 3},
+            {**TRACKS, "mode": "finetune", "freeze_backbone_epochs": 3},
             54,
             ("best/model.pt", "final/model.pt", "predictions.jsonl"),
             folders=("head", ""),

@@ -28,43 +28,52 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 LAUNCHERS = {"spawn": 2, "torchrun": 2, "deepspeed": 2, "python": 1}
 """Ranks that each starts on a node."""
 QWEN = {
-    "rows": 120,
-    "batch_size": 8,
+    "synthetic_samples": 120,
+    "global_batch_size": 8,
     "max_steps": 6,
-    "lr": 0.001,
-    "warmup": 2,
+    "learning_rate": 0.001,
+    "warmup_steps": 2,
     "cutoff_len": 128,
     "lora_r": 4,
-    "log_every": 1,
-    "eval_every": 0,
-    "samples": 1,
-    "sample_tokens": 4,
+    "logging_steps": 1,
+    "eval_steps": 0,
+    "num_sample_prompts": 1,
+    "max_new_tokens": 4,
     "dtype": "float32",
     "lora_dropout": 0.0,
 }
 TRAJECTORY = {
-    "tracks": 80,
-    "hidden": 16,
-    "layers": 1,
-    "heads": 2,
-    "batch_size": 10,
-    "epochs": 2,
-    "log_every": 1,
+    "synthetic_tracks": 80,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "global_batch_size": 10,
+    "num_train_epochs": 2,
+    "logging_steps": 1,
     "dropout": 0.0,
 }
-MESHTEST = {"sizes": ["65536"], "repeats": 3, "budget_s": 0.1, "matmul_s": 0.01, "matmul_size": 128}
+MESHTEST = {
+    "message_sizes": ["65536"],
+    "max_iterations": 3,
+    "time_per_size_s": 0.1,
+    "matmul_s": 0.01,
+    "matmul_size": 128,
+}
 
 
 def shipped(file, **args):
     """A job file of this checkout, made small."""
     job = yaml.safe_load((REPO / "jobs" / file).read_text())
-    return {**job, "args": {**job["args"], **args}}
+    kept = {
+        name: value for name, value in job["args"].items() if not (name == "warmup_ratio" and "warmup_steps" in args)
+    }
+    return {**job, "args": {**kept, **args}}
 
 
 CASES = {
-    "qwen_lora-ddp": shipped("qwen-tiny.yaml", **QWEN, how="ddp"),
-    "qwen_lora-fsdp2": shipped("qwen-tiny.yaml", **QWEN, how="fsdp2"),
-    "qwen_lora-zero3": shipped("qwen-tiny.yaml", **QWEN, how="zero3"),
+    "qwen_lora-ddp": shipped("qwen-tiny.yaml", **QWEN, strategy="ddp"),
+    "qwen_lora-fsdp2": shipped("qwen-tiny.yaml", **QWEN, strategy="fsdp2"),
+    "qwen_lora-zero3": shipped("qwen-tiny.yaml", **QWEN, strategy="zero3"),
     "trajectory-ddp": shipped("quickstart.yaml", **TRAJECTORY),
     "script-ddp": {
         "name": "script",
@@ -106,8 +115,17 @@ def test_losses_are_those_of_the_cpu(case, launcher, submit, references, table):
 
 def test_the_job_for_two_servers_runs_as_it_is_shipped_but_small(submit, table):  # noqa: F811
     """In bfloat16, activations made anew, the way chosen by memory."""
-    kept = ("rows", "batch_size", "max_steps", "lr", "warmup", "cutoff_len", "log_every", "lora_dropout")
-    job = shipped("qwen32b.yaml", **{name: QWEN[name] for name in kept}, base_model="", data="")
+    kept = (
+        "synthetic_samples",
+        "global_batch_size",
+        "max_steps",
+        "learning_rate",
+        "warmup_steps",
+        "cutoff_len",
+        "logging_steps",
+        "lora_dropout",
+    )
+    job = shipped("qwen32b.yaml", **{name: QWEN[name] for name in kept}, base_model="", data_path="")
     del job["setup"], job["checkpoint"]["dir"]
     cpu = {**job, "args": {**job["args"], "dtype": "bfloat16"}}
     wanted = submit(cpu, family="cpu").succeed().losses()
@@ -144,7 +162,7 @@ def pipeline(submit, cluster, ascendrun):  # noqa: F811
     def run(family):
         job = shipped("trajectory.yaml", **TRAJECTORY)
         for stage in job["stages"]:
-            stage["args"].pop("epochs", None)
+            stage["args"].pop("num_train_epochs", None)
         done = submit({**job, "name": f"stages-{family}"}, family=family).succeed()
         by_stage = {
             stage["name"]: Done(0, "", done.spool.with_name(f"{done.spool.name}-{number}")).losses()

@@ -44,7 +44,7 @@ def test_a_training_over_hccl_has_the_losses_of_one_over_gloo(launch, how):
 
 
 def test_a_classifier_trained_there_answers_there_as_on_the_cpu(launch):
-    options = [*TINY, "--epochs=1", "--grammar=motion", "--profile=trace"]
+    options = [*TINY, "--num_train_epochs=1", "--grammar=motion", "--profile_dir=trace"]
     trained = launch("trajectory", options, name="trained").succeed()
     assert list(trained.folder.glob("trace/rank-00000/*_ascend_pt")), "torch_npu's profiler ran"
     assert "fused: Qwen2MLP x " in trained.text() and "Qwen2RMSNorm x " in trained.text()

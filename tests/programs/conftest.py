@@ -18,7 +18,15 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200.0
 
-TINY = ("--tracks=80", "--hidden=16", "--layers=1", "--heads=2", "--batch_size=10", "--epochs=2", "--log_every=1")
+TINY = (
+    "--synthetic_tracks=80",
+    "--hidden_size=16",
+    "--num_hidden_layers=1",
+    "--num_attention_heads=2",
+    "--global_batch_size=10",
+    "--num_train_epochs=2",
+    "--logging_steps=1",
+)
 """About 56 training tracks in 6 steps an epoch."""
 
 

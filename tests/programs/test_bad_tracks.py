@@ -22,7 +22,7 @@ from ascendrun.programs.trajectory.records import from_tracks, load_prepared, re
 from ascendrun.programs.trajectory.store import load_trained
 
 HEADER = "mmsi,time,lat,lon,sog,cog,class,name\n"
-DEFAULTS = {name: option.default for name, option in read_table(OPTIONS).items()}
+DEFAULTS = {name: option.default for name, option in read_table(OPTIONS).options.items()}
 LIMITS = Limits(gap_s=600, segment_points=30, min_points=3, max_knots=0)
 
 

@@ -34,12 +34,12 @@ def test_a_full_disk_is_told_also_where_torch_hides_it():
     [
         ("trajectory", ["--mode=train", *TINY]),
         ("trajectory", ["--mode=pretrain", *TINY]),
-        ("qwen_lora", ["--rows=20", "--epochs=1"]),
+        ("qwen_lora", ["--synthetic_samples=20", "--num_train_epochs=1"]),
     ],
 )
 def test_an_output_that_cannot_be_written_is_told_before_a_step_is_taken(launch, tmp_path, program, options):
     (tmp_path / "file").write_text("")
-    run = launch(program, [*options, f"--output={tmp_path}/file/out"])
+    run = launch(program, [*options, f"--output_dir={tmp_path}/file/out"])
     assert run.wait() == [1]
     assert "file/out" in run.text() and "there is a file where a folder should be" in run.text()
     assert "Traceback" not in run.text() and "step 1/" not in run.text()

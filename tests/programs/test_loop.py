@@ -24,7 +24,7 @@ def way(request, fork_server):
     return request.param
 
 
-EVERY_4 = {"checkpoint_every": 4, "ranks": 2}
+EVERY_4 = {"save_steps": 4, "ranks": 2}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def straight(tiny_once):
 @pytest.fixture(scope="module")
 def stopped(tiny_once):
     """The folder of a sharded run that was stopped after step 14, saved at 12 and 14; to be copied."""
-    return tiny_once(how="fsdp2", stop_at=[13, 0], checkpoint_every=4).folder
+    return tiny_once(how="fsdp2", stop_at=[13, 0], save_steps=4).folder
 
 
 def steps_saved(run):
@@ -51,8 +51,8 @@ def steps_saved(run):
 
 
 def test_a_checkpoint_of_another_training_is_refused_with_what_differs_an_empty_option_too(tiny):
-    tiny(max_steps=2, checkpoint_every=1, identity="o/pre").succeed()
-    again = tiny(max_steps=2, checkpoint_every=1, identity="")
+    tiny(max_steps=2, save_steps=1, identity="o/pre").succeed()
+    again = tiny(max_steps=2, save_steps=1, identity="")
     assert again.wait() == [1] and "task was o/pre, is (none); use another" in again.text()
 
 
@@ -78,7 +78,7 @@ def test_all_ways_to_share_a_model_learn_the_same(straight, fork_server):
 def test_one_optimizer_serves_all_epochs_at_the_rate_that_is_told(straight):
     """S3-B2: optimizer and schedule began anew with every epoch. S3-B3: another schedule set rates of its own."""
     run = straight("ddp")
-    told = [line["lr"] for line in run.metrics() if "lr" in line]
+    told = [line["learning_rate"] for line in run.metrics() if "learning_rate" in line]
     kept = checkpoint.load(checkpoint.listed(run.folder / "ckpt", "step")[0][1])["optimizer"]
     assert len(told) == 30 and {int(each["step"]) for each in kept["state"].values()} == {30}
     assert {group["lr"] for group in kept["param_groups"]} == {told[-1]}
@@ -92,10 +92,10 @@ def test_bfloat16_learns_nearly_what_float32_learns(tiny, straight):
 
 def test_gradients_are_clipped_to_the_norm_that_was_asked_for(tiny):
     """AdamW sees no common factor of them, unless it makes them smaller than the number that it adds."""
-    begin = tiny(name="begin", lr=0, max_steps=1).succeed().final()
+    begin = tiny(name="begin", learning_rate=0, max_steps=1).succeed().final()
 
     def moved(clip):
-        final = tiny(name=f"clip-{clip}", clip=clip, max_steps=5).succeed().final()
+        final = tiny(name=f"clip-{clip}", max_grad_norm=clip, max_steps=5).succeed().final()
         return max(abs(after - before) for name in final for after, before in zip(final[name], begin[name]))
 
     assert moved(1e-20) < 0.005 < moved(1.0)
@@ -118,7 +118,7 @@ def test_a_stop_signal_to_one_rank_saves_and_ends_all_with_0_and_the_rest_is_the
 
 
 def test_time_that_is_up_ends_a_run_as_a_stop_does(tiny):
-    run = tiny(ranks=2, max_s=1e-9).succeed()
+    run = tiny(ranks=2, max_time_s=1e-9).succeed()
     assert "ending: time is up" in run.text()
     assert steps_saved(run) == [1]
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_told_the_last_good_checkpoint_stays_and_training_goes_on
 
 
 def test_a_best_model_that_cannot_be_written_holds_up_no_rank_and_is_written_later(tiny):
-    run = tiny(how="fsdp2", eval_every=3, best="score", full_disk=[7, 11], **EVERY_4).succeed()
+    run = tiny(how="fsdp2", eval_steps=3, best="score", full_disk=[7, 11], **EVERY_4).succeed()
     assert "the checkpoint of step 8 could not be written" in run.text()
     assert steps_saved(run) == [4, 12, 16, 20, 24, 28, 30]
     assert "best: 6" in run.text() and (run.folder / "ckpt" / "best-00000006").is_dir()
@@ -189,7 +189,7 @@ def test_nodes_that_share_no_disk_go_on_from_the_newest_that_all_of_them_have(ti
     parts = {path.name for path in (tmp_path / "node1" / "step-00000014").iterdir()}
     assert parts == {"manifest.json", "rank-00001.pt"}
     (tmp_path / "node1" / "step-00000014").rename(tmp_path / "node1" / ".step-00000014.lost-1.tmp")
-    second = tiny(stop_at=[12, 0], keep_checkpoints=1, **how).succeed()
+    second = tiny(stop_at=[12, 0], save_total_limit=1, **how).succeed()
     assert "resumed at step 12/30" in second.text()
     again = tiny(**how).succeed()
     assert "resumed at step 13/30" in again.text()
@@ -211,7 +211,7 @@ def test_nodes_in_another_order_and_new_ones_are_told_not_trained_on(tiny, tmp_p
 
 
 def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_one(tiny):
-    run = tiny(ranks=2, poison=[7, 1], checkpoint_every=4)
+    run = tiny(ranks=2, poison=[7, 1], save_steps=4)
     assert run.wait() == [1, 1]
     message = run.error_files[0].read_text()
     assert "step 8: the loss is nan on rank 1 (samples " in message
@@ -219,7 +219,7 @@ def test_a_loss_that_is_no_number_stops_all_ranks_before_the_step_and_names_the_
 
 
 def test_a_checkpoint_that_is_being_written_is_finished_when_the_next_loss_is_no_number(tiny):
-    run = tiny(ranks=2, poison=[8, 1], checkpoint_every=8)
+    run = tiny(ranks=2, poison=[8, 1], save_steps=8)
     assert run.wait() == [1, 1]
     assert steps_saved(run) == [8]
     assert [path.name for path in (run.folder / "ckpt").iterdir()] == ["step-00000008"]
@@ -244,7 +244,7 @@ def test_a_replicated_training_goes_on_with_another_number_of_ranks_a_sharded_on
 
 
 def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, straight):
-    options = {"eval_every": 3, "best": "score", "how": "fsdp2"}
+    options = {"eval_steps": 3, "best": "score", "how": "fsdp2"}
     whole = tiny(ranks=2, name="whole", **options).succeed()
     assert "best: 6" in whole.text()
     assert whole.losses() == straight("fsdp2").losses(), "an evaluation, without dropout, leaves the training as it was"
@@ -260,21 +260,21 @@ def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, 
 
 
 def test_training_ends_early_when_no_evaluation_is_better(tiny):
-    run = tiny(ranks=2, eval_every=3, best="score", patience=3).succeed()
+    run = tiny(ranks=2, eval_steps=3, best="score", early_stopping_patience=3).succeed()
     assert "ending: no better for a while" in run.text()
     assert max(run.losses()) == 15
 
 
 def test_every_rank_says_where_its_time_went_and_rank_0_what_was_learnt(tiny):
-    run = tiny(ranks=2, log_every=5, peak_tflops=0.001, flops_per_token=1e4).succeed()
+    run = tiny(ranks=2, logging_steps=5, peak_tflops=0.001, flops_per_token=1e4).succeed()
     start, *lines = run.metrics()
     assert start["event"] == "start" and start["total_steps"] == 30 and start["world_size"] == 2
-    times = {"step", "at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "comm_s"}
-    learnt = {"loss", "loss_even", "loss_odd", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu"}
-    assert times | learnt | {"memory_bytes"} <= set(lines[0])
+    times = {"step", "timestamp", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "comm_s"}
+    learnt = {"loss", "loss_even", "loss_odd", "learning_rate", "grad_norm", "tokens_per_s", "samples_per_s", "mfu"}
+    assert times | learnt | {"device_memory_bytes"} <= set(lines[0])
     other = run.metrics(1)[1]
     assert times <= set(other) and "loss" not in other
-    phases = sum(lines[1][name] for name in times if name.endswith("_s") and name not in ("at_s", "step_s"))
+    phases = sum(lines[1][name] for name in times if name.endswith("_s") and name not in ("timestamp", "step_s"))
     assert 0.5 * lines[1]["step_s"] < phases <= 1.01 * lines[1]["step_s"]
     assert lines[0]["samples_even"] + lines[0]["samples_odd"] == 30
     assert lines[-1]["event"] == "end"
@@ -292,5 +292,5 @@ def test_the_micro_batch_is_what_the_rank_with_the_least_room_can_take_and_learn
 
 
 def test_a_profile_of_a_few_steps_is_written_by_every_rank(tiny, tmp_path):
-    tiny(ranks=2, max_steps=8, profile=str(tmp_path / "trace"), profile_steps=2).succeed()
+    tiny(ranks=2, max_steps=8, profile_dir=str(tmp_path / "trace"), profile_steps=2).succeed()
     assert all(list((tmp_path / "trace" / f"rank-{rank:05d}").glob("*.json*")) for rank in range(2))

@@ -87,7 +87,7 @@ def test_what_is_small_is_told_in_megabytes_and_of_a_process_on_a_cpu():
     [
         (
             {"batch_size": 32, "world_size": 8, "micro_batch": 8},
-            "does not divide by 64 (8 ranks x --micro_batch=8), so ranks wait for others; take 64",
+            "does not divide by 64 (8 ranks x --micro_batch_size=8), so ranks wait for others; take 64",
         ),
         ({"batch_size": 100, "world_size": 16, "micro_batch": 1}, "take 96 or 112"),
         ({"batch_size": 4, "world_size": 16, "micro_batch": 0}, "leaves 12 without a sample in every step; take 16"),

@@ -16,7 +16,7 @@ import torch
 from ascendrun.programs.meshtest import burn as burning
 
 REPO = Path(__file__).resolve().parents[2]
-QUICK = ("--sizes=1024,65536", "--repeats=3", "--budget_s=0.5", "--device=cpu")
+QUICK = ("--message_sizes=1024,65536", "--max_iterations=3", "--time_per_size_s=0.5", "--device=cpu")
 
 
 def run(folder: Path, options: list[str], *, nodes: int, per_node: int) -> list[list[dict[str, Any]]]:

@@ -35,7 +35,13 @@ def test_ways_are_tried_from_fast_to_slow_and_only_those_that_can_work():
 def test_rows_hold_several_samples_unless_packing_is_turned_off():
     """S3-B7."""
     for packing in ("true", "false"):
-        options = options_of("--rows=40", "--batch_size=8", "--cutoff_len=512", "--max_steps=3", f"--packing={packing}")
+        options = options_of(
+            "--synthetic_samples=40",
+            "--global_batch_size=8",
+            "--cutoff_len=512",
+            "--max_steps=3",
+            f"--packing={packing}",
+        )
         texts = read_texts(options)
         lessons = make_lessons(
             texts, chat_template.wrap_tokenizer(chat_template.make_tokenizer(texts.train, words=400)), options
@@ -64,7 +70,7 @@ def test_what_was_chosen_of_activations_is_what_a_run_does_and_its_attention_is_
 
 def test_which_rows_are_kept_to_validate_on_follows_from_the_seed():
     """S3-B8: shuffled by whatever was drawn before."""
-    options = options_of("--rows=60", "--val_fraction=0.2")
+    options = options_of("--synthetic_samples=60", "--val_size=0.2")
     first = read_texts(options)
     random.random()
     assert read_texts(options) == first and len(first.val) == 12

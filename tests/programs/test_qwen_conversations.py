@@ -100,10 +100,10 @@ def test_a_file_that_is_no_list_of_rows_is_told_as_what_it_is(tmp_path, content,
 def test_a_single_row_cannot_be_learned_and_validated_on(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('[{"instruction": "a", "output": "b"}]')
-    options = {"data": str(path), "val": "", "val_fraction": 0.05, "system": "", "seed": 1}
-    with pytest.raises(InvalidDataError, match="1 row for training and validation both; .* --val_fraction=0"):
+    options = {"data_path": str(path), "val_data_path": "", "val_size": 0.05, "default_system": "", "seed": 1}
+    with pytest.raises(InvalidDataError, match="1 row for training and validation both; .* --val_size=0"):
         read_texts(options)
-    assert len(read_texts({**options, "val_fraction": 0.0}).train) == 1
+    assert len(read_texts({**options, "val_size": 0.0}).train) == 1
 
 
 def test_only_the_assistants_words_and_their_end_are_learned(tokenizer):

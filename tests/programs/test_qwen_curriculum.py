@@ -113,7 +113,7 @@ def test_rows_without_difficulty_are_trained_on_as_usual_with_the_guides_warning
 def test_difficulties_that_the_table_cannot_place_are_refused():
     with pytest.raises(ValueError, match="3 of 10 rows have no difficulty"):
         choose({None: 3, "explain": 7})
-    with pytest.raises(ValueError, match="rows of difficulty hard, but --levels has explain"):
+    with pytest.raises(ValueError, match="rows of difficulty hard, but --difficulty_levels has explain"):
         choose({"hard": 3, "explain": 7})
     assert not choose({"hard": 3, None: 7}, wanted="off").is_curriculum
 

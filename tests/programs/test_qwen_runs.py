@@ -12,19 +12,19 @@ from safetensors.torch import load_file
 from ascendrun.programs.trainer.strategies.zero3 import PERSISTED_ELEMENTS
 
 TINY = (
-    "--rows=120",
-    "--batch_size=8",
+    "--synthetic_samples=120",
+    "--global_batch_size=8",
     "--max_steps=9",
-    "--lr=0.01",
-    "--warmup=2",
+    "--learning_rate=0.01",
+    "--warmup_steps=2",
     "--cutoff_len=128",
     "--lora_r=4",
-    "--log_every=1",
-    "--eval_every=5",
-    "--samples=1",
-    "--sample_tokens=4",
-    "--checkpoint_every=2",
-    "--keep_checkpoints=9",
+    "--logging_steps=1",
+    "--eval_steps=5",
+    "--num_sample_prompts=1",
+    "--max_new_tokens=4",
+    "--save_steps=2",
+    "--save_total_limit=9",
 )
 WAYS = ("ddp", "fsdp2", "zero3")
 
@@ -53,7 +53,7 @@ def numbers_of(run):
 
 def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
     """The base is read from its files in three ways, and the adapter gathered in three; S3-B5."""
-    runs = {how: train(f"--how={how}", "--lr=0.001", name=how).succeed() for how in WAYS}
+    runs = {how: train(f"--strategy={how}", "--learning_rate=0.001", name=how).succeed() for how in WAYS}
     first = runs["ddp"]
     counts = [
         [line[name] for name in ("samples_explain", "samples_reasoning", "samples_topology")]
@@ -80,14 +80,16 @@ def test_the_three_ways_see_the_same_samples_and_learn_the_same(train):
 
 def test_adapters_too_large_to_stay_whole_on_every_rank_are_gathered_before_they_are_saved(train):
     """S3-B5: ZeRO-3 leaves small weights whole, and only the large ones went out empty."""
-    run = train("--how=zero3", "--lora_r=1024", "--targets=down_proj", "--max_steps=1", "--val_fraction=0").succeed()
+    run = train(
+        "--strategy=zero3", "--lora_r=1024", "--target_modules=down_proj", "--max_steps=1", "--val_size=0"
+    ).succeed()
     assert max(tensor.numel() for tensor in adapter_of(run).values()) > PERSISTED_ELEMENTS
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else pytest.mark.thorough) for how in WAYS])
 def test_a_rank_killed_in_mid_stage_changes_no_bit_after_the_resume(train, how):
     """S3-B9: resume worked for the first epoch only. Nine steps are more than two epochs of 32 rows."""
-    options = f"--how={how}", "--rows=34"
+    options = f"--strategy={how}", "--synthetic_samples=34"
     straight = train(*options, name="straight").succeed()
     broken = train(*options, name="broken")
     broken.until_step(5)
@@ -104,7 +106,7 @@ def test_nodes_that_share_no_disk_make_the_same_base_each(train, tmp_path):
     nodes = [tmp_path / "node0", tmp_path / "node1"]
     for node in nodes:
         node.mkdir()
-    train("--how=fsdp2", "--max_steps=1", folders=nodes).succeed()
+    train("--strategy=fsdp2", "--max_steps=1", folders=nodes).succeed()
     made = [load_file(node / "out" / "base" / "model.safetensors") for node in nodes]
     assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items())
     assert (nodes[0] / "out" / "adapter").exists() and not (nodes[1] / "out" / "adapter").exists()
@@ -124,15 +126,19 @@ def test_a_stopped_run_says_so_and_goes_on(train):
 
 def test_the_learning_rate_rises_and_falls_once_over_the_true_number_of_steps(train):
     """S3-B2: the schedule began anew with every epoch. S3-B3: nobody else has a schedule of its own."""
-    lines = train("--max_steps=0", "--epochs=3", "--batch_size=24", "--warmup=3", ranks=1).succeed().metrics()
-    rates = [line["lr"] for line in lines if "loss" in line]
+    lines = (
+        train("--max_steps=0", "--num_train_epochs=3", "--global_batch_size=24", "--warmup_steps=3", ranks=1)
+        .succeed()
+        .metrics()
+    )
+    rates = [line["learning_rate"] for line in lines if "loss" in line]
     assert len(rates) == 15 and rates[2] == max(rates) == 0.01
     assert rates[:3] == sorted(rates[:3]) and rates[3:] == sorted(set(rates[3:]), reverse=True) and rates[-1] < 0.001
 
 
 def test_the_loss_falls(train):
     losses = list(
-        train("--max_steps=30", "--lr=0.01", "--lora_r=16", "--curriculum=off", "--eval_every=0", ranks=1)
+        train("--max_steps=30", "--learning_rate=0.01", "--lora_r=16", "--curriculum=off", "--eval_steps=0", ranks=1)
         .succeed()
         .losses()
         .values()
@@ -143,7 +149,7 @@ def test_the_loss_falls(train):
 def test_data_without_difficulty_is_trained_on_with_the_warning(train, tmp_path):
     rows = [{"instruction": f"Say {i}", "input": "", "output": str(i)} for i in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = train(f"--data={tmp_path / 'rows.jsonl'}", "--max_steps=1", ranks=1).succeed()
+    run = train(f"--data_path={tmp_path / 'rows.jsonl'}", "--max_steps=1", ranks=1).succeed()
     assert "Warning: 'difficulty' field not found" in run.out[0].read_text()
 
 
@@ -152,16 +158,23 @@ def test_ranks_that_read_different_rows_refuse_to_train(train, tmp_path):
         folder = tmp_path / f"node{rank}"
         folder.mkdir()
         (folder / "rows.json").write_text(json.dumps([{"instruction": "x", "output": f"y{rank}"}] * 40))
-    run = train("--data=rows.json", folders=[tmp_path / "node0", tmp_path / "node1"])
+    run = train("--data_path=rows.json", folders=[tmp_path / "node0", tmp_path / "node1"])
     assert run.wait() == [1, 1] and "read other data than the rest" in run.text()
 
 
-PLAN = ("--mode=plan", "--max_steps=0", "--cutoff_len=2048", "--lora_r=64", "--checkpointing=true", "--card=910B4")
+PLAN = (
+    "--mode=plan",
+    "--max_steps=0",
+    "--cutoff_len=2048",
+    "--lora_r=64",
+    "--gradient_checkpointing=true",
+    "--chip=910B4",
+)
 
 
 def test_a_plan_takes_no_card(train):
     """The arithmetic of two nodes of eight, on a machine without any; S3-B10."""
-    told = train(*PLAN, "--shape=qwen2.5-0.5b", "--ranks=16", ranks=1, name="fits").succeed().text()
+    told = train(*PLAN, "--model_preset=qwen2.5-0.5b", "--world_size=16", ranks=1, name="fits").succeed().text()
     assert "GB of 32.0 GB a card" in told and "chosen: " in told and "no faster than " in told
 
 
@@ -169,12 +182,12 @@ def test_a_plan_takes_no_card(train):
 def test_a_plan_of_what_does_not_fit_names_the_way_out(train):
     run = train(
         *PLAN,
-        "--shape=qwen2.5-72b",
-        "--ranks=2",
-        "--rows=2000",
-        "--batch_size=1000",
-        "--micro_batch=0",
-        "--checkpointing=false",
+        "--model_preset=qwen2.5-72b",
+        "--world_size=2",
+        "--synthetic_samples=2000",
+        "--global_batch_size=1000",
+        "--micro_batch_size=0",
+        "--gradient_checkpointing=false",
         ranks=1,
         name="not",
     )
@@ -186,12 +199,12 @@ def test_two_runs_of_one_budget_are_compared(train):
     for curriculum in ("on", "off"):
         train(
             f"--curriculum={curriculum}",
-            f"--output=../{curriculum}",
-            "--val_fraction=0.2",
+            f"--output_dir=../{curriculum}",
+            "--val_size=0.2",
             name="run-" + curriculum,
             ranks=1,
         ).succeed()
-    run = train("--mode=compare", "--compare=../on,../off", ranks=1, name="compare").succeed()
+    run = train("--mode=compare", "--compare_dirs=../on,../off", ranks=1, name="compare").succeed()
     found = json.loads((run.folder / "out" / "comparison.json").read_text())["final"]
     assert {"loss", "loss_explain", "loss_reasoning", "loss_topology"} <= set(found)
     assert "difference" in run.out[0].read_text()

@@ -17,18 +17,18 @@ from ascendrun.programs.trainer.devices.chips import chip_of
 from ascendrun.programs.trainer.runtime import Runtime
 
 TINY = (
-    "--rows=120",
-    "--batch_size=8",
+    "--synthetic_samples=120",
+    "--global_batch_size=8",
     "--max_steps=4",
-    "--lr=0.01",
-    "--warmup=2",
+    "--learning_rate=0.01",
+    "--warmup_steps=2",
     "--cutoff_len=128",
     "--lora_r=4",
-    "--log_every=1",
-    "--val_fraction=0",
-    "--samples=0",
-    "--checkpoint_every=0",
-    "--checkpointing=false",
+    "--logging_steps=1",
+    "--val_size=0",
+    "--num_sample_prompts=0",
+    "--save_steps=0",
+    "--gradient_checkpointing=false",
 )
 WAYS = ("ddp", "fsdp2", "zero3")
 FLOAT = Precision(torch.float32, torch.float32, False, "float32")
@@ -57,7 +57,7 @@ def options_of(*given):
 
 def wrapped_tokenizer():
     return chat_template.wrap_tokenizer(
-        chat_template.make_tokenizer(read_texts(options_of("--rows=20")).train, words=300)
+        chat_template.make_tokenizer(read_texts(options_of("--synthetic_samples=20")).train, words=300)
     )
 
 
@@ -72,29 +72,29 @@ def alone(name="cpu"):
 @pytest.mark.parametrize("how", [pytest.param(how, marks=() if how == "ddp" else thorough) for how in WAYS])
 def test_activations_made_anew_change_no_bit(losses, how):
     """S3-B7. Dropout is drawn again as it was; ZeRO-3 takes the older kind of checkpointing."""
-    assert losses(f"--how={how}", "--checkpointing=true") == losses(f"--how={how}")
+    assert losses(f"--strategy={how}", "--gradient_checkpointing=true") == losses(f"--strategy={how}")
 
 
 @thorough
 @pytest.mark.parametrize("how", ["fsdp2", "zero3"])
 def test_offloading_changes_no_result(losses, how):
     """With torch's own AdamW: DeepSpeed's for CPUs wants a compiler on every node."""
-    assert losses(f"--how={how}", "--offload=true") == pytest.approx(losses(f"--how={how}"), rel=1e-5)
+    assert losses(f"--strategy={how}", "--cpu_offload=true") == pytest.approx(losses(f"--strategy={how}"), rel=1e-5)
 
 
 @thorough
 @pytest.mark.parametrize("how", WAYS)
 def test_bfloat16_learns_what_float32_learns(losses, how):
-    assert losses(f"--how={how}", "--dtype=bfloat16") == pytest.approx(losses(f"--how={how}"), rel=5e-3)
+    assert losses(f"--strategy={how}", "--dtype=bfloat16") == pytest.approx(losses(f"--strategy={how}"), rel=5e-3)
 
 
 @thorough
-@pytest.mark.parametrize("kind", ["--dora=true", "--rslora=true"])
+@pytest.mark.parametrize("kind", ["--use_dora=true", "--use_rslora=true"])
 def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
-    first = losses("--how=ddp", kind)
-    assert first != losses("--how=ddp")
+    first = losses("--strategy=ddp", kind)
+    assert first != losses("--strategy=ddp")
     for how in ("fsdp2", "zero3"):
-        assert losses(f"--how={how}", kind) == pytest.approx(first, rel=1e-4), how
+        assert losses(f"--strategy={how}", kind) == pytest.approx(first, rel=1e-4), how
 
 
 # --- refused before anything is read or made ---
@@ -103,13 +103,13 @@ def test_the_other_kinds_of_adapter_learn_the_same_by_every_way(losses, kind):
 @pytest.mark.parametrize(
     "given, ranks, precision, has_deepspeed, says",
     [
-        (["--how=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --how=ddp or --how=zero3"),
-        (["--how=fsdp2"], 1, FLOAT, True, "there is one; use --how=ddp, or more devices"),
-        (["--how=zero3"], 1, FLOAT, True, "there is one; use --how=ddp"),
-        (["--how=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --how=fsdp2"),
-        (["--how=ddp", "--offload=true"], 2, FLOAT, True, "use --how=fsdp2 or --how=zero3"),
-        (["--offload=true"], 1, FLOAT, True, "on two devices or more"),
-        (["--offload=true"], 2, HALF, False, "float16 needs deepspeed"),
+        (["--strategy=fsdp2"], 2, HALF, True, "no loss scaling, and float16 .* use --strategy=ddp or --strategy=zero3"),
+        (["--strategy=fsdp2"], 1, FLOAT, True, "there is one; use --strategy=ddp, or more devices"),
+        (["--strategy=zero3"], 1, FLOAT, True, "there is one; use --strategy=ddp"),
+        (["--strategy=zero3"], 2, FLOAT, False, "needs deepspeed, .* pip install deepspeed; or use --strategy=fsdp2"),
+        (["--strategy=ddp", "--cpu_offload=true"], 2, FLOAT, True, "use --strategy=fsdp2 or --strategy=zero3"),
+        (["--cpu_offload=true"], 1, FLOAT, True, "on two devices or more"),
+        (["--cpu_offload=true"], 2, HALF, False, "float16 needs deepspeed"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, ranks, precision, has_deepspeed, says):
@@ -117,17 +117,19 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_way_out(given, rank
         sizing.refuse(options_of(*given), world_size=ranks, precision=precision, has_deepspeed=has_deepspeed)
 
 
-@pytest.mark.parametrize("given", [[], ["--how=zero3"], ["--how=zero3", "--offload=true"], ["--offload=true"]])
+@pytest.mark.parametrize(
+    "given", [[], ["--strategy=zero3"], ["--strategy=zero3", "--cpu_offload=true"], ["--cpu_offload=true"]]
+)
 def test_what_can_work_is_not_refused(given):
     sizing.refuse(options_of(*given), world_size=2, precision=HALF)
-    sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--how=zero3" in given)
+    sizing.refuse(options_of(*given), world_size=2, precision=FLOAT, has_deepspeed="--strategy=zero3" in given)
 
 
 @pytest.mark.parametrize(
     "given, says",
     [
         ("--dtype=float16", "error: --dtype=float16: slow and inexact on a CPU; use float32 or bfloat16"),
-        ("--mc_data=absent.jsonl", "error: absent.jsonl: no such file"),
+        ("--mc_eval_path=absent.jsonl", "error: absent.jsonl: no such file"),
     ],
 )
 def test_a_refused_run_has_made_nothing(launch, given, says):
@@ -189,7 +191,7 @@ def test_activations_are_kept_while_they_fit_and_made_anew_before_the_base_is_cu
     assert str(tight.chosen) == "ddp, activations made anew"
     assert tight.need.activations < 0.7 * roomy.need.activations
     assert "chosen: ddp, activations made anew" in tight.lines[-1]
-    forced = reckoned("--checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
+    forced = reckoned("--gradient_checkpointing=false", card_bytes=roomy.need.on_card("cpu") - 1)
     assert str(forced.chosen) != "ddp, activations kept" and "made anew" not in str(forced.chosen)
 
 
@@ -200,15 +202,15 @@ def test_what_fits_by_no_way_is_told_with_the_least_of_all_needs():
 
 def test_offloading_that_is_asked_for_is_never_forgotten():
     """`how: auto` once took the fastest way, which offloads nothing."""
-    assert reckoned("--offload=true", card_bytes=None).chosen == sizing.Holding("fsdp2", True, False)
+    assert reckoned("--cpu_offload=true", card_bytes=None).chosen == sizing.Holding("fsdp2", True, False)
 
 
 def test_a_way_that_was_asked_for_is_taken_and_activations_are_still_looked_at():
-    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--how=ddp"), PIECE, alone(), FLOAT)
+    holding, lines = sizing.choose(base.shape_config("tiny"), options_of("--strategy=ddp"), PIECE, alone(), FLOAT)
     assert (holding.how, holding.checkpointing) == ("ddp", False)
-    assert "--how=ddp, as asked, activations fit" in lines[-1]
+    assert "--strategy=ddp, as asked, activations fit" in lines[-1]
     holding, lines = sizing.choose(
-        base.shape_config("tiny"), options_of("--how=ddp", "--checkpointing=true"), PIECE, alone(), FLOAT
+        base.shape_config("tiny"), options_of("--strategy=ddp", "--gradient_checkpointing=true"), PIECE, alone(), FLOAT
     )
     assert holding.checkpointing and lines == ["ddp, activations made anew, as asked"]
 
@@ -241,6 +243,6 @@ def test_the_plan_tells_what_the_cards_cannot_exceed():
 
 def test_a_plan_for_a_card_that_lacks_the_dtype_is_refused_in_words():
     with pytest.raises(InvalidDataError, match="has no bfloat16; use float16 or auto"):
-        modes.plan(options_of("--card=910A", "--dtype=bfloat16"), alone())
-    with pytest.raises(InvalidDataError, match="--card=Z80: not in the table of chips"):
-        modes.plan(options_of("--card=Z80"), alone())
+        modes.plan(options_of("--chip=910A", "--dtype=bfloat16"), alone())
+    with pytest.raises(InvalidDataError, match="--chip=Z80: not in the table of chips"):
+        modes.plan(options_of("--chip=Z80"), alone())

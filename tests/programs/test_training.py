@@ -53,7 +53,7 @@ def stop_and_go_on(start: Any, *options: str, ranks: int, name: str, stopped_ran
 
 
 def test_a_rank_that_is_killed_ends_its_peers_with_an_error_instead_of_leaving_them_waiting(start):
-    run = start("--epochs=200", ranks=2)
+    run = start("--num_train_epochs=200", ranks=2)
     run.until_step(2)
     run.signal(1, signal.SIGKILL)
     assert run.wait() == [1, -signal.SIGKILL]
@@ -65,7 +65,7 @@ def test_no_rank_says_that_it_is_done_while_another_still_works(launch):
     run = launch("lastwords", [], ranks=2).succeed()
     first, second = run.metrics(0), run.metrics(1)
     assert [line.get("event") for line in first] == ["report", None] and first[-1]["done"]
-    assert second[-1]["done"] and second[-1]["at_s"] >= first[0]["at_s"]
+    assert second[-1]["done"] and second[-1]["timestamp"] >= first[0]["timestamp"]
 
 
 def test_a_sum_over_ranks_is_the_same_to_the_bit_whatever_else_is_summed_with_it(launch):
@@ -73,7 +73,7 @@ def test_a_sum_over_ranks_is_the_same_to_the_bit_whatever_else_is_summed_with_it
 
 
 def test_data_that_is_missing_is_said_in_the_error_file_of_every_rank(start):
-    run = start("--data=/nowhere/tracks.csv", ranks=2)
+    run = start("--data_path=/nowhere/tracks.csv", ranks=2)
     assert run.wait() == [1, 1]
     for file in run.error_files:
         message = json.loads(file.read_text())["message"]
@@ -91,22 +91,29 @@ def test_ranks_that_read_different_data_refuse_to_train(start, tmp_path):
         ]
         (tmp_path / f"node{rank}").mkdir()
         (tmp_path / f"node{rank}" / "data.csv").write_text(header + "".join(rows))
-    run = start("--data=data.csv", ranks=2, folders=[tmp_path / "node0", tmp_path / "node1"])
+    run = start("--data_path=data.csv", ranks=2, folders=[tmp_path / "node0", tmp_path / "node1"])
     assert run.wait() == [1, 1]
     assert "read other data than the rest" in run.text()
 
 
 def test_a_training_of_uneven_shares_ends_on_both_ranks_and_its_loss_falls(start):
-    run = start("--batch_size=7", "--epochs=12", "--lr=0.01", "--dropout=0", "--hide=0", ranks=2).succeed()
+    run = start(
+        "--global_batch_size=7",
+        "--num_train_epochs=12",
+        "--learning_rate=0.01",
+        "--dropout=0",
+        "--token_mask_prob=0",
+        ranks=2,
+    ).succeed()
     losses = list(run.losses().values())
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert run.metrics(0)[-1]["done"] and run.metrics(1)[-1]["done"]
 
 
 def test_metrics_lines_carry_what_the_launcher_shows(start):
-    lines = start("--epochs=1", ranks=2).succeed().metrics()
+    lines = start("--num_train_epochs=1", ranks=2).succeed().metrics()
     step = next(line for line in lines if "loss" in line)
-    assert {"step", "total_steps", "epoch", "loss", "lr", "tokens_per_s", "samples_per_s"} <= set(step)
+    assert {"step", "total_steps", "epoch", "loss", "learning_rate", "tokens_per_s", "samples_per_s"} <= set(step)
     assert any("eval_macro_f1" in line and "eval_accuracy" in line for line in lines)
 
 
@@ -117,7 +124,7 @@ def test_only_rank_0_prints(start):
 
 
 def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baseline(start):
-    run = start("--epochs=1").succeed()
+    run = start("--num_train_epochs=1").succeed()
     text = run.out[0].read_text()
     assert "majority class" in text and str(run.folder / "out") in text
     report = run.report()
@@ -127,7 +134,7 @@ def test_a_process_without_launcher_trains_and_prints_the_table_with_the_baselin
 
 def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start):
     """S1-B5: a loss divided by the batches of one rank is none of all ranks."""
-    options = ("--dropout=0", "--batch_size=9", "--epochs=3")
+    options = ("--dropout=0", "--global_batch_size=9", "--num_train_epochs=3")
     alone = start(*options, name="alone").succeed()
     shared = start(*options, ranks=2, name="shared").succeed()
     assert alone.losses() == pytest.approx(shared.losses(), rel=2e-4)
@@ -139,16 +146,18 @@ def test_two_ranks_learn_what_one_rank_learns_from_the_same_global_batches(start
 
 
 def test_accumulated_micro_batches_learn_what_whole_batches_learn(start):
-    options = ("--dropout=0", "--batch_size=10")
-    whole = start(*options, "--micro_tokens=0", name="whole").succeed()
-    pieces = start(*options, "--micro_batch=2", "--micro_tokens=150", ranks=2, name="pieces").succeed()
+    options = ("--dropout=0", "--global_batch_size=10")
+    whole = start(*options, "--max_tokens_per_micro_batch=0", name="whole").succeed()
+    pieces = start(
+        *options, "--micro_batch_size=2", "--max_tokens_per_micro_batch=150", ranks=2, name="pieces"
+    ).succeed()
     assert whole.losses() == pytest.approx(pieces.losses(), rel=2e-4)
     assert norms(whole) == pytest.approx(norms(pieces), rel=2e-2)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
-    options = ("--epochs=30", "--eval_every=45", "--dropout=0.2", "--checkpoint_every=0")
+    options = ("--num_train_epochs=30", "--eval_steps=45", "--dropout=0.2", "--save_steps=0")
     straight = start(*options, ranks=ranks, name="straight").succeed()
     broken = stop_and_go_on(start, *options, ranks=ranks, name="broken", stopped_rank=ranks - 1)
     assert_same_bits(last_state(straight.folder), last_state(broken.folder))
@@ -156,7 +165,7 @@ def test_stop_and_resume_equals_no_stop_to_the_bit(start, ranks):
 
 
 def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(start):
-    options = ("--epochs=30", "--eval_every=45", "--checkpoint_every=4", "--keep_checkpoints=3")
+    options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=4", "--save_total_limit=3")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="torn")
     first.until_step(20)
@@ -172,7 +181,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_result_stays_the_same_to_the_bit(s
 
 def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
     """Node-local folders: only rank 0's holds anything."""
-    options = ("--epochs=30", "--eval_every=45", "--checkpoint_every=0")
+    options = ("--num_train_epochs=30", "--eval_steps=45", "--save_steps=0")
     straight = start(*options, ranks=2, name="straight").succeed()
     first = start(*options, ranks=2, name="local")
     first.until_step(3)
@@ -185,10 +194,10 @@ def test_ranks_without_the_checkpoint_folder_get_the_state_from_rank_0(start):
 
 
 def test_a_checkpoint_of_another_training_is_refused_with_what_differs(start):
-    start("--epochs=1", name="one").succeed()
-    run = start("--epochs=1", "--lr=0.5", name="one")
+    start("--num_train_epochs=1", name="one").succeed()
+    run = start("--num_train_epochs=1", "--learning_rate=0.5", name="one")
     assert run.wait() == [1]
-    assert "lr was 0.002, is 0.5" in run.text()
+    assert "learning_rate was 0.002, is 0.5" in run.text()
 
 
 def test_a_finished_training_that_is_started_again_only_reports(start):
@@ -200,7 +209,7 @@ def test_a_finished_training_that_is_started_again_only_reports(start):
 
 
 def test_training_ends_early_when_the_score_no_longer_improves(start):
-    run = start("--lr=0", "--epochs=50", "--patience=2", ranks=2).succeed()
+    run = start("--learning_rate=0", "--num_train_epochs=50", "--early_stopping_patience=2", ranks=2).succeed()
     assert run.report()["training"]["steps"] < 50 * 6
     assert run.report()["training"]["best_step"] == 6
 
@@ -218,7 +227,9 @@ def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_
         [sum(line["truth"] == truth and line["class_name"] == said for line in lines) for said in names]
         for truth in names
     ]
-    again = start("--mode=predict", f"--model={trained.folder / 'out' / 'best'}", ranks=2, name="predicted").succeed()
+    again = start(
+        "--mode=predict", f"--model_path={trained.folder / 'out' / 'best'}", ranks=2, name="predicted"
+    ).succeed()
     said = {line["track"]: line for line in map(json.loads, (again.folder / "out" / "predictions.jsonl").open())}
     assert len(said) == 80
     for line in lines:
@@ -228,5 +239,11 @@ def test_every_test_track_is_predicted_once_over_uneven_ranks_and_a_saved_model_
 
 @pytest.mark.skipif("AIS_DATA" not in os.environ, reason="AIS_DATA names no file of real AIS tracks")
 def test_real_tracks_beat_the_majority_class_within_an_epoch_or_two(start):
-    run = start(f"--data={os.environ['AIS_DATA']}", "--hidden=32", "--epochs=2", "--batch_size=64", ranks=2).succeed()
+    run = start(
+        f"--data_path={os.environ['AIS_DATA']}",
+        "--hidden_size=32",
+        "--num_train_epochs=2",
+        "--global_batch_size=64",
+        ranks=2,
+    ).succeed()
     assert run.report()["test"]["macro_f1"] > run.report()["majority_baseline"]["macro_f1"]

@@ -23,9 +23,21 @@ from ascendrun.programs.trajectory.train import make_loop
 from benchmarks.memory.rank import peak_of
 
 WITHIN = 0.15
-FINETUNE = ("--hidden=64", "--batch_size=24", "--attention=both", "--micro_tokens=0")
-PRETRAIN = ("--hidden=96", "--layers=3", "--batch_size=24", "--micro_tokens=700", "--crop=0")
-CAUSAL = ("--hidden=64", "--batch_size=16", "--objective=causal", "--gradient_checkpointing=true", "--pooling=last")
+FINETUNE = ("--hidden_size=64", "--global_batch_size=24", "--attention=bidirectional", "--max_tokens_per_micro_batch=0")
+PRETRAIN = (
+    "--hidden_size=96",
+    "--num_hidden_layers=3",
+    "--global_batch_size=24",
+    "--max_tokens_per_micro_batch=700",
+    "--random_crop_prob=0",
+)
+CAUSAL = (
+    "--hidden_size=64",
+    "--global_batch_size=16",
+    "--objective=clm",
+    "--gradient_checkpointing=true",
+    "--pooling=last",
+)
 
 
 @pytest.fixture
@@ -35,7 +47,7 @@ def here(monkeypatch):
 
 
 def options_of(*argv):
-    return option_table.parse(["--tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS))
+    return option_table.parse(["--synthetic_tracks=70", "--grammar=motion", *argv], option_table.read_table(OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +55,7 @@ def options_of(*argv):
     [("finetune", FINETUNE), ("pretrain", PRETRAIN), pytest.param("pretrain", CAUSAL, marks=pytest.mark.thorough)],
 )
 def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
-    options = options_of(*argv, "--crop=0")
+    options = options_of(*argv, "--random_crop_prob=0")
     samples = make_samples(options)
     sizes = common.own_sizes(options, samples)
     rows, share = next((rows, share) for each, rows, share in plan.trainings(options, samples) if each == name)
@@ -72,7 +84,9 @@ def test_the_estimate_is_near_the_measured_peak(here, tmp_path, name, argv):
 
 
 def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here, capsys):
-    plan.plan_stage(options_of("--ranks=16", "--card=910B3", "--batch_size=20", "--epochs=3"), here)
+    plan.plan_stage(
+        options_of("--world_size=16", "--chip=910B3", "--global_batch_size=20", "--num_train_epochs=3"), here
+    )
     said = capsys.readouterr().out
     steps = int(re.search(r"finetune: \d+ tracks, [\d,]+ words; (\d+) steps an epoch of 20 tracks", said).group(1))
     assert f"{3 * steps} steps in all" in said
@@ -83,12 +97,12 @@ def test_a_plan_says_steps_what_does_not_divide_and_what_a_card_would_hold(here,
 @pytest.mark.thorough
 def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     large = (
-        "--ranks=1",
-        "--card=910B4",
-        "--batch_size=400",
-        "--hidden=1024",
-        "--heads=8",
-        "--layers=60",
+        "--world_size=1",
+        "--chip=910B4",
+        "--global_batch_size=400",
+        "--hidden_size=1024",
+        "--num_attention_heads=8",
+        "--num_hidden_layers=60",
         "--dtype=float16",
     )
     options = options_of(*large)
@@ -96,15 +110,15 @@ def test_what_does_not_fit_is_refused_with_what_would_and_that_does(here):
     with pytest.raises(plan.ModelTooLargeError, match=needs) as told:
         plan.plan_stage(options, here)
     ways = re.search(r"finetune: .*; try (.*)", str(told.value)).group(1).split(", or ")
-    assert "--micro_batch=" in ways[0] or "--gradient_checkpointing=true" in ways[0]
+    assert "--micro_batch_size=" in ways[0] or "--gradient_checkpointing=true" in ways[0]
     plan.plan_stage(options_of(*large, *ways[0].split(" with ")), here)
 
 
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (("--card=920X",), "not in the table of chips"),
-        (("--card=910A", "--dtype=bfloat16"), "910A has no bfloat16; use float16"),
+        (("--chip=920X",), "not in the table of chips"),
+        (("--chip=910A", "--dtype=bfloat16"), "910A has no bfloat16; use float16"),
     ],
 )
 def test_a_card_that_nobody_knows_or_that_cannot_is_refused(here, argv, said):

@@ -32,7 +32,7 @@ from tests.programs.conftest import REPO, TINY, Run, Server, until
 @pytest.fixture(scope="module")
 def trained(fork_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    options = [*TINY, "--epochs=1", "--grammar=motion"]
+    options = [*TINY, "--num_train_epochs=1", "--grammar=motion"]
     return Run(fork_server, folder, options, 1, {}, ()).succeed().folder / "out" / "best"
 
 
@@ -130,8 +130,8 @@ def stream(trained: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "-m",
         "ascendrun.programs.trajectory",
         "--mode=predict",
-        "--data=-",
-        f"--model={trained}",
+        "--data_path=-",
+        f"--model_path={trained}",
         "--device=cpu",
     ]
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
@@ -248,13 +248,13 @@ def test_a_port_that_is_taken_and_a_host_that_is_none_are_told_with_a_way_out(st
         taken.listen()
         port = taken.getsockname()[1]
         for option, words in ((f"--port={port}", "Address already in use"), ("--host=no.such.invalid", "choose")):
-            run = start("--mode=serve", f"--model={trained}", option, name=option.strip("-"))
+            run = start("--mode=serve", f"--model_path={trained}", option, name=option.strip("-"))
             assert run.wait() == [1]
             assert words in run.text() and "choose another port" in run.text() and "Traceback" not in run.text()
 
 
 def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(start, trained):
-    run = start("--mode=serve", f"--model={trained}", "--port=0", "--warm_up=1", name="serve")
+    run = start("--mode=serve", f"--model_path={trained}", "--port=0", "--inference_warmup_steps=1", name="serve")
     until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
     line = next(line for line in run.metrics() if line.get("event") == "serving")
     assert line["host"] == "127.0.0.1"
@@ -264,7 +264,7 @@ def test_the_serve_stage_listens_on_loopback_and_ends_well_when_it_is_asked_to(s
 
 
 def test_what_was_asked_before_the_stop_signal_is_answered(start, trained):
-    run = start("--mode=serve", f"--model={trained}", "--port=0", "--warm_up=0", name="serve")
+    run = start("--mode=serve", f"--model_path={trained}", "--port=0", "--inference_warmup_steps=0", name="serve")
     until(lambda: any(line.get("event") == "serving" for line in run.metrics()), run.text)
     address = "127.0.0.1", next(line["port"] for line in run.metrics() if line.get("event") == "serving")
     answers: list[tuple[int, Any]] = []

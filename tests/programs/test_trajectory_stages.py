@@ -22,30 +22,37 @@ from tests.programs.test_training import assert_same_bits, last_state
 
 @pytest.fixture
 def prepared(start: Any) -> Path:
-    return start("--mode=prepare", "--output=prepared", name="prepared").succeed().folder / "prepared"  # type: ignore[no-any-return]
+    return start("--mode=prepare", "--output_dir=prepared", name="prepared").succeed().folder / "prepared"  # type: ignore[no-any-return]
 
 
 def test_the_stages_hand_their_work_on_and_the_report_holds_what_it_promises(start, prepared):
-    given = f"--prepared={prepared}"
-    first = start("--mode=pretrain", given, "--output=out", ranks=2, name="pretrain").succeed()
-    asked = [line["eval_asked_of_all"] for line in first.metrics() if "eval_asked_of_all" in line]
+    given = f"--prepared_dir={prepared}"
+    first = start("--mode=pretrain", given, "--output_dir=out", ranks=2, name="pretrain").succeed()
+    asked = [line["eval_mask_ratio"] for line in first.metrics() if "eval_mask_ratio" in line]
     assert asked and all(0.1 < share < 0.16 for share in asked), "S0-B4"
     second = start(
-        "--mode=finetune", given, f"--base={first.folder / 'out'}", "--freeze_epochs=1", ranks=2, name="finetune"
+        "--mode=finetune",
+        given,
+        f"--base_model={first.folder / 'out'}",
+        "--freeze_backbone_epochs=1",
+        ranks=2,
+        name="finetune",
     ).succeed()
     assert "begins with" in second.text() and "validation split" in second.text()
     frozen, whole = (line for line in second.metrics() if line.get("event") == "start")
     assert 0 < frozen["parameters"] < 0.1 * whole["parameters"] and 2 * frozen["total_steps"] == whole["total_steps"]
     assert "test" not in second.report(), "test ships are looked at once, by evaluate"
     members = ",".join(str(second.folder / "out" / name) for name in ("best", "final"))
-    third = start("--mode=evaluate", given, f"--model={members}", "--adjust=prior", ranks=2, name="evaluate").succeed()
+    third = start(
+        "--mode=evaluate", given, f"--model_path={members}", "--calibration=prior", ranks=2, name="evaluate"
+    ).succeed()
     report = third.report()
     assert set(report["calibration"]) == {"ece", "nll", "brier", "bins"}
     assert len(report["members"]) == 2 and report["adjustment"]["chosen_on"] == "val"
     assert report["adjustment"]["temperature"] != 1
     assert len(report["test"]["confusion"]) == len(report["test"]["classes"])
     assert "calibration: ECE" in (third.folder / "out" / "report.txt").read_text()
-    last = start("--mode=predict", given, f"--model={third.folder / 'out'}", ranks=2, name="predict").succeed()
+    last = start("--mode=predict", given, f"--model_path={third.folder / 'out'}", ranks=2, name="predict").succeed()
     assert "tracks/s" in last.text() and "warm-up" in last.text()
     said = [json.loads(line) for line in (last.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     judged = [json.loads(line) for line in (third.folder / "out" / "predictions.jsonl").read_text().splitlines()]
@@ -59,30 +66,30 @@ def test_pretraining_is_judged_alike_by_one_rank_and_by_three(start, prepared):
     for ranks in (1, 3):
         run = start(
             "--mode=pretrain",
-            f"--prepared={prepared}",
+            f"--prepared_dir={prepared}",
             "--max_steps=1",
-            "--lr=0",
-            "--val_fraction=0.3",
+            "--learning_rate=0",
+            "--val_size=0.3",
             ranks=ranks,
             name=f"on-{ranks}",
         ).succeed()
         told.append(next(line for line in run.metrics() if "eval_loss" in line))
-    for name in ("eval_loss", "eval_right_of_asked", "eval_asked_of_all"):
+    for name in ("eval_loss", "eval_masked_accuracy", "eval_mask_ratio"):
         assert told[0][name] == pytest.approx(told[1][name], rel=1e-5), name
 
 
 @pytest.mark.parametrize(
-    "mode, more", [("pretrain", ()), ("pretrain", ("--objective=causal",)), ("finetune", ("--freeze_epochs=6",))]
+    "mode, more", [("pretrain", ()), ("pretrain", ("--objective=clm",)), ("finetune", ("--freeze_backbone_epochs=6",))]
 )
 def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared, mode, more):
     """S0-B8 and S1-B1: nothing could be resumed."""
     options = (
         f"--mode={mode}",
-        f"--prepared={prepared}",
-        "--epochs=12",
+        f"--prepared_dir={prepared}",
+        "--num_train_epochs=12",
         "--dropout=0.2",
-        "--eval_every=40",
-        "--checkpoint_every=5",
+        "--eval_steps=40",
+        "--save_steps=5",
         *more,
     )
     straight = start(*options, ranks=2, name="straight").succeed()
@@ -103,14 +110,16 @@ def test_a_killed_rank_and_a_stopped_one_go_on_to_the_same_bits(start, prepared,
 
 
 def test_pretrained_layers_arrive_and_frozen_ones_stay_as_they_came(start, prepared):
-    given = f"--prepared={prepared}"
-    base = start("--mode=pretrain", given, "--epochs=1", name="base").succeed().folder / "out"
-    tuned = start("--mode=finetune", given, f"--base={base}", "--lr=0", "--epochs=1", name="tuned").succeed()
+    given = f"--prepared_dir={prepared}"
+    base = start("--mode=pretrain", given, "--num_train_epochs=1", name="base").succeed().folder / "out"
+    tuned = start(
+        "--mode=finetune", given, f"--base_model={base}", "--learning_rate=0", "--num_train_epochs=1", name="tuned"
+    ).succeed()
     one = torch.load(base / "best" / "pretrained.pt", weights_only=True)["weights"]
     other = torch.load(tuned.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
     shared = [name for name in one if name.startswith("backbone.")]
     assert len(shared) > 8 and all(torch.equal(one[name], other[name]) for name in shared)
-    wrong = start("--mode=finetune", f"--base={base}", "--grammar=motion", name="wrong")
+    wrong = start("--mode=finetune", f"--base_model={base}", "--grammar=motion", name="wrong")
     assert wrong.wait() == [1] and "use the same grammar" in wrong.text()
 
 
@@ -130,11 +139,11 @@ def test_an_early_stop_leaves_the_best_and_the_last_model(start, prepared):
     for mode, file in (("pretrain", "pretrained.pt"), ("finetune", "model.pt")):
         run = start(
             f"--mode={mode}",
-            f"--prepared={prepared}",
-            "--lr=0.3",
-            "--epochs=40",
-            "--patience=2",
-            "--keep_best_by=loss",
+            f"--prepared_dir={prepared}",
+            "--learning_rate=0.3",
+            "--num_train_epochs=40",
+            "--early_stopping_patience=2",
+            "--metric_for_best_model=loss",
             name=mode,
         ).succeed()
         assert run.report()["training"]["steps"] < 240
@@ -164,7 +173,12 @@ def test_a_checkpoint_folder_of_transformers_is_a_base(start, prepared, tmp_path
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "base")
     run = start(
-        "--mode=finetune", f"--prepared={prepared}", f"--base={tmp_path / 'base'}", "--lr=0", "--epochs=1", name="tuned"
+        "--mode=finetune",
+        f"--prepared_dir={prepared}",
+        f"--base_model={tmp_path / 'base'}",
+        "--learning_rate=0",
+        "--num_train_epochs=1",
+        name="tuned",
     ).succeed()
     assert "layers from" in run.text()
     saved = torch.load(run.folder / "out" / "best" / "model.pt", weights_only=True)["weights"]
@@ -175,7 +189,7 @@ def test_a_checkpoint_folder_of_transformers_is_a_base(start, prepared, tmp_path
 def test_prepared_data_that_was_changed_is_refused(start, prepared):
     with gzip.open(prepared / "samples.jsonl.gz", "at") as file:
         file.write("{}\n")
-    run = start("--mode=finetune", f"--prepared={prepared}")
+    run = start("--mode=finetune", f"--prepared_dir={prepared}")
     assert run.wait() == [1] and "run --mode=prepare again" in run.text()
 
 
@@ -211,15 +225,17 @@ def test_the_guide_s_texts_lose_their_class_words_and_a_word_that_still_tells_st
     """S0-B1, S0-B9."""
     (tmp_path / "good.jsonl").write_text(guide_lines(leaks=False))
     (tmp_path / "bad.jsonl").write_text(guide_lines(leaks=True))
-    bad = start("--mode=prepare", f"--data={tmp_path / 'bad.jsonl'}", name="bad")
+    bad = start("--mode=prepare", f"--data_path={tmp_path / 'bad.jsonl'}", name="bad")
     assert bad.wait() == [1] and "names the class" in bad.text()
     folder = tmp_path / "again"
     # Every class still has a word of its own, SPD_SLOW and SPD_FAST: the check says so too.
-    own = start("--mode=prepare", f"--data={tmp_path / 'good.jsonl'}", f"--output={folder}", name="own")
+    own = start("--mode=prepare", f"--data_path={tmp_path / 'good.jsonl'}", f"--output_dir={folder}", name="own")
     assert own.wait() == [1] and "one word tells the class" in own.text() and not folder.exists()
     mixed = guide_lines(leaks=False).replace("SPD_SLOW", "SPD_FAST", 12 * 12)
     (tmp_path / "mixed.jsonl").write_text(mixed)
-    fine = start("--mode=prepare", f"--data={tmp_path / 'mixed.jsonl'}", f"--output={folder}", name="fine").succeed()
+    fine = start(
+        "--mode=prepare", f"--data_path={tmp_path / 'mixed.jsonl'}", f"--output_dir={folder}", name="fine"
+    ).succeed()
     assert "480 class words were taken out" in fine.text()
     assert load_prepared(folder).names == ["Bulk_Carrier", "Oil_Tanker"]
 

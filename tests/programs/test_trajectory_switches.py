@@ -30,16 +30,16 @@ from ascendrun.programs.trajectory.tokens import UNKNOWN, encode, make_vocabular
 from ascendrun.programs.trajectory.train import Classification, class_weights, make_engine, make_loop, plan_of
 
 PLAIN = (
-    "--tracks=60",
+    "--synthetic_tracks=60",
     "--grammar=motion",
-    "--hidden=16",
-    "--layers=1",
-    "--heads=2",
-    "--batch_size=8",
-    "--crop=0",
-    "--hide=0",
+    "--hidden_size=16",
+    "--num_hidden_layers=1",
+    "--num_attention_heads=2",
+    "--global_batch_size=8",
+    "--random_crop_prob=0",
+    "--token_mask_prob=0",
     "--dropout=0",
-    "--label_smoothing=0",
+    "--label_smoothing_factor=0",
     "--class_weights=none",
 )
 
@@ -62,24 +62,29 @@ def here(monkeypatch):
 @pytest.mark.parametrize("stage", [training.train, training.pretrain_stage, plan_stage])
 @pytest.mark.parametrize(
     "given, says",
-    [("--hidden=30", "--hidden=30 must be an even multiple of --heads=4"), ("--base=absent", "absent: no config.json")],
+    [
+        ("--hidden_size=30", "--hidden_size=30 must be an even multiple of --num_attention_heads=4"),
+        ("--base_model=absent", "absent: no config.json"),
+    ],
 )
 def test_contradictions_are_told_before_any_data_is_read(here, tmp_path, stage, given, says):
     with pytest.raises(InvalidDataError, match=says):
-        stage(options_of("--heads=4", given, "--data=absent.csv", f"--output={tmp_path}/out"), here)
+        stage(
+            options_of("--num_attention_heads=4", given, "--data_path=absent.csv", f"--output_dir={tmp_path}/out"), here
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_next_word_that_the_model_can_see_is_not_to_be_guessed(here, tmp_path):
-    given = ("--objective=causal", "--attention=both", "--data=absent.csv", f"--output={tmp_path}/out")
-    with pytest.raises(InvalidDataError, match="sees the next word.*--objective=masked, or --attention=causal"):
+    given = ("--objective=clm", "--attention=bidirectional", "--data_path=absent.csv", f"--output_dir={tmp_path}/out")
+    with pytest.raises(InvalidDataError, match="sees the next word.*--objective=mlm, or --attention=causal"):
         training.pretrain_stage(options_of("--mode=pretrain", *given), here)
     with pytest.raises(InvalidDataError, match="absent.csv"):
         training.finetune_stage(options_of("--mode=finetune", *given), here)
 
 
 def test_a_dtype_that_the_device_lacks_is_told_before_any_data_is_read(start):
-    run = start("--dtype=float16", "--data=absent.csv")
+    run = start("--dtype=float16", "--data_path=absent.csv")
     assert run.wait() == [1]
     assert "error: --dtype=float16: slow and inexact on a CPU" in run.text() and "Traceback" not in run.text()
 
@@ -108,7 +113,7 @@ def test_a_rare_class_weighs_more_as_asked_and_the_mean_over_all_tracks_stays_on
 
 
 def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(task):
-    asked = task("--class_weights=balanced", "--label_smoothing=0.2")
+    asked = task("--class_weights=balanced", "--label_smoothing_factor=0.2")
     asked.model.eval()
     batch = asked.collate([(number,) for number in range(20)], 0)
     labels = batch.tensors["labels"]
@@ -122,19 +127,19 @@ def test_the_loss_is_the_smoothed_one_of_each_track_by_the_weight_of_its_class(t
 def test_training_sees_tracks_with_words_hidden_or_cropped_anew_each_epoch(task):
     units = [(number,) for number in range(20)]
     whole = rows_of(task().collate(units, 0))
-    hiding = task("--hide=0.3")
+    hiding = task("--token_mask_prob=0.3")
     unknown = hiding.samples.vocabulary[UNKNOWN]
     hidden = rows_of(hiding.collate(units, 0))
     changed = [one == unknown for row, before in zip(hidden, whole) for one, was in zip(row, before) if one != was]
     assert all(changed) and 0.2 < len(changed) / sum(map(len, whole)) < 0.4
     assert rows_of(hiding.collate(units, hiding.plan.steps_per_epoch)) != hidden
-    cropping = task("--crop=1", "--min_points=5")
+    cropping = task("--random_crop_prob=1", "--min_segment_size=5")
     assert sum(map(len, rows_of(cropping.collate(units, 0)))) < 0.9 * sum(map(len, whole))
     assert rows_of(cropping.collate(units, cropping.plan.steps_per_epoch)) != rows_of(cropping.collate(units, 0))
 
 
 def test_pretraining_crops_what_it_trains_on_and_never_what_it_is_judged_by(samples, here):
-    task = Pretraining(options_of("--crop=1", "--min_points=5"), samples, here, None, None)
+    task = Pretraining(options_of("--random_crop_prob=1", "--min_segment_size=5"), samples, here, None, None)
     for is_training in (True, False):
         seen = [
             len(task.asked(sample, (i,), is_training=is_training)[0])
@@ -175,7 +180,7 @@ def test_dropout_is_off_while_tracks_are_judged_and_on_again_afterwards(task, sa
     assert model.training and not quiet.training
 
 
-@pytest.mark.parametrize("attention", ["causal", "both"])
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_a_word_sees_the_words_after_it_only_where_attention_goes_both_ways(samples, attention):
     """S0-B2, and S0-B3: a causal reader that looks ahead is told the word it has to guess."""
     model = make_guesser(common.own_sizes(options_of(f"--attention={attention}"), samples), seed=1).eval()
@@ -216,10 +221,10 @@ def test_matrices_decay_as_asked_and_vectors_do_not(samples, here):
 
 
 @pytest.mark.parametrize(
-    "wanted, kept", [("macro_f1", ("macro_f1", False)), ("loss", ("loss", True)), ("last", ("", False))]
+    "wanted, kept", [("macro_f1", ("macro_f1", False)), ("loss", ("loss", True)), (None, ("", False))]
 )
 def test_the_model_that_is_kept_is_the_best_by_the_score_that_was_asked_for(samples, here, tmp_path, wanted, kept):
-    options = options_of(f"--keep_best_by={wanted}")
+    options = options_of(f"--metric_for_best_model={wanted}" if wanted else "--load_best_model_at_end=false")
     loop = make_loop(options, samples, make_model(common.own_sizes(options, samples), seed=1), here, tmp_path)
     loop.loader.close()
     assert (loop.settings.best, loop.settings.best_is_low) == kept
@@ -236,6 +241,6 @@ def test_the_adjustment_that_is_asked_for_is_chosen_on_the_validation_ships(task
         model.head.weight.zero_()
         model.head.bias.copy_(torch.from_numpy(np.log(said)))
     vote = Vote((Trained(model, None, samples.vocabulary, names, samples.text, priors.tolist()),))
-    found, validation = adjusted(vote, options_of(f"--adjust={how}"), samples, here)
+    found, validation = adjusted(vote, options_of(f"--calibration={how}"), samples, here)
     assert (found.temperature != 1, found.prior_shift > 0) == (how != "none", how == "prior")
     assert (validation["vote"]["accuracy"] > validation["members"][0]["accuracy"]) == (how == "prior")

@@ -34,22 +34,22 @@ DEFAULTS: dict[str, Any] = {
     "batch_size": 6,
     "epochs": 3,
     "max_steps": 0,
-    "lr": 0.01,
+    "learning_rate": 0.01,
     "seed": 3,
     "dropout": 0.1,
-    "resume": "auto",
-    "log_every": 1,
+    "resume_from_checkpoint": "auto",
+    "logging_steps": 1,
     "frozen": False,
     "poison": None,
     "kill": None,
-    "eval_every": 0,
+    "eval_steps": 0,
     "best": "",
     "identity": 0,
     "full_disk": None,
     "save_in_background": True,
-    "on_save_failure": "go-on",
+    "on_save_failure": "continue",
     "stop_at": None,
-    "keep_checkpoints": 2,
+    "save_total_limit": 2,
     "room": None,
     "load": None,
     "silent": [0, 0],
@@ -158,7 +158,12 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     plan: Any = data.Buckets(lengths, batch_size=options["batch_size"], seed=options["seed"], window=2)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     engine = parallel.wrap(
-        network, here, how=options["how"], adam=Adam(lr=options["lr"]), precision=precision, **options["details"]
+        network,
+        here,
+        how=options["how"],
+        adam=Adam(lr=options["learning_rate"]),
+        precision=precision,
+        **options["details"],
     )
     if options["load"] and options["how"] == "fsdp2":
         weights.read_into(network, Path(options["load"]))
@@ -176,8 +181,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     if options["room"]:
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         here.say(f"micro-batch found: {loop.find_micro_batch([(longest,)], largest=8)}")
-    if options["resume"] == "auto":
-        loop.resume()
+    loop.resume(options["resume_from_checkpoint"])
     ending = loop.run()
     here.say(f"ending: {ending.value}")
     if ending.is_complete:

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> None:
     runtime.run(
         lambda here: measure.measure(options, here),
         family=options["device"],
-        timeout_s=options["timeout_s"],
+        timeout_s=options["dist_timeout_s"],
         expected=measure.EXPECTED,
     )
 

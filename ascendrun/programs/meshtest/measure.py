@@ -28,7 +28,7 @@ def measure(options: Options, runtime: Runtime) -> None:
     node     all-reduce over the ranks of one node      mesh   all-reduce over all ranks of several nodes
     rail     all-reduce between the devices of one local rank on all nodes, every rail at the same time
     """
-    sizes = read_sizes(options["sizes"])
+    sizes = read_sizes(options["message_sizes"])
     label = f"{runtime.family}:{runtime.local_rank}"
     if options["matmul_s"] > 0:
         burnt = burn(
@@ -40,7 +40,7 @@ def measure(options: Options, runtime: Runtime) -> None:
         return
     for name, ranks in exchanges(runtime):
         found = measure_all_reduce(
-            runtime, ranks, sizes=sizes, repeats=options["repeats"], budget_s=options["budget_s"]
+            runtime, ranks, sizes=sizes, repeats=options["max_iterations"], budget_s=options["time_per_size_s"]
         )
         runtime.record(measured=name, device=label, rank=runtime.rank, ranks=list(ranks), **found)
         widest = max(found["bandwidth_bytes_per_s"].values())
@@ -68,5 +68,7 @@ def read_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 8 or list(sizes) != sorted(set(sizes)):
-        raise InvalidSizesError(f"--sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more")
+        raise InvalidSizesError(
+            f"--message_sizes={','.join(texts)}: wants ascending whole numbers of bytes, 8 and more"
+        )
     return sizes

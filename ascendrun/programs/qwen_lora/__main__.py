@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> None:
     body = {"train": modes.train, "plan": modes.plan, "compare": modes.compare}[options["mode"]]
     family = "cpu" if options["mode"] != "train" else options["device"]
     runtime.run(
-        lambda here: body(options, here), family=family, timeout_s=options["timeout_s"], expected=modes.EXPECTED
+        lambda here: body(options, here), family=family, timeout_s=options["dist_timeout_s"], expected=modes.EXPECTED
     )
 
 

@@ -33,7 +33,7 @@ def shape_config(name: str, **changes: Any) -> Any:
 
     shapes = json.loads(SHAPES.read_text(encoding="utf-8"))
     if name not in shapes:
-        raise InvalidDataError(f"--shape={name}: known are {', '.join(shapes)}")
+        raise InvalidDataError(f"--model_preset={name}: known are {', '.join(shapes)}")
     # No window: transformers 4.51 warns of its default one, which is not used, on every rank.
     return Qwen2Config(
         max_position_embeddings=32768, use_cache=False, **{"sliding_window": None, **shapes[name], **changes}

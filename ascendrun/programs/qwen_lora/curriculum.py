@@ -53,8 +53,8 @@ def choose_table(
     strange = sorted(set(named) - set(levels))
     if strange:
         raise ValueError(
-            f"rows of difficulty {', '.join(strange)}, but --levels has {', '.join(levels)}; "
-            "name all of them there, from easy to hard, with --stages to fit"
+            f"rows of difficulty {', '.join(strange)}, but --difficulty_levels has {', '.join(levels)}; "
+            "name all of them there, from easy to hard, with --curriculum_schedule to fit"
         )
     missing = [level for level in levels if level not in named]
     homes = homes_of([level in named for level in levels])

@@ -56,22 +56,22 @@ class Lessons:
 
 def read_texts(options: Options) -> Texts:
     """Raises InvalidDataError."""
-    system = options["system"]
-    if options["data"]:
-        train = read_conversations(Path(options["data"]), system=system)
+    system = options["default_system"]
+    if options["data_path"]:
+        train = read_conversations(Path(options["data_path"]), system=system)
     else:
-        train = make_conversations(options["rows"], seed=options["seed"], system=system)
+        train = make_conversations(options["synthetic_samples"], seed=options["seed"], system=system)
     val: list[Conversation] = []
-    if options["val"]:
-        val = read_conversations(Path(options["val"]), system=system)
-    elif options["val_fraction"]:
+    if options["val_data_path"]:
+        val = read_conversations(Path(options["val_data_path"]), system=system)
+    elif options["val_size"]:
         order = list(range(len(train)))
         random.Random(options["seed"]).shuffle(order)
         if len(train) < 2:
             raise InvalidDataError(
-                f"{options['data']}: {len(train)} row for training and validation both; give more, or --val_fraction=0"
+                f"{options['data_path']}: {len(train)} row for training and validation both; give more, or --val_size=0"
             )
-        count = max(1, round(len(train) * options["val_fraction"]))
+        count = max(1, round(len(train) * options["val_size"]))
         val, train = [train[i] for i in sorted(order[:count])], [train[i] for i in sorted(order[count:])]
     return Texts(train, val, digest_of(train + val))
 
@@ -89,16 +89,16 @@ def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
         table = choose_table(
             rows_of_levels(texts.train),
             wanted=options["curriculum"],
-            levels=options["levels"],
-            stages=options["stages"],
+            levels=options["difficulty_levels"],
+            stages=options["curriculum_schedule"],
         )
     except ValueError as error:
         raise InvalidDataError(str(error)) from error
-    pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_multiple"]
+    pad_id, multiple = chat_template.pad_id_of(tokenizer), options["pad_to_multiple_of"]
     train, cut = chat_template.encode_all(tokenizer, texts.train, table.levels, cutoff=options["cutoff_len"])
     # Without a curriculum the validation's loss is still told by difficulty, so that two runs can be compared.
     named = {str(each.level) for each in texts.val if each.level is not None}
-    val_levels = tuple(level for level in options["levels"] if level in named)
+    val_levels = tuple(level for level in options["difficulty_levels"] if level in named)
     if len(val_levels) < 2 or any(str(each.level) not in val_levels for each in texts.val):
         val_levels = ("all",)
     val = (
@@ -118,13 +118,13 @@ def make_lessons(texts: Texts, tokenizer: Any, options: Options) -> Lessons:
 def make_course(lessons: Lessons, options: Options, *, world_size: int) -> Course:
     samples = lessons.train.samples
     lengths = [len(sample.ids) for sample in samples]
-    steps = options["max_steps"] or options["epochs"] * -(-len(samples) // options["batch_size"])
+    steps = options["max_steps"] or options["num_train_epochs"] * -(-len(samples) // options["global_batch_size"])
     return Course(
         lessons.table,
         lessons.numbers,
         lengths,
         steps=steps,
-        batch_size=options["batch_size"],
+        batch_size=options["global_batch_size"],
         seed=options["seed"],
         row_tokens=options["cutoff_len"] if options["packing"] else 0,
         spread=world_size,
@@ -138,7 +138,7 @@ def introduce(lessons: Lessons, course: Course, options: Options) -> list[str]:
     longest = max(len(each.ids) for each in samples)
     lines = [
         *lessons.table.notes,
-        f"{len(samples)} rows of {options['data'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
+        f"{len(samples)} rows of {options['data_path'] or 'made-up data'}, {tokens / len(samples):.0f} tokens on "
         f"average and {longest} at most, {learned / tokens:.0%} of them learned; "
         f"{len(lessons.val.samples)} to validate on",
     ]

@@ -38,8 +38,8 @@ def refuse_qlora(quantize: str, family: str) -> None:
     """Raises InvalidDataError with the reason and the way out."""
     if quantize != "none":
         raise InvalidDataError(
-            f"--quantize={quantize} on {family}: {QLORA[family]}; use --how=fsdp2, which holds "
-            "each rank's part of the base only, or --how=zero3 with --offload=true"
+            f"--quantization_bit={quantize} on {family}: {QLORA[family]}; use --strategy=fsdp2, which holds "
+            "each rank's part of the base only, or --strategy=zero3 with --cpu_offload=true"
         )
 
 
@@ -48,18 +48,18 @@ def add_lora(model: Any, options: Mapping[str, Any]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    unknown = [name for name in options["targets"] if name not in leaves]
+    unknown = [name for name in options["target_modules"] if name not in leaves]
     if unknown:
         raise InvalidDataError(
-            f"--targets: the model has no linear layer {', '.join(unknown)}; it has {', '.join(sorted(leaves))}"
+            f"--target_modules: the model has no linear layer {', '.join(unknown)}; it has {', '.join(sorted(leaves))}"
         )
     config = LoraConfig(
         r=options["lora_r"],
         lora_alpha=options["lora_alpha"],
         lora_dropout=options["lora_dropout"],
-        target_modules=list(options["targets"]),
-        use_dora=options["dora"],
-        use_rslora=options["rslora"],
+        target_modules=list(options["target_modules"]),
+        use_dora=options["use_dora"],
+        use_rslora=options["use_rslora"],
         task_type="CAUSAL_LM",
         bias="none",
     )
@@ -122,9 +122,11 @@ def save_adapter(
     folder: Path,
     tokenizer: Any,
 ) -> None:
-    """Whole weights to the files that PeftModel.from_pretrained reads. Raises IncompleteAdapterError before a file
-    is made
-    or when what is on the disk is not what was saved; an adapter that was there before stays until then."""
+    """Write unsharded weights to the files that PeftModel.from_pretrained reads.
+
+    Raises IncompleteAdapterError before a file is made, or when the disk has other values than were written. An
+    adapter that was there before stays until then.
+    """
     check_whole(weights, expected)
     from safetensors.torch import save_file
 

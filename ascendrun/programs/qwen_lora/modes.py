@@ -49,34 +49,34 @@ EXPECTED = (
 """Faults of what was given, not of this program: their message is the whole story."""
 FREE_TO_CHANGE = (
     "mode",
-    "data",
-    "val",
+    "data_path",
+    "val_data_path",
     "base_model",
-    "output",
+    "output_dir",
     "device",
-    "resume",
-    "log_every",
-    "checkpoint_every",
-    "how",
-    "offload",
-    "keep_checkpoints",
-    "timeout_s",
-    "micro_batch",
-    "workers",
-    "samples",
-    "sample_tokens",
-    "mc_data",
-    "mc_limit",
-    "merge",
-    "max_s",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "save_steps",
+    "strategy",
+    "cpu_offload",
+    "save_total_limit",
+    "dist_timeout_s",
+    "micro_batch_size",
+    "dataloader_num_workers",
+    "num_sample_prompts",
+    "max_new_tokens",
+    "mc_eval_path",
+    "mc_max_samples",
+    "save_merged_model",
+    "max_time_s",
     "peak_tflops",
-    "profile",
-    "card",
-    "ranks",
-    "compare",
+    "profile_dir",
+    "chip",
+    "world_size",
+    "compare_dirs",
     "on_save_failure",
-    "checkpointing",
-    "quantize",
+    "gradient_checkpointing",
+    "quantization_bit",
 )
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 
@@ -84,11 +84,15 @@ FREE_TO_CHANGE = (
 def train(options: Options, here: Runtime) -> None:
     """Trains, saves the adapter, reports. Stopped by a signal it saves a checkpoint and returns early."""
     began_s = time.monotonic()
-    lora.refuse_qlora(options["quantize"], here.family)
-    questions = evaluation.read_questions(Path(options["mc_data"]), options["mc_limit"]) if options["mc_data"] else []
+    lora.refuse_qlora(options["quantization_bit"], here.family)
+    questions = (
+        evaluation.read_questions(Path(options["mc_eval_path"]), options["mc_max_samples"])
+        if options["mc_eval_path"]
+        else []
+    )
     precision = chosen_precision(options, here.accelerator)
     sizing.refuse(options, world_size=here.world_size, precision=precision, has_deepspeed=sizing.has_deepspeed())
-    folder, output = runtime.checkpoint_folder(options["output"]), Path(options["output"]).absolute()
+    folder, output = runtime.checkpoint_folder(options["output_dir"]), Path(options["output_dir"]).absolute()
     os_errors.check_writable(output)
     home = Path(options["base_model"]) if options["base_model"] else output / "base"
     texts = read_texts(options)
@@ -101,22 +105,25 @@ def train(options: Options, here: Runtime) -> None:
     for problem in batch_problems(course, options, here.world_size):
         here.say(f"note: {problem}")
     piece = heaviest(
-        lessons.train, course.units, steps=course.steps, world_size=here.world_size, micro_batch=options["micro_batch"]
+        lessons.train,
+        course.units,
+        steps=course.steps,
+        world_size=here.world_size,
+        micro_batch=options["micro_batch_size"],
     )
     holding, lines = sizing.choose(config, options, piece, here, precision)
     for line in lines:
         here.say(line)
     model, engine, expected = make_engine(config, options, home, here, precision, holding)
     loop = make_loop(options, lessons, course, engine, here, precision, folder, mean_length=mean_length(course))
-    if options["resume"] == "auto":
-        loop.resume()
+    loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         here.say(
             f"stopped after step {loop.progress.step}/{loop.settings.steps}; the same command goes on from "
             f"there, with the checkpoint in {loop.saver.parent}"
         )
         return
-    if options["keep"] == "best":
+    if options["load_best_model_at_end"]:
         loop.load_best()
     save(engine, model, expected, options, home, output, lessons, here)
     scores = final_scores(engine, lessons, questions, options, here, output)
@@ -143,9 +150,9 @@ def open_base(options: Options, home: Path, conversations: list[Any], here: Runt
         return config, chat_template.load_tokenizer(home, template=options["template"])
     text = here.share(make_text(home, conversations) if here.is_first else "")
     tokenizer = chat_template.wrap_tokenizer(text)
-    words = max(base.shape_config(options["shape"]).vocab_size, len(tokenizer))
+    words = max(base.shape_config(options["model_preset"]).vocab_size, len(tokenizer))
     base.make_base(
-        home, base.shape_config(options["shape"], vocab_size=words), tokenizer, seed=options["seed"], here=here
+        home, base.shape_config(options["model_preset"], vocab_size=words), tokenizer, seed=options["seed"], here=here
     )
     return base.folder_config(home, packed_tokens=packed), tokenizer
 
@@ -161,12 +168,12 @@ def batch_problems(course: Course, options: Options, world_size: int) -> list[st
     rows = len(course.units(0))
     if rows < world_size:
         return [
-            f"--batch_size={options['batch_size']} makes {rows} rows a step on {world_size} ranks, so "
+            f"--global_batch_size={options['global_batch_size']} makes {rows} rows a step on {world_size} ranks, so "
             f"{world_size - rows} of them have none; take at least {world_size}"
         ]
-    micro = options["micro_batch"]
+    micro = options["micro_batch_size"]
     if micro and rows % (world_size * micro):
-        return [f"a step has {rows} rows for {world_size} ranks x --micro_batch={micro}: some passes are not full"]
+        return [f"a step has {rows} rows for {world_size} ranks x --micro_batch_size={micro}: some passes are not full"]
     return []
 
 
@@ -196,7 +203,7 @@ def make_engine(
         values = lora.first_values(model, seed=options["seed"], read=read, here=here)
     lora.put_values(model, values)
     expected = lora.trained_shapes(model)
-    adam = Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
+    adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=(0.9, 0.999))
     details: dict[str, Any] = {}
     if how == "ddp":
         base.load_whole(model, home, here, precision)
@@ -228,12 +235,12 @@ def make_loop(
         return evaluation.loss_by_level(engine, lessons.val, here) if lessons.val.samples else {}
 
     instructions = Instructions(lessons.train, dtype=precision.compute, evaluate=evaluate)
-    keeps_best = options["keep"] == "best" and bool(lessons.val.samples)
+    keeps_best = options["load_best_model_at_end"] and bool(lessons.val.samples)
     settings = Settings.of(
         options,
         steps=course.steps,
-        warmup_steps=warmup_of(options["warmup"], course.steps),
-        eval_every=(options["eval_every"] or course.steps_per_epoch) if lessons.val.samples else 0,
+        warmup_steps=warmup_of(options, course.steps),
+        eval_steps=(options["eval_steps"] or course.steps_per_epoch) if lessons.val.samples else 0,
         best="loss" if keeps_best else "",
         best_is_low=True,
         flops_per_token=flops_of(engine, mean_length),
@@ -284,7 +291,7 @@ def save(
                 f"adapter: {len(weights)} matrices, {sum(each.numel() for each in weights.values()):,} numbers, "
                 f"all there: {output / 'adapter'}"
             )
-            if options["merge"]:
+            if options["save_merged_model"]:
                 changed = merge(home, output / "adapter", output / "merged")
                 here.say(f"merged model, {changed} weights changed: {output / 'merged'}")
         except (lora.IncompleteAdapterError, SafetensorError, OSError) as error:
@@ -308,15 +315,15 @@ def final_scores(
                 lessons.tokenizer,
                 questions,
                 here,
-                system=options["system"],
+                system=options["default_system"],
                 pad_id=lessons.train.pad_id,
-                multiple=options["pad_multiple"],
+                multiple=options["pad_to_multiple_of"],
                 cutoff=options["cutoff_len"],
             )
         )
     answers = []
-    for number, conversation in texts_to_answer(lessons, options["samples"]):
-        said = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["sample_tokens"])
+    for number, conversation in texts_to_answer(lessons, options["num_sample_prompts"]):
+        said = evaluation.answer(engine, lessons.tokenizer, conversation, here, most=options["max_new_tokens"])
         question, wanted = first_exchange(conversation)
         answers.append(
             {"row": number, "level": conversation.level, "question": question, "said": said, "wanted": wanted}
@@ -379,16 +386,16 @@ def steps_by_stage(course: Course) -> list[int]:
 
 def plan(options: Options, here: Runtime) -> None:
     """Arithmetic only: nothing is loaded and no card taken. Raises ModelTooLargeError when it cannot run."""
-    ranks = options["ranks"] or here.world_size
+    ranks = options["world_size"] or here.world_size
     packed = options["cutoff_len"] if options["packing"] else 0
     config = (
         base.folder_config(Path(options["base_model"]), packed_tokens=packed)
         if options["base_model"]
-        else base.shape_config(options["shape"])
+        else base.shape_config(options["model_preset"])
     )
-    lora.refuse_qlora(options["quantize"], "npu" if options["card"] else here.family)
+    lora.refuse_qlora(options["quantization_bit"], "npu" if options["chip"] else here.family)
     try:
-        family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
+        family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
     except ValueError as error:
         raise InvalidDataError(str(error)) from error
     sizing.refuse(options, world_size=ranks, precision=precision)
@@ -401,9 +408,9 @@ def plan(options: Options, here: Runtime) -> None:
     lessons = make_lessons(texts, tokenizer, options)
     course = make_course(lessons, options, world_size=ranks)
     piece = heaviest(
-        lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=options["micro_batch"]
+        lessons.train, course.units, steps=course.steps, world_size=ranks, micro_batch=options["micro_batch_size"]
     )
-    ways = sizing.ways_for(precision, ranks) if options["how"] == "auto" else (str(options["how"]),)
+    ways = sizing.ways_for(precision, ranks) if options["strategy"] == "auto" else (str(options["strategy"]),)
     report = sizing.reckon(
         config,
         options,
@@ -411,12 +418,12 @@ def plan(options: Options, here: Runtime) -> None:
         precision=precision,
         world_size=ranks,
         family=family,
-        card_bytes=card_bytes if options["card"] else None,
+        card_bytes=card_bytes if options["chip"] else None,
         ways=ways,
         everything=True,
     )
     limit = sizing.speed_limit(
-        config, report.simulated, chip_of(options["card"]), ranks=ranks, mean_length=mean_length(course)
+        config, report.simulated, chip_of(options["chip"]), ranks=ranks, mean_length=mean_length(course)
     )
     notes = [f"note: {problem}" for problem in batch_problems(course, options, ranks)]
     here.say("\n".join([*introduce(lessons, course, options), *notes, *report.lines, *([limit] if limit else [])]))
@@ -426,10 +433,10 @@ def plan(options: Options, here: Runtime) -> None:
 
 def compare(options: Options, here: Runtime) -> None:
     """Two runs on the same budget beside each other: comparison.json and a table. Raises InvalidDataError."""
-    if len(options["compare"]) != 2:
-        raise InvalidDataError("--compare wants the output folders of two runs, with a comma between them")
+    if len(options["compare_dirs"]) != 2:
+        raise InvalidDataError("--compare_dirs wants the output folders of two runs, with a comma between them")
     reports = []
-    for name in options["compare"]:
+    for name in options["compare_dirs"]:
         path = Path(name) / "report.json"
         if not path.is_file():
             raise InvalidDataError(f"{path}: no report here; the run has not ended, or wrote to another folder or node")
@@ -441,15 +448,16 @@ def compare(options: Options, here: Runtime) -> None:
     rows = [(name, first["final"][name], second["final"][name]) for name in first["final"] if name in second["final"]]
     here.say(
         f"{budget[0][0]} steps, {budget[0][1]} samples each\n"
-        f"{'':<18}{options['compare'][0]:>14}{options['compare'][1]:>14}{'difference':>12}"
+        f"{'':<18}{options['compare_dirs'][0]:>14}{options['compare_dirs'][1]:>14}{'difference':>12}"
     )
     for name, one, other in rows:
         here.say(f"{name.replace('_', ' '):<18}{one:>14.4f}{other:>14.4f}{other - one:>+12.4f}")
-    output = Path(options["output"]).absolute()
+    output = Path(options["output_dir"]).absolute()
     replace_text(
         output / "comparison.json",
         json.dumps(
-            {"runs": list(options["compare"]), "final": {name: [one, other] for name, one, other in rows}}, indent=1
+            {"runs": list(options["compare_dirs"]), "final": {name: [one, other] for name, one, other in rows}},
+            indent=1,
         )
         + "\n",
     )

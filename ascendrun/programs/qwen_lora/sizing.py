@@ -59,23 +59,27 @@ class Reckoning:
 
 def refuse(options: Mapping[str, Any], *, world_size: int, precision: Precision, has_deepspeed: bool = True) -> None:
     """What cannot work, before anything is read or made. Raises InvalidDataError with all reasons and ways out."""
-    how, is_offloaded = options["how"], options["offload"]
+    how, is_offloaded = options["strategy"], options["cpu_offload"]
     problems = []
     if how == "fsdp2" and precision.scales:
-        problems.append(f"--how=fsdp2 has no loss scaling, and {precision.reason}; use --how=ddp or --how=zero3")
+        problems.append(
+            f"--strategy=fsdp2 has no loss scaling, and {precision.reason}; use --strategy=ddp or --strategy=zero3"
+        )
     if how in ("fsdp2", "zero3") and world_size == 1:
-        problems.append(f"--how={how} shares the base among ranks, and there is one; use --how=ddp, or more devices")
+        problems.append(
+            f"--strategy={how} shares the base among ranks, and there is one; use --strategy=ddp, or more devices"
+        )
     if how == "zero3" and not has_deepspeed:
         problems.append(
-            "--how=zero3 needs deepspeed, which is not installed here: pip install deepspeed; or use --how=fsdp2"
+            "--strategy=zero3 needs deepspeed, which is not installed here: pip install deepspeed; or use --strategy=fsdp2"  # noqa: E501
         )
     if is_offloaded and (how == "ddp" or world_size == 1):
         problems.append(
-            "--offload=true needs a base that is shared among ranks; use --how=fsdp2 or --how=zero3 on two "
-            "devices or more, or --offload=false"
+            "--cpu_offload=true needs a base that is shared among ranks; use --strategy=fsdp2 or --strategy=zero3 on two "  # noqa: E501
+            "devices or more, or --cpu_offload=false"
         )
     elif is_offloaded and precision.scales and not has_deepspeed:
-        problems.append("--offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
+        problems.append("--cpu_offload=true with float16 needs deepspeed, which is not here: pip install deepspeed")
     if problems:
         raise InvalidDataError("; ".join(problems))
 
@@ -135,9 +139,9 @@ def reckon(
 def trials(options: Mapping[str, Any], ways: Sequence[str]) -> list[Holding]:
     """From fast to slow. Activations made anew cost a third more arithmetic, less than sending the weights round;
     host memory is slower than both."""
-    asked = options["checkpointing"]
+    asked = options["gradient_checkpointing"]
     anew = (False, True) if asked is None else (asked,)
-    if options["offload"]:
+    if options["cpu_offload"]:
         return [Holding(way, True, each) for way in ways if way != "ddp" for each in anew]
     found = [Holding(way, False, each) for way in ways for each in anew]
     if "zero3" in ways and len(ways) > 1:
@@ -150,10 +154,10 @@ def why(holding: Holding, options: Mapping[str, Any], ways: Sequence[str]) -> st
     parts = (
         ["the fastest that fits"]
         if len(ways) > 1
-        else ["the only way here" if options["how"] == "auto" else f"--how={holding.how}, as asked"]
+        else ["the only way here" if options["strategy"] == "auto" else f"--strategy={holding.how}, as asked"]
     )
-    if options["checkpointing"] is not None:
-        parts.append(f"--checkpointing={str(holding.checkpointing).lower()}, as asked")
+    if options["gradient_checkpointing"] is not None:
+        parts.append(f"--gradient_checkpointing={str(holding.checkpointing).lower()}, as asked")
     elif len(ways) == 1:
         parts.append("activations fit" if not holding.checkpointing else "activations would not fit")
     return ", ".join(parts)
@@ -227,12 +231,11 @@ def card_bytes_of(here: Runtime) -> int | None:
 def choose(
     config: Any, options: Mapping[str, Any], piece: Mapping[str, int], here: Runtime, precision: Precision
 ) -> tuple[Holding, list[str]]:
-    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises ModelTooLargeError; a way that
-    was asked for is
-    taken even then, for an estimate is no fact."""
-    asked, is_anew = options["how"], options["checkpointing"]
+    """(how to hold it, the reckoning for people). Rank 0 reckons for all. Raises ModelTooLargeError; a way that was asked for is
+    taken even then, for an estimate is no fact."""  # noqa: E501
+    asked, is_anew = options["strategy"], options["gradient_checkpointing"]
     if asked != "auto" and is_anew is not None:
-        chosen = Holding(asked, options["offload"], is_anew)
+        chosen = Holding(asked, options["cpu_offload"], is_anew)
         return chosen, [f"{chosen}, as asked"]
     told: Any = None
     if here.is_first:
@@ -253,8 +256,8 @@ def choose(
         return Holding(*parts), list(lines)
     if asked == "auto":
         raise ModelTooLargeError("\n".join([*lines, *problems]))
-    chosen = Holding(asked, options["offload"], True)
-    return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --how={asked}, as asked"]
+    chosen = Holding(asked, options["cpu_offload"], True)
+    return chosen, [*lines, *(f"note: {problem}" for problem in problems), f"{chosen}: --strategy={asked}, as asked"]
 
 
 def ways_for(precision: Precision, world_size: int, has_deepspeed: bool = True) -> tuple[str, ...]:

@@ -27,17 +27,17 @@ A whole program, `train.py`:
             return functional.cross_entropy(logits.flatten(0, 1), tensors["labels"][:, 1:].flatten(), reduction="sum")
 
     def train(options, here):                               # `here`: Runtime, this rank
-        rows = read_rows(options["data"])
-        plan = data.Buckets([len(row) for row in rows], batch_size=options["batch_size"], seed=options["seed"])
+        rows = read_rows(options["data_path"])
+        plan = data.Buckets([len(row) for row in rows], batch_size=options["global_batch_size"], seed=options["seed"])
         precision = accelerator.choose_precision(options["dtype"], here.accelerator)
         here.say(precision.reason)
-        engine = parallel.wrap(make_model(), here, how="ddp", adam=Adam(lr=options["lr"]), precision=precision)
-        steps = options["epochs"] * plan.steps_per_epoch
-        settings = Settings.of(options, steps=steps, warmup_steps=schedule.warmup_of(options["warmup"], steps))
-        loop = Loop(here, engine, plan, Lines(rows, here), settings, runtime.checkpoint_folder(options["output"]),
-                    identity={"seed": options["seed"], "lr": options["lr"], "batch_size": options["batch_size"]})
-        if options["resume"] == "auto":
-            loop.resume()                                   # False: from the start
+        adam = Adam(lr=options["learning_rate"])
+        engine = parallel.wrap(make_model(), here, how="ddp", adam=adam, precision=precision)
+        steps = options["num_train_epochs"] * plan.steps_per_epoch
+        settings = Settings.of(options, steps=steps, warmup_steps=schedule.warmup_of(options, steps))
+        loop = Loop(here, engine, plan, Lines(rows, here), settings, runtime.checkpoint_folder(options["output_dir"]),
+                    identity={name: options[name] for name in ("seed", "learning_rate", "global_batch_size")})
+        loop.resume(options["resume_from_checkpoint"])      # auto, never or a path; False: from step 0
         if not loop.run().is_complete:                      # stopped by a signal: saved, and the same command goes on
             return
         loop.load_best()                                    # into engine.module, when Settings.best names a score

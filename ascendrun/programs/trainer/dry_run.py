@@ -15,16 +15,16 @@ def batch_problems(*, batch_size: int, world_size: int, micro_batch: int, sample
     problems = []
     if batch_size < world_size:
         problems.append(
-            f"--batch_size={batch_size} on {world_size} ranks leaves {world_size - batch_size} without a "
+            f"--global_batch_size={batch_size} on {world_size} ranks leaves {world_size - batch_size} without a "
             f"sample in every step; take {world_size} or more, or fewer devices"
         )
     elif batch_size % unit:
         below, above = nearest_multiples(batch_size, unit)
-        shown = f"{world_size} ranks" + (f" x --micro_batch={micro_batch}" if micro_batch else "")
+        shown = f"{world_size} ranks" + (f" x --micro_batch_size={micro_batch}" if micro_batch else "")
         problems.append(
-            f"--batch_size={batch_size} does not divide by {unit} ({shown}), so ranks wait for others; "
+            f"--global_batch_size={batch_size} does not divide by {unit} ({shown}), so ranks wait for others; "
             f"take {below}" + (f" or {above}" if above != below else "")
         )
     if batch_size > samples:
-        problems.append(f"--batch_size={batch_size}, but there are {samples} samples")
+        problems.append(f"--global_batch_size={batch_size}, but there are {samples} samples")
     return problems

@@ -58,7 +58,7 @@ class Loop:
             here,
             folder,
             is_sharded=engine.is_sharded,
-            keep_last=settings.keep_checkpoints,
+            keep_last=settings.save_total_limit,
             in_background=settings.save_in_background,
             on_saved=self._tell_saved,
         )
@@ -72,10 +72,10 @@ class Loop:
             task.collate,
             rank=here.rank,
             world_size=here.world_size,
-            workers=settings.workers,
-            micro_batch=settings.micro_batch,
+            workers=settings.dataloader_num_workers,
+            micro_batch=settings.micro_batch_size,
             steps=settings.steps,
-            micro_tokens=settings.micro_tokens,
+            micro_tokens=settings.max_tokens_per_micro_batch,
             length_of=getattr(plan, "length_of", None),
             context=worker_context(here.family),
         )
@@ -126,14 +126,14 @@ class Loop:
         """Step after step; why it ended early, None: it went to its end."""
         began_s = time.monotonic()
         settings, progress = self.settings, self.progress
-        with open_profiler(settings.profile, self.here, steps=settings.profile_steps) as profiler:
+        with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiler:
             if not progress.ended and progress.step < settings.steps:
                 self._prepare()
             self.meter = Meter()
             interrupted: Ending | None = None
             while not progress.ended and interrupted is None:
                 if progress.step < settings.steps:
-                    is_late = 0 < settings.max_s < time.monotonic() - began_s
+                    is_late = 0 < settings.max_time_s < time.monotonic() - began_s
                     interrupted = self._step(is_late=is_late)
                     profiler.step()
                 self._after_step()
@@ -186,7 +186,7 @@ class Loop:
         clock.mark("comm_s")
         if told[2]:
             self._refuse(share, f"the loss is {loss}" if is_bad else None)
-        norm = self.engine.finish(self.settings.clip)
+        norm = self.engine.finish(self.settings.max_grad_norm)
         clock.mark("optimizer_s")
         clock.end()
         if not math.isfinite(norm) and not self.engine.precision.scales:
@@ -201,8 +201,12 @@ class Loop:
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         settings = self.settings
-        return settings.lr * share_of_peak(
-            step, settings.steps, shape=settings.schedule, warmup_steps=settings.warmup_steps, floor=settings.lr_floor
+        return settings.learning_rate * share_of_peak(
+            step,
+            settings.steps,
+            shape=settings.lr_scheduler_type,
+            warmup_steps=settings.warmup_steps,
+            floor=settings.lr_floor,
         )
 
     def _pass(
@@ -251,7 +255,7 @@ class Loop:
         told = self.here.gather(mine and f"{mine} on rank {self.here.rank} (samples {shown})")
         raise NonFiniteError(
             f"step {share.step + 1}: {'; '.join(each for each in told if each)}. The step was not taken; "
-            "older checkpoints are sound. Lower --lr, or look at these samples"
+            "older checkpoints are sound. Lower --learning_rate, or look at these samples"
         )
 
     def _count(self, told: list[float], share: Share, norm: float) -> None:
@@ -271,12 +275,12 @@ class Loop:
     def _after_step(self) -> None:
         step, settings = self.progress.step, self.settings
         last = step >= settings.steps
-        if self.meter.steps and (step % settings.log_every == 0 or last):
+        if self.meter.steps and (step % settings.logging_steps == 0 or last):
             self._report()
-        if settings.eval_every and (step % settings.eval_every == 0 or last):
+        if settings.eval_steps and (step % settings.eval_steps == 0 or last):
             self._evaluate()
         self.progress.ended = self.progress.ended or last
-        every = settings.checkpoint_every
+        every = settings.save_steps
         if every and step % every == 0 and not self.progress.ended:
             self.save()
 
@@ -287,7 +291,7 @@ class Loop:
         times = self.clock.mean()
         step, steps = self.progress.step, self.settings.steps
         if not self.here.is_first:
-            self.here.record(step=step, **times, memory_bytes=self.here.accelerator.memory_bytes())
+            self.here.record(step=step, **times, device_memory_bytes=self.here.accelerator.memory_bytes())
             return
         loss = meter.loss / meter.weight if meter.weight else None
         rate, epoch = self.rate(step - 1), step / self.plan.steps_per_epoch
@@ -298,11 +302,11 @@ class Loop:
             total_steps=steps,
             epoch=round(epoch, 3),
             loss=loss,
-            lr=rate,
+            learning_rate=rate,
             grad_norm=meter.grad_norm,
             tokens_per_s=tokens_per_s,
             samples_per_s=meter.per_second(meter.samples),
-            memory_bytes=self.here.accelerator.memory_bytes(),
+            device_memory_bytes=self.here.accelerator.memory_bytes(),
             **({} if used is None else {"mfu": used}),
             **times,
             **{f"loss_{name}": part[0] / part[1] for name, part in meter.parts.items() if part[1]},
@@ -342,7 +346,7 @@ class Loop:
         note = self._judge(scores) if settings.best else ""
         self.here.record(
             step=progress.step,
-            eval_seconds=time.monotonic() - began_s,
+            eval_duration_s=time.monotonic() - began_s,
             **{f"eval_{name}": value for name, value in scores.items()},
         )
         shown = " ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
@@ -358,7 +362,7 @@ class Loop:
             self.best_weights, self.best_is_saved = self.engine.full_weights(), False
             return " (best so far)"
         progress.evaluations_since_best += 1
-        progress.ended = 0 < settings.patience <= progress.evaluations_since_best
+        progress.ended = 0 < settings.early_stopping_patience <= progress.evaluations_since_best
         return ""
 
     # --- checkpoints ---
@@ -400,8 +404,8 @@ class Loop:
             self.here.record(
                 event="checkpoint",
                 step=saved.step,
-                seconds=round(saved.seconds, 3),
-                bytes=saved.bytes,
+                duration_s=round(saved.seconds, 3),
+                size_bytes=saved.bytes,
                 path=str(saved.path),
             )
             return
@@ -413,9 +417,20 @@ class Loop:
         self.here.record(event="checkpoint-failed", step=saved.step, problem=saved.problem)
         print(self.save_problem, file=sys.stderr, flush=True)
 
-    def resume(self) -> bool:
-        """Goes on from the newest complete checkpoint; False: there is none. Raises CannotResumeError."""
+    def resume(self, choice: str = "auto") -> bool:
+        """Resume from the newest complete checkpoint; False: there is none, or `choice` is never.
+
+        `choice`: auto, never, or the path of a checkpoint or of a directory of them, which is read where this run has
+        no checkpoint of its own. Raises CannotResumeError, also where that path has none.
+        """
+        if choice == "never":
+            return False
         found = self.saver.find()
+        is_own = found is not None
+        if found is None and choice != "auto":
+            found = self.saver.find(Path(choice))
+            if found is None:
+                raise CannotResumeError(f"--resume_from_checkpoint={choice}: no complete checkpoint here")
         if found is None:
             return False
         self._check_identity(found.facts, found.folder)
@@ -424,14 +439,15 @@ class Loop:
         if self.here.rank < len(found.common["random"]):
             rng_state.put(found.common["random"][self.here.rank], self.here.accelerator)
         if self.progress.best_step is not None:
-            best = self.saver.read_best(self.progress.best_step)
+            best = self.saver.read_best(self.progress.best_step, found.folder.parent)
             if best is None:
                 raise CannotResumeError(
                     f"the best model, of step {self.progress.best_step}, which {found.folder} names, is "
-                    "not whole anywhere; remove that checkpoint, or use --resume=never"
+                    "not whole anywhere; remove that checkpoint, or use --resume_from_checkpoint=never"
                 )
             self.best_weights = best["model"] if self.here.is_first else {}
-        self.saved_step = self.progress.step
+            self.best_is_saved = is_own
+        self.saved_step = self.progress.step if is_own else None
         self.here.say(f"resumed at step {self.progress.step}/{self.settings.steps}")
         self.here.record(event="resume", step=self.progress.step, checkpoint=str(found.folder))
         return True
@@ -452,7 +468,7 @@ class Loop:
         if differs:
             raise CannotResumeError(
                 f"{folder} is of another training: {', '.join(differs)}; "
-                "use another checkpoint folder, the old options, or --resume=never"
+                "use another checkpoint folder, the old options, or --resume_from_checkpoint=never"
             )
 
     def load_best(self) -> int | None:

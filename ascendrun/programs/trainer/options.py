@@ -52,6 +52,10 @@ def parse(argv: Sequence[str], table: ProgramOptions) -> dict[str, Any]:
     if problems:
         raise InvalidOptionsError(problems)
     defaults = {name: _as_list(option.default) for name, option in table.options.items()}
+    for option in table.options.values():
+        for other in option.excludes:  # an option that is given switches off the default of its counterpart
+            if option.name in values or other in values:
+                defaults[other if option.name in values else option.name] = None
     return {**defaults, **{name: _as_list(value) for name, value in values.items()}}
 
 

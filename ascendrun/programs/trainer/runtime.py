@@ -58,7 +58,7 @@ class Runtime(Ranks):
     def write(self, values: dict[str, Any]) -> None:
         """One line, now."""
         if self.metrics is not None:
-            self.metrics.write(json.dumps({"at_s": round(time.time(), 3), **values}) + "\n")
+            self.metrics.write(json.dumps({"timestamp": round(time.time(), 3), **values}) + "\n")
             self.metrics.flush()
 
 

@@ -193,15 +193,16 @@ class Saver:
 
     # --- going on from one ---
 
-    def find(self) -> Found | None:
+    def find(self, place: Path | None = None) -> Found | None:
         """The newest checkpoint that is complete wherever it must be, the same on every rank; None: there is none.
 
-        The rank with the newest reads what all have in common and gives it to the others. Raises CannotResumeError when
+        `place`: a checkpoint, or a directory of them, to read instead of this run's. The rank with the newest reads
+        what all have in common and gives it to the others. Raises CannotResumeError when
         the nodes have the parts of other ranks than theirs.
         """
         tried: set[tuple[int, str]] = set()
         while True:
-            mine = self._candidates(tried)
+            mine = self._candidates(tried, place or self.parent)
             offers = self.here.gather(list(mine))
             common = [set(each) for each in offers]
             shared = set.intersection(*common) if self.is_sharded else set.union(*common)
@@ -219,7 +220,7 @@ class Saver:
                 raise CannotResumeError(
                     f"step {choice[0]} in {self.parent} is whole, but rank {strangers[0]}'s part of it "
                     "is on another node; name the nodes in the order in which it was written, or use "
-                    "--resume=never"
+                    "--resume_from_checkpoint=never"
                 )
             return self._read(folder, source)
 
@@ -232,10 +233,13 @@ class Saver:
             ]
             self.here.say(f"no checkpoint is whole on every node ({'; '.join(have)}): training begins anew")
 
-    def _candidates(self, tried: set[tuple[int, str]]) -> dict[tuple[int, str], Path]:
+    def _candidates(self, tried: set[tuple[int, str]], place: Path) -> dict[tuple[int, str], Path]:
         """By (step, which save of it): what this rank could go on from, by the sizes of its files."""
         found: dict[tuple[int, str], Path] = {}
-        for step, folder in checkpoint.listed(self.parent, "step"):
+        is_one = (place / checkpoint.MANIFEST).is_file()
+        for step, folder in checkpoint.listed(place.parent if is_one else place, "step"):
+            if is_one and folder.name != place.name:
+                continue
             facts = checkpoint.fault_free_facts(folder)
             key = (step, str(facts.get("save", "")))
             if key in tried:
@@ -283,9 +287,9 @@ class Saver:
             own = checkpoint.load(folder, checkpoint.own_part(self.here.rank))
         return Found(Path(path), facts, common, own)
 
-    def read_best(self, step: int) -> dict[str, Any] | None:
+    def read_best(self, step: int, parent: Path) -> dict[str, Any] | None:
         """The best model of that step, from the first rank that has it whole, on every rank; None: nobody has."""
-        folder = self.parent / checkpoint.folder_name("best", step)
+        folder = parent / checkpoint.folder_name("best", step)
         has_it = self.here.gather(folder.exists() and checkpoint.fault(folder) is None)
         if True not in has_it:
             return None

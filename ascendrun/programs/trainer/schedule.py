@@ -1,8 +1,10 @@
-"""The learning rate as a share of its peak: a function of the step and of the true number of steps."""
+"""The learning rate as a fraction of its peak: a function of the step and of the total steps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 SHAPES = ("cosine", "linear", "constant")
 
@@ -22,6 +24,7 @@ def share_of_peak(step: int, steps: int, *, shape: str = "cosine", warmup_steps:
     return floor + (1 - floor) * fall
 
 
-def warmup_of(value: float, steps: int) -> int:
-    """Below 1 a share of the steps, from 1 on a number of steps, at most all of them."""
-    return min(steps, round(steps * value) if value < 1 else int(value))
+def warmup_of(options: Mapping[str, Any], steps: int) -> int:
+    """Warm-up steps of a training of `steps`: `warmup_steps`, or the fraction `warmup_ratio` where that is None."""
+    given = options["warmup_steps"]
+    return min(steps, round(steps * options["warmup_ratio"]) if given is None else int(given))

@@ -20,7 +20,7 @@ def planned(card: str, dtype: str, here: Accelerator) -> tuple[str, Precision, i
         return here.family, choose_precision(dtype, here), here.memory_total_bytes()
     chip = chip_of(card)
     if chip is None:
-        raise ValueError(f"--card={card}: not in the table of chips; as 910B3, 910A or H100")
+        raise ValueError(f"--chip={card}: not in the table of chips; as 910B3, 910A or H100")
     family = "npu" if chip.name.startswith(NPU_NAMES) else "cuda"
     its_torch = SimpleNamespace(is_bf16_supported=lambda: chip.has_bf16)
     precision = choose_precision(dtype, Accelerator(family, here.device, card, its_torch))

@@ -69,36 +69,36 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. Steps are optimizer steps; 0 turns a thing off.
+    """Training settings. Steps are optimizer steps; 0 switches an item off.
 
-    `best`: the evaluation's score that decides which model is kept, "" for none; `patience`: evaluations without a
-    better one before the end. `micro_tokens`: the most of a pass, where the plan knows the `length_of` a row.
-    `on_save_failure`: go-on (the last good checkpoint stays) or stop. `profile`: a folder for a trace of a few steps.
+    `best`: the score that selects the model, "" for none. `early_stopping_patience`: evaluations without a better
+    score before the end. `max_tokens_per_micro_batch`: of a pass, where the plan knows the `length_of` a row.
+    `on_save_failure`: continue (the last good checkpoint stays) or stop. `profile_dir`: for a trace of a few steps.
     """
 
     steps: int
-    lr: float
-    schedule: str = "cosine"
+    learning_rate: float
+    lr_scheduler_type: str = "cosine"
     warmup_steps: int = 0
     lr_floor: float = 0.0
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     seed: int = 0
-    micro_batch: int = 0
-    micro_tokens: int = 0
-    workers: int = 0
-    log_every: int = 10
-    eval_every: int = 0
+    micro_batch_size: int = 0
+    max_tokens_per_micro_batch: int = 0
+    dataloader_num_workers: int = 0
+    logging_steps: int = 10
+    eval_steps: int = 0
     best: str = ""
     best_is_low: bool = False
-    patience: int = 0
-    checkpoint_every: int = 0
-    keep_checkpoints: int = 2
+    early_stopping_patience: int = 0
+    save_steps: int = 0
+    save_total_limit: int = 2
     save_in_background: bool = True
-    on_save_failure: str = "go-on"
-    max_s: float = 0.0
+    on_save_failure: str = "continue"
+    max_time_s: float = 0.0
     flops_per_token: float = 0.0
     peak_tflops: float = 0.0
-    profile: str = ""
+    profile_dir: str = ""
     profile_steps: int = 3
 
     @classmethod

@@ -31,11 +31,11 @@ def main(argv: Sequence[str]) -> None:
 
     module, name = STAGES[options["mode"]]
     body = getattr(importlib.import_module(f"ascendrun.programs.trajectory.stages.{module}"), name)
-    takes_none = options["mode"] == "plan" and options["card"]
+    takes_none = options["mode"] == "plan" and options["chip"]
     runtime.run(
         lambda here: body(options, here),
         family="cpu" if takes_none else options["device"],
-        timeout_s=options["timeout_s"],
+        timeout_s=options["dist_timeout_s"],
         expected=training.EXPECTED,
     )
 

@@ -47,22 +47,24 @@ class Samples:
 
 
 def load_records(options: Options, *, grammar: str, resolution: int) -> tuple[list[Record], dict[str, Any]]:
-    """Every segment of --data (or generated ones), and what was counted on the way."""
-    if not options["data"]:
-        tracks = generate(options["tracks"], seed=options["seed"])
+    """Every segment of --data_path (or generated ones), and what was counted on the way."""
+    if not options["data_path"]:
+        tracks = generate(options["synthetic_tracks"], seed=options["seed"])
         return from_tracks(tracks, grammar=grammar, resolution=resolution), {"generated": len(tracks)}
-    path = Path(options["data"])
+    path = Path(options["data_path"])
     if is_texts(path):
         records, removed = read_texts(path)
         return records, {"texts": len(records), "class_words_removed": removed}
-    limits = Limits(options["gap_s"], options["segment_points"], options["min_points"], options["max_knots"])
-    found, cleaning = read_tracks(path, columns=column_map(options["columns"]), limits=limits)
+    limits = Limits(
+        options["max_gap_s"], options["segment_size"], options["min_segment_size"], options["max_speed_knots"]
+    )
+    found, cleaning = read_tracks(path, columns=column_map(options["column_map"]), limits=limits)
     return from_tracks(found, grammar=grammar, resolution=resolution), asdict(cleaning)
 
 
 def multiple_of(options: Options, family: str) -> int:
     """To what batch lengths are rounded up: an accelerator compiles for each shape, a CPU only does the work."""
-    return int(options["pad_multiple"]) or (1 if family == "cpu" else 16)
+    return int(options["pad_to_multiple_of"]) or (1 if family == "cpu" else 16)
 
 
 def column_map(pairs: Sequence[str]) -> dict[str, str]:
@@ -70,7 +72,7 @@ def column_map(pairs: Sequence[str]) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise InvalidDataError(
-            f"--columns: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}"
+            f"--column_map: {', '.join(wrong)} must be OURS=YOURS, with ours one of {', '.join(ALIASES)}"
         )
     return {ours.strip(): yours.strip() for ours, yours in (pair.split("=", 1) for pair in pairs)}
 
@@ -89,14 +91,14 @@ def prepare(options: Options) -> Prepared:
         told = ", ".join(f"{count} of {name}" for name, count in count_classes(records).items())
         raise InvalidDataError(
             f"training needs tracks of at least two classes, here are {told.replace('of ?', 'of no class')}; "
-            "name the class column with --columns=class=NAME"
+            "name the class column with --column_map=class=NAME"
         )
     parts = split_records(
         known,
-        val=options["val_fraction"],
-        test=options["test_fraction"],
+        val=options["val_size"],
+        test=options["test_size"],
         seed=options["seed"],
-        use_column=options["split_column"],
+        use_column=options["use_split_column"],
     )
     parts = {name: sorted(part, key=lambda record: record.id) for name, part in parts.items()}
     check_leak([record.words for record in known], [str(record.label) for record in known])
@@ -106,7 +108,7 @@ def prepare(options: Options) -> Prepared:
         (record for record in records if record.label is None and record.ship not in elsewhere),
         key=lambda record: record.id,
     )
-    vocabulary = make_vocabulary((record.words for record in parts["train"]), min_count=options["min_count"])
+    vocabulary = make_vocabulary((record.words for record in parts["train"]), min_count=options["min_frequency"])
     return Prepared(
         parts,
         vocabulary,
@@ -121,8 +123,8 @@ def prepare(options: Options) -> Prepared:
 
 
 def make_samples(options: Options) -> Samples:
-    """Of the prepared folder --prepared, or of --data prepared now. Raises InvalidDataError."""
-    prepared = load_prepared(Path(options["prepared"])) if options["prepared"] else prepare(options)
+    """Of the prepared folder --prepared_dir, or of --data_path prepared now. Raises InvalidDataError."""
+    prepared = load_prepared(Path(options["prepared_dir"])) if options["prepared_dir"] else prepare(options)
     return encode_prepared(prepared)
 
 

@@ -20,7 +20,7 @@ from ascendrun.programs.trajectory.points.tracks import InvalidDataError
 from ascendrun.programs.trajectory.tokens import Ids
 
 POOLINGS = ("mean", "last")
-ATTENTIONS = ("causal", "both")
+ATTENTIONS = ("causal", "bidirectional")
 FEED_FORWARD_RATIO = 8 / 3
 """Qwen2's gated feed-forward has three matrices, so 8/3 of the width costs what 4 costs an ungated one."""
 
@@ -28,7 +28,7 @@ FEED_FORWARD_RATIO = 8 / 3
 @dataclass(frozen=True)
 class Sizes:
     """All that is needed to build the model again. `config`: of transformers, with its model_type. `attention`:
-    causal, each word sees those before it; or both, all of them."""
+    causal, each token sees those before it; or bidirectional, all of them."""
 
     config: dict[str, Any]
     classes: int
@@ -66,7 +66,7 @@ def config_of_folder(folder: Path, *, words: int, dropout: float) -> dict[str, A
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidDataError(
-            f"{folder}: no config.json; --base takes a folder as transformers' save_pretrained writes it, "
+            f"{folder}: no config.json; --base_model takes a folder as transformers' save_pretrained writes it, "
             "or the output of --mode=pretrain"
         )
     try:

@@ -52,16 +52,16 @@ class Pretraining(Task):
     def asked(self, sample: Encoded, key: Sequence[int], *, is_training: bool) -> Asked:
         ids = augment(
             sample,
-            min_points=self.options["min_points"],
-            crop=self.options["crop"] if is_training else 0.0,
+            min_points=self.options["min_segment_size"],
+            crop=self.options["random_crop_prob"] if is_training else 0.0,
             hide=0.0,
             unknown=self.vocabulary[UNKNOWN],
             key=key,
         )
-        if self.options["objective"] == "causal":
+        if self.options["objective"] == "clm":
             places = np.flatnonzero(ids[1:] != self.vocabulary[UNKNOWN])
             return ids, places, ids[places + 1]
-        hidden, places = hide_words(ids, self.may, self.vocabulary, rate=self.options["mask_rate"], key=key)
+        hidden, places = hide_words(ids, self.may, self.vocabulary, rate=self.options["mlm_probability"], key=key)
         return hidden, places, ids[places]
 
     def batch(self, rows: Sequence[Asked]) -> Batch:
@@ -83,7 +83,7 @@ class Pretraining(Task):
     def evaluate(self, step: int) -> dict[str, float]:
         """The same hidden words at every evaluation; words of the training ships' vocabulary only."""
         mine = list(range(self.here.rank, len(self.val_set), self.here.world_size))
-        size, sums = self.options["batch_size"], [0.0, 0.0, 0.0, 0.0]
+        size, sums = self.options["global_batch_size"], [0.0, 0.0, 0.0, 0.0]
         for start in range(0, len(mine), size):
             batch = self.batch(
                 [self.asked(self.val_set[i], (i,), is_training=False) for i in mine[start : start + size]]
@@ -96,8 +96,8 @@ class Pretraining(Task):
         nats, right, asked, tokens = self.here.sum(sums)
         return {
             "loss": nats / max(1.0, asked),
-            "right_of_asked": right / max(1.0, asked),
-            "asked_of_all": asked / tokens,
+            "masked_accuracy": right / max(1.0, asked),
+            "mask_ratio": asked / tokens,
         }
 
 

@@ -163,8 +163,8 @@ def load_prepared(folder: Path) -> Prepared:
     """Raises InvalidDataError where there is none, or its files do not belong together."""
     if not (folder / FACTS).is_file() or not (folder / SAMPLES).is_file():
         raise InvalidDataError(
-            f"{folder}: no prepared data here; run --mode=prepare --output with the same folder on every "
-            "node first, or give --data"
+            f"{folder}: no prepared data here; run --mode=prepare --output_dir with the same folder on every "
+            "node first, or give --data_path"
         )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))

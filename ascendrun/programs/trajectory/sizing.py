@@ -43,7 +43,7 @@ def heaviest(plan: Buckets, options: Options, *, family: str, world_size: int, a
         rank=0,
         world_size=world_size,
         steps=0,
-        micro_batch=options["micro_batch"],
+        micro_batch=options["micro_batch_size"],
         micro_tokens=micro_tokens_of(options, family),
         length_of=plan.length_of,
     )
@@ -143,9 +143,9 @@ def ways_out(
         while not fits(rows, anew):
             rows //= 2
         asked = [] if anew == checkpointed else ["--gradient_checkpointing=true"]
-        asked += [] if rows == heavy.rows else [f"--micro_batch={rows}"]
+        asked += [] if rows == heavy.rows else [f"--micro_batch_size={rows}"]
         found.append(" with ".join(asked))
     return found or [
-        "a smaller --hidden, fewer --layers or a smaller --base, for a pass of one track does not fit",
+        "a smaller --hidden_size, fewer --num_hidden_layers or a smaller --base_model, for a pass of one track does not fit",  # noqa: E501
         "a card with more memory",
     ]

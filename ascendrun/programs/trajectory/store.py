@@ -65,12 +65,12 @@ def load_trained(path: Path) -> Trained:
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
         raise InvalidDataError(
-            f"{file}: no trained model here; --model takes the `best` or `final` folder of a training's "
+            f"{file}: no trained model here; --model_path takes the `best` or `final` folder of a training's "
             "output, or that of --mode=evaluate"
         )
     saved = load(file)
     if "names" not in saved:
-        raise InvalidDataError(f"{file}: is no trained classifier; --model takes what finetune or train made")
+        raise InvalidDataError(f"{file}: is no trained classifier; --model_path takes what finetune or train made")
     sizes = Sizes(**saved["sizes"])
     model = make_model(sizes, seed=0)
     model.load_state_dict(saved["weights"])
@@ -116,8 +116,7 @@ def save_vote(members: Sequence[Path], *, temperature: float, prior_shift: float
 
 
 def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
-    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises
-    InvalidDataError."""
+    """One folder of an evaluation, or one or more trained models, ready to answer on that device. Raises InvalidDataError."""  # noqa: E501
     vote = read_vote(paths)
     for member in vote.members:
         fuse(member.model, accelerator, torch.float32)
@@ -128,7 +127,7 @@ def load_vote(paths: Sequence[Path], accelerator: Accelerator) -> Vote:
 def read_vote(paths: Sequence[Path]) -> Vote:
     if not paths:
         raise InvalidDataError(
-            "no --model; give the `best` folder of a training's output, or several with commas between"
+            "no --model_path; give the `best` folder of a training's output, or several with commas between"
         )
     if len(paths) == 1 and (paths[0] / VOTE_FILE).is_file():
         told = json.loads((paths[0] / VOTE_FILE).read_text(encoding="utf-8"))

@@ -29,33 +29,33 @@ from ascendrun.programs.trajectory.tokens import UNKNOWN, Encoded, Ids
 
 FREE_TO_CHANGE = (
     "mode",
-    "model",
-    "data",
-    "prepared",
-    "output",
+    "model_path",
+    "data_path",
+    "prepared_dir",
+    "output_dir",
     "device",
-    "resume",
-    "log_every",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "timeout_s",
-    "micro_batch",
-    "micro_tokens",
-    "find_micro_batch",
-    "workers",
-    "max_s",
-    "profile",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+    "dist_timeout_s",
+    "micro_batch_size",
+    "max_tokens_per_micro_batch",
+    "auto_find_batch_size",
+    "dataloader_num_workers",
+    "max_time_s",
+    "profile_dir",
     "peak_tflops",
     "host",
     "port",
-    "warm_up",
-    "probabilities",
+    "inference_warmup_steps",
+    "save_probabilities",
     "crops",
-    "split",
-    "macro_share",
-    "adjust",
-    "card",
-    "ranks",
+    "eval_split",
+    "macro_f1_weight",
+    "calibration",
+    "chip",
+    "world_size",
 )
 """Options that may differ between a checkpoint and the run that goes on from it; data is compared by content."""
 LR_FLOOR = 0.05
@@ -73,7 +73,7 @@ class Classification(Task):
         self.options, self.samples, self.model, self.here, self.plan = options, samples, model, here, plan
         self.train_set = samples.encoded["train"]
         self.class_weights = class_weights(samples.labels("train"), len(samples.names), options["class_weights"])
-        self.each_loss = nn.CrossEntropyLoss(reduction="none", label_smoothing=options["label_smoothing"])
+        self.each_loss = nn.CrossEntropyLoss(reduction="none", label_smoothing=options["label_smoothing_factor"])
 
     def collate(self, units: Sequence[Unit], step: int) -> Batch:
         epoch = step // self.plan.steps_per_epoch
@@ -89,9 +89,9 @@ class Classification(Task):
         options = self.options
         return augment(
             self.train_set[number],
-            min_points=options["min_points"],
-            crop=options["crop"],
-            hide=options["hide"],
+            min_points=options["min_segment_size"],
+            crop=options["random_crop_prob"],
+            hide=options["token_mask_prob"],
             unknown=self.samples.vocabulary[UNKNOWN],
             key=(options["seed"], epoch, number),
         )
@@ -106,7 +106,7 @@ class Classification(Task):
             self.model,
             self.samples.encoded["val"],
             self.here,
-            batch_size=self.options["batch_size"],
+            batch_size=self.options["global_batch_size"],
             multiple=multiple_of(self.options, self.here.family),
         )
         truth = self.samples.labels("val")
@@ -123,13 +123,16 @@ class Classification(Task):
 def train_head(
     options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path
 ) -> TrackClassifier | None:
-    """The first --freeze_epochs, in which the layers below stay as they are; None: stopped by a signal."""
+    """The first --freeze_backbone_epochs, in which the layers below stay as they are; None: stopped by a signal."""
     model.backbone.requires_grad_(False)
     loop = make_loop(
-        {**options, "epochs": options["freeze_epochs"], "keep_best_by": "last"}, samples, model, here, folder / "head"
+        {**options, "num_train_epochs": options["freeze_backbone_epochs"], "keep_best_by": "last"},
+        samples,
+        model,
+        here,
+        folder / "head",
     )
-    if options["resume"] == "auto":
-        loop.resume()
+    loop.resume(options["resume_from_checkpoint"])
     if not loop.run().is_complete:
         return None
     fresh = copy.deepcopy(model)  # without the hooks that DDP left on the weights
@@ -139,10 +142,8 @@ def train_head(
 
 def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: Runtime, folder: Path) -> Loop:
     plan = plan_of(samples.encoded["train"], options)
-    best = options["keep_best_by"]
-    settings = make_settings(
-        options, plan, model, here, best="" if best == "last" else best, best_is_low=best == "loss"
-    )
+    best = options["metric_for_best_model"] if options["load_best_model_at_end"] else ""
+    settings = make_settings(options, plan, model, here, best=best, best_is_low=best == "loss")
     engine = make_engine(options, model, here)
     return Loop(
         here,
@@ -158,9 +159,9 @@ def make_loop(options: Options, samples: Samples, model: TrackClassifier, here: 
 def plan_of(samples: Sequence[Encoded], options: Options) -> Buckets:
     return Buckets(
         [len(sample) for sample in samples],
-        batch_size=options["batch_size"],
+        batch_size=options["global_batch_size"],
         seed=options["seed"],
-        window=options["window"],
+        window=options["length_bucket_batches"],
     )
 
 
@@ -169,28 +170,28 @@ def make_settings(options: Options, plan: Buckets, model: Reader, here: Runtime,
     return Settings.of(
         options,
         steps=steps,
-        warmup_steps=max(1, warmup_of(options["warmup"], steps)),
+        warmup_steps=max(1, warmup_of(options, steps)),
         lr_floor=LR_FLOOR,
-        micro_tokens=micro_tokens_of(options, here.family),
-        eval_every=options["eval_every"] or plan.steps_per_epoch,
+        max_tokens_per_micro_batch=micro_tokens_of(options, here.family),
+        eval_steps=options["eval_steps"] or plan.steps_per_epoch,
         flops_per_token=flops_of(model, float(np.mean(plan.lengths))),
         **given,
     )
 
 
 def steps_of(options: Options, plan: Buckets) -> int:
-    steps = int(options["epochs"]) * plan.steps_per_epoch
+    steps = int(options["num_train_epochs"]) * plan.steps_per_epoch
     return min(steps, options["max_steps"]) if options["max_steps"] else steps
 
 
 def micro_tokens_of(options: Options, family: str) -> int:
     """0: no limit. Accelerators want few large passes, of few shapes."""
-    asked = int(options["micro_tokens"])
+    asked = int(options["max_tokens_per_micro_batch"])
     return asked if asked >= 0 else CPU_MICRO_TOKENS if family == "cpu" else 0
 
 
 def make_engine(options: Options, model: Reader, here: Runtime) -> Engine:
-    adam = Adam(lr=options["lr"], weight_decay=options["weight_decay"], betas=BETAS)
+    adam = Adam(lr=options["learning_rate"], weight_decay=options["weight_decay"], betas=BETAS)
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     if options["gradient_checkpointing"]:
         make_activations_anew(model)

@@ -26,7 +26,11 @@ def each_member_on(vote: Vote, samples: Sequence[Encoded], here: Runtime, option
         raise InvalidDataError("there is no track to classify")
     return [
         predict(
-            member.model, samples, here, batch_size=options["batch_size"], multiple=multiple_of(options, here.family)
+            member.model,
+            samples,
+            here,
+            batch_size=options["global_batch_size"],
+            multiple=multiple_of(options, here.family),
         )
         for member in vote.members
     ]

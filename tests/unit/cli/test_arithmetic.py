@@ -51,20 +51,20 @@ def test_the_program_is_asked_with_the_job_s_own_arguments_for_its_ranks_and_its
             "--lr=0.0001",
             "--levels=a,b",
             "--mode=plan",
-            "--ranks=16",
-            "--card=910B3",
+            "--world_size=16",
+            "--chip=910B3",
         ]
     ]
 
 
 def test_a_chip_that_the_job_names_is_not_asked_for_and_a_cpu_has_none() -> None:
-    assert "--card=910A" in asked({"card": "910A"}, chip=None)[0]
+    assert "--chip=910A" in asked({"chip": "910A"}, chip=None)[0]
     assert not any(word.startswith("--card") for word in asked({}, family="cpu", chip=None)[0])
 
 
 def test_devices_that_nobody_knows_are_told_with_the_way_out() -> None:
     found = reckon("qwen_lora", {}, ranks=2, family="npu", chip=lambda: None, run=lambda argv: Ended(0, "", ""))
-    assert found.fits is None and "--set args.card=910B3" in found.lines[0]
+    assert found.fits is None and "--set args.chip=910B3" in found.lines[0]
 
 
 def test_what_does_not_fit_is_told_line_by_line_and_what_could_not_be_reckoned_is_no_verdict() -> None:

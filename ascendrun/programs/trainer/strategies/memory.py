@@ -154,12 +154,12 @@ def ways_out(need: Need, *, micro_batch: int, has_checkpointing: bool, how: str)
     found = []
     if need.activations > max(need.weights, need.optimizer):
         if micro_batch > 1:
-            found.append(f"--micro_batch={max(1, micro_batch // 2)}")
+            found.append(f"--micro_batch_size={max(1, micro_batch // 2)}")
         if not has_checkpointing:
             found.append("gradient checkpointing")
         found.append("shorter rows")
     if how in ("none", "ddp"):
-        found.append("--how=fsdp2 on more cards")
+        found.append("--strategy=fsdp2 on more cards")
     elif not need.host:
         found.append("offloading to host memory, which is slow")
     found.append("more cards, or LoRA instead of full training")

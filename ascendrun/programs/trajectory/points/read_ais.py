@@ -107,7 +107,7 @@ def read_tracks(path: Path, *, columns: Mapping[str, str], limits: Limits) -> tu
         told = [*left_out.told(), *(f"{counts[name]} {words}" for name, words in CUT_AWAY.items() if counts[name])]
         raise InvalidDataError(
             f"{path}: no track of at least {limits.min_points} points among {points}"
-            f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_points, or give more data"
+            f"{': ' if told else ''}{'; '.join(told)}. Mend that, lower --min_segment_size, or give more data"
         )
     return tracks, Cleaning(
         points=points, bad_points=left_out.count, tracks=len(tracks), **counts, why_bad=tuple(left_out.told())
@@ -168,7 +168,7 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     absent = [name for name in wanted.values() if name not in names]
     if unknown or absent:
         raise InvalidDataError(
-            f"--columns: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
+            f"--column_map: {', '.join(unknown + absent)} not known; ours are {', '.join(ALIASES)}, "
             f"{file} has {', '.join(names)}"
         )
     found = {**find_columns(names), **wanted}
@@ -176,7 +176,7 @@ def match_columns(names: Sequence[str], wanted: Mapping[str, str], file: Path) -
     if missing:
         raise InvalidDataError(
             f"{file}: no column for {', '.join(missing)} among {', '.join(names)}; "
-            f"name it with --columns={missing[0]}=NAME"
+            f"name it with --column_map={missing[0]}=NAME"
         )
     return found
 

@@ -21,7 +21,7 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     if strange:
         raise InvalidDataError(
             f"the data's split column says {', '.join(strange[:8])}; {', '.join(SPLITS)} are known: rename "
-            "them, or use --split_column=false"
+            "them, or use --use_split_column=false"
         )
     parts: Parts = {name: [] for name in SPLITS}
     for record in records:
@@ -32,7 +32,7 @@ def split_records(records: Sequence[Record], *, val: float, test: float, seed: i
     if empty:
         raise InvalidDataError(
             f"no ship in split {', '.join(empty)} ({len({record.ship for record in records})} ships in all); "
-            "give more ships or larger --val_fraction and --test_fraction"
+            "give more ships or larger --val_size and --test_size"
         )
     return parts
 
@@ -58,5 +58,5 @@ def check_disjoint(parts: Parts) -> None:
         ship, one, other = shared[0]
         raise InvalidDataError(
             f"{len(shared)} ship(s) stand in two splits, such as {ship} in {one} and {other}; "
-            "mend the split column or use --split_column=false"
+            "mend the split column or use --use_split_column=false"
         )

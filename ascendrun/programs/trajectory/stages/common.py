@@ -20,8 +20,7 @@ from ascendrun.programs.trajectory.store import PRETRAINED_FILE, load_pretrained
 
 
 def check_same(digest: str, here: Runtime) -> None:
-    """Raises InvalidDataError when ranks read different data: they would train on different samples and never
-    notice."""
+    """Raises InvalidDataError when ranks read different data: they would train on different samples and never notice."""  # noqa: E501
     odd = here.odd_ones(digest)
     if odd:
         raise InvalidDataError(f"rank(s) {odd} read other data than the rest; the file must be the same on every node")
@@ -29,22 +28,22 @@ def check_same(digest: str, here: Runtime) -> None:
 
 def refuse(options: Options) -> None:
     """Raises InvalidDataError for options that contradict each other."""
-    if not options["base"]:
-        if options["hidden"] % (2 * options["heads"]):
+    if not options["base_model"]:
+        if options["hidden_size"] % (2 * options["num_attention_heads"]):
             raise InvalidDataError(
-                f"--hidden={options['hidden']} must be an even multiple of --heads={options['heads']}"
+                f"--hidden_size={options['hidden_size']} must be an even multiple of --num_attention_heads={options['num_attention_heads']}"  # noqa: E501
             )
-    elif pretrained_folder(Path(options["base"])) is None:
-        config_of_folder(Path(options["base"]), words=1, dropout=0.0)
-    if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("causal", "both"):
+    elif pretrained_folder(Path(options["base_model"])) is None:
+        config_of_folder(Path(options["base_model"]), words=1, dropout=0.0)
+    if options["mode"] == "pretrain" and (options["objective"], options["attention"]) == ("clm", "bidirectional"):
         raise InvalidDataError(
-            "--objective=causal: with --attention=both a word sees the next word, which it is to guess; use "
-            "--objective=masked, or --attention=causal"
+            "--objective=clm: with --attention=bidirectional a word sees the next word, which it is to guess; use "
+            "--objective=mlm, or --attention=causal"
         )
 
 
 def introduce(options: Options, samples: Samples, here: Runtime) -> None:
-    source = options["prepared"] or options["data"] or f"generated, seed {options['seed']}"
+    source = options["prepared_dir"] or options["data_path"] or f"generated, seed {options['seed']}"
     counts = " · ".join(f"{name} {len(part)}" for name, part in samples.records.items() if part)
     here.say(f"tracks: {counts} ({source}); no ship is in two splits")
     cleaning = samples.facts["cleaning"]
@@ -64,7 +63,7 @@ def introduce(options: Options, samples: Samples, here: Runtime) -> None:
 
 def begin_with(options: Options, samples: Samples, here: Runtime) -> tuple[Sizes, Any]:
     """The sizes of the model, and what fills a new one: a function of the reader, for all ranks alike."""
-    base = Path(options["base"]) if options["base"] else None
+    base = Path(options["base_model"]) if options["base_model"] else None
     if base is None:
         return own_sizes(options, samples), lambda reader: None
     folder = pretrained_folder(base)
@@ -98,12 +97,12 @@ def pretrained_folder(base: Path) -> Path | None:
 
 
 def own_sizes(options: Options, samples: Samples) -> Sizes:
-    multiple = options["pad_multiple"] or 16
+    multiple = options["pad_to_multiple_of"] or 16
     config = config_of_sizes(
         words=len(samples.vocabulary),
-        hidden=options["hidden"],
-        layers=options["layers"],
-        heads=options["heads"],
+        hidden=options["hidden_size"],
+        layers=options["num_hidden_layers"],
+        heads=options["num_attention_heads"],
         dropout=options["dropout"],
         max_length=-(-samples.longest() // multiple) * multiple,
     )

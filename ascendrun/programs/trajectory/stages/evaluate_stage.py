@@ -24,8 +24,8 @@ from ascendrun.programs.trajectory.vote import each_member_on, ids_of, put_toget
 
 
 def evaluate_stage(options: Options, here: Runtime) -> None:
-    """Chooses the adjustment on the validation ships (--adjust), reports on --split, saves what then classifies."""
-    paths = [Path(name) for name in options["model"]]
+    """Fit the calibration on the validation ships, report on --eval_split, save the classifier."""
+    paths = [Path(name) for name in options["model_path"]]
     vote = load_vote(paths, here.accelerator)
     samples = make_samples(options)
     check_same(samples.digest, here)
@@ -35,7 +35,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
             f"the model reads {vote.members[0].text}, this data is {samples.text}; give both one grammar"
         )
     vote, validation = adjusted(vote, options, samples, here)
-    split = options["split"]
+    split = options["eval_split"]
     records = samples.records[split]
     encoded = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
     each = each_member_on(vote, encoded, here, options)
@@ -55,7 +55,7 @@ def evaluate_stage(options: Options, here: Runtime) -> None:
         **{f"{split}_macro_f1": scores.macro_f1, f"{split}_accuracy": scores.accuracy, f"{split}_ece": calibration.ece},
     )
     text = as_text(scores, baseline, of_ships, calibration)
-    output = Path(options["output"]).absolute()
+    output = Path(options["output_dir"]).absolute()
     if here.local_rank == 0:
         save_vote(paths, temperature=vote.temperature, prior_shift=vote.prior_shift, folder=output)
     if here.is_first:
@@ -85,8 +85,8 @@ def adjusted(vote: Vote, options: Options, samples: Samples, here: Runtime) -> t
     encoded = encode_all(samples.records["val"], vote.members[0].vocabulary, ids_of(vote))
     each = each_member_on(vote, encoded, here, options)
     truth, priors = [sample.label for sample in encoded], vote.members[0].priors
-    if options["adjust"] != "none":
-        share = options["macro_share"] if options["adjust"] == "prior" else -1.0
+    if options["calibration"] != "none":
+        share = options["macro_f1_weight"] if options["calibration"] == "prior" else -1.0
         plain = put_together(replace(vote, temperature=1.0, prior_shift=0.0), each)
         chosen = choose_adjustment(plain, truth, priors, vote.names, macro_share=share)
         vote = replace(vote, temperature=chosen.temperature, prior_shift=chosen.prior_shift)

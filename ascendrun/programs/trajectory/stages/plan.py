@@ -29,9 +29,9 @@ class ModelTooLargeError(Exception):
 
 def plan_stage(options: Options, here: Runtime) -> None:
     """Raises ModelTooLargeError when a training would not fit, InvalidDataError when nothing can be said."""
-    ranks = options["ranks"] or here.world_size
+    ranks = options["world_size"] or here.world_size
     try:
-        family, precision, card_bytes = planned(options["card"], options["dtype"], here.accelerator)
+        family, precision, card_bytes = planned(options["chip"], options["dtype"], here.accelerator)
     except ValueError as error:
         raise InvalidDataError(str(error)) from None
     refuse(options)
@@ -54,7 +54,7 @@ def plan_stage(options: Options, here: Runtime) -> None:
 
 def trainings(options: Options, samples: Samples) -> list[tuple[str, Sequence[Encoded], float]]:
     """(name, tracks, share of the words that are asked for): what the options could start."""
-    asked = 1.0 if options["objective"] == "causal" else float(options["mask_rate"])
+    asked = 1.0 if options["objective"] == "clm" else float(options["mlm_probability"])
     return [("pretrain", unlabelled(samples), asked), ("finetune", samples.encoded["train"], 0.0)]
 
 
@@ -79,15 +79,18 @@ def account(
     words = int(plan.lengths.sum())
     lines = [
         f"\n{name}: {len(rows)} tracks, {words:,} words; {plan.steps_per_epoch} steps an epoch of "
-        f"{options['batch_size']} tracks, {steps} steps in all; {precision.reason}",
-        f"  over {ranks} rank(s), each with {-(-options['batch_size'] // ranks)} tracks a step at most; the heaviest "
+        f"{options['global_batch_size']} tracks, {steps} steps in all; {precision.reason}",
+        f"  over {ranks} rank(s), each with {-(-options['global_batch_size'] // ranks)} tracks a step at most; the heaviest "  # noqa: E501
         f"pass has {heavy.rows} tracks x {heavy.length} words, {heavy.of_step} pass(es) in its step",
         f"  {needs}",
     ]
     lines += [
         f"  note: {problem}"
         for problem in batch_problems(
-            batch_size=options["batch_size"], world_size=ranks, micro_batch=options["micro_batch"], samples=len(rows)
+            batch_size=options["global_batch_size"],
+            world_size=ranks,
+            micro_batch=options["micro_batch_size"],
+            samples=len(rows),
         )
     ]
     if card_bytes is None or need.on_card(family) <= card_bytes:
@@ -110,11 +113,11 @@ def warnings(name: str, samples: Samples, sizes: Sizes, options: Options, here: 
     if not here.is_first:
         return []
     rows, share = next((rows, share) for each, rows, share in trainings(options, samples) if each == name)
-    if weights < LARGE or options["find_micro_batch"]:
+    if weights < LARGE or options["auto_find_batch_size"]:
         return batch_problems(
-            batch_size=options["batch_size"],
+            batch_size=options["global_batch_size"],
             world_size=here.world_size,
-            micro_batch=options["micro_batch"],
+            micro_batch=options["micro_batch_size"],
             samples=len(rows),
         )
     family, precision, card_bytes = planned("", options["dtype"], here.accelerator)

@@ -19,24 +19,23 @@ from ascendrun.programs.trajectory.vote import answer, ids_of, vote_on
 
 
 def classify(options: Options, here: Runtime) -> None:
-    """Predictions for every track of --data (- : lines on standard input), with classes known or not; scores too where
-    they are known."""
-    vote = load_vote([Path(name) for name in options["model"]], here.accelerator)
-    if Path(options["data"]).name == "-":
+    """Predict every track of --data_path (- : lines on standard input); scores too where the classes are known."""
+    vote = load_vote([Path(name) for name in options["model_path"]], here.accelerator)
+    if Path(options["data_path"]).name == "-":
         classify_stream(vote, options, here)
         return
     records = records_to_classify(options, vote)
     samples = encode_all(records, vote.members[0].vocabulary, ids_of(vote))
-    warm = samples[: min(len(samples), options["batch_size"] * here.world_size)]
-    for _ in range(options["warm_up"]):
+    warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
+    for _ in range(options["inference_warmup_steps"]):
         vote_on(vote, warm, here, options)
     here.accelerator.synchronize()
     began_s = time.monotonic()
     probabilities = vote_on(vote, samples, here, options)
     seconds = time.monotonic() - began_s
-    path = Path(options["output"]).absolute() / "predictions.jsonl"
+    path = Path(options["output_dir"]).absolute() / "predictions.jsonl"
     if here.is_first:
-        write_predictions(path, records, probabilities, vote.names, with_all=options["probabilities"])
+        write_predictions(path, records, probabilities, vote.names, with_all=options["save_probabilities"])
     known = [i for i, sample in enumerate(samples) if sample.label >= 0]
     if known:
         scores = score([samples[i].label for i in known], probabilities[known].argmax(1).tolist(), vote.names)
@@ -51,21 +50,21 @@ def classify(options: Options, here: Runtime) -> None:
     )
     here.say(
         f"{len(samples):,} tracks in {seconds:.2f} s on {here.world_size} {here.family} rank(s), after "
-        f"{options['warm_up']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "
+        f"{options['inference_warmup_steps']} warm-up passes: {len(samples) / seconds:,.0f} tracks/s, {tokens / seconds:,.0f} "  # noqa: E501
         f"tokens/s, {1e3 * seconds * here.world_size / len(samples):.2f} ms a track and device"
     )
     here.say(f"{len(records)} predictions: {path}")
 
 
 def records_to_classify(options: Options, vote: Vote) -> list[Record]:
-    if options["prepared"]:
-        prepared = load_prepared(Path(options["prepared"]))
+    if options["prepared_dir"]:
+        prepared = load_prepared(Path(options["prepared_dir"]))
         if prepared.facts["text"] != vote.members[0].text:
             raise InvalidDataError(
-                f"{options['prepared']} holds {prepared.facts['text']}, the model reads "
+                f"{options['prepared_dir']} holds {prepared.facts['text']}, the model reads "
                 f"{vote.members[0].text}; prepare the data with the model's grammar"
             )
-        return prepared.records[options["split"]]
+        return prepared.records[options["eval_split"]]
     return load_records(options, **vote.members[0].text)[0]
 
 

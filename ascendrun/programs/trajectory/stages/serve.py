@@ -163,8 +163,8 @@ def make_server(classifier: Classifier, host: str, port: int) -> Service:
 
 def serve_stage(options: Options, here: Runtime) -> None:
     """Until the stop signal. Every rank serves at --port plus its local rank, each with a device of its own."""
-    classifier = Classifier.of(load_vote([Path(name) for name in options["model"]], here.accelerator), here.device)
-    for _ in range(options["warm_up"]):
+    classifier = Classifier.of(load_vote([Path(name) for name in options["model_path"]], here.accelerator), here.device)
+    for _ in range(options["inference_warmup_steps"]):
         classifier.predict_batch(["POINT_END"])
     port = options["port"] + here.local_rank if options["port"] else 0
     try:

@@ -20,10 +20,10 @@ from ascendrun.programs.trajectory.store import Vote
 def classify_stream(vote: Vote, options: Options, here: Runtime) -> None:
     if here.world_size > 1:
         raise InvalidDataError(
-            "--data=- reads one standard input, so it takes one rank; give a file to use several devices"
+            "--data_path=- reads one standard input, so it takes one rank; give a file to use several devices"
         )
     lines = lines_until(lambda: here.stop_asked, sys.stdin.fileno())
-    answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["probabilities"])
+    answer_lines(Classifier.of(vote, here.device), lines, sys.stdout, with_all=options["save_probabilities"])
     here.record(done=True)
 
 

@@ -46,8 +46,8 @@ EXPECTED = (
 
 
 def prepare_stage(options: Options, here: Runtime) -> None:
-    """Words, splits and vocabulary into --output, on every node: by its first rank, and all nodes must agree."""
-    folder = Path(options["output"]).absolute()
+    """Words, splits and vocabulary into --output_dir, on every node: by its first rank, and all nodes must agree."""
+    folder = Path(options["output_dir"]).absolute()
     prepared = prepare(options)
     if here.local_rank == 0:
         save_prepared(prepared, folder)
@@ -65,7 +65,7 @@ def open_samples(options: Options, here: Runtime) -> Samples:
         choose_precision(options["dtype"], here.accelerator)
     except ValueError as error:
         raise InvalidDataError(str(error)) from error
-    os_errors.check_writable(Path(options["output"]).absolute())
+    os_errors.check_writable(Path(options["output_dir"]).absolute())
     samples = make_samples(options)
     check_same(samples.digest, here)
     introduce(options, samples, here)
@@ -87,10 +87,10 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
     fill(model)
     foresee("pretrain", samples, model, sizes, options, here)
     here.say(f"objective {options['objective']}: {len(unlabelled(samples))} tracks without their classes")
-    loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output"]))
+    loop = make_pretraining(options, samples, model, here, runtime.checkpoint_folder(options["output_dir"]))
     if not ran_to_its_end(loop, options, here):
         return
-    output = Path(options["output"]).absolute()
+    output = Path(options["output_dir"]).absolute()
     for name in ("final", "best"):
         if name == "best":
             loop.load_best()
@@ -107,9 +107,8 @@ def pretrain_stage(options: Options, here: Runtime) -> None:
 
 def ran_to_its_end(loop: Loop, options: Options, here: Runtime) -> bool:
     """False: stopped by a signal, or out of time; its checkpoint was saved."""
-    if options["resume"] == "auto":
-        loop.resume()
-    if options["find_micro_batch"]:
+    loop.resume(options["resume_from_checkpoint"])
+    if options["auto_find_batch_size"]:
         assert isinstance(loop.plan, Buckets)
         longest = [(int(number),) for number in np.argsort(-loop.plan.lengths)[:64]]
         loop.find_micro_batch(longest)
@@ -141,8 +140,8 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     model: Any = make_model(sizes, seed=options["seed"])
     fill(model)
     foresee("finetune", samples, model, sizes, options, here)
-    folder = runtime.checkpoint_folder(options["output"])
-    if options["freeze_epochs"]:
+    folder = runtime.checkpoint_folder(options["output_dir"])
+    if options["freeze_backbone_epochs"] and options["resume_from_checkpoint"] in ("auto", "never"):
         model = train_head(options, samples, model, here, folder)
         if model is None:
             here.say("stopped while the layers below were frozen; the same command goes on from there")
@@ -150,7 +149,7 @@ def learn(options: Options, here: Runtime, *, judges_test: bool) -> None:
     loop = make_loop(options, samples, model, here, folder)
     if not ran_to_its_end(loop, options, here):
         return
-    output = Path(options["output"]).absolute()
+    output = Path(options["output_dir"]).absolute()
     priors = [
         count / len(samples.encoded["train"])
         for count in np.bincount(samples.labels("train"), minlength=len(samples.names)).tolist()
@@ -183,12 +182,12 @@ def finish(
     split: str,
 ) -> None:
     """The split's report and predictions, in `output` on rank 0's node."""
-    output = Path(options["output"]).absolute()
+    output = Path(options["output_dir"]).absolute()
     probabilities = predict(
         trained.model,
         samples.encoded[split],
         here,
-        batch_size=options["batch_size"],
+        batch_size=options["global_batch_size"],
         multiple=multiple_of(options, here.family),
     )
     truth = samples.labels(split)
