@@ -353,6 +353,7 @@ class Cluster:
 
         `device_type`: npu or cuda; None: whatever the host has.
         """
+        from ascendrun.core.node_messages import Failure
         from ascendrun.core.samples import DeviceSample, HostSample, Newest
 
         devices, metrics, refused = [], [], {}
@@ -363,7 +364,7 @@ class Cluster:
             replies = [header for header, _ in client.stream("sample", fields, timeout_s=timeout_s + 10.0)]
         for reply in replies:
             if reply.get("refused"):
-                refused[str(reply["host"])] = str(reply["refused"])
+                refused[str(reply["host"])] = str(Failure.from_json(reply["refused"]).line())
                 continue
             pids = [None if row["pids"] is None else tuple(row["pids"]) for row in reply["devices"]]
             devices += [DeviceSample(**{**row, "pids": of_it}) for row, of_it in zip(reply["devices"], pids)]
@@ -473,10 +474,13 @@ class Cluster:
 
     def collect(self, ref: str, *, attempt: int | None = None) -> Iterator[tuple[str, str | None]]:
         """Fetch the artifacts of an attempt from its hosts: (host, None or why not), as they come."""
+        from ascendrun import text
+
         fields = {"job": self.job(ref).job.id, "attempt": attempt}
         with self._client() as client:
             for header, _ in client.stream("gather", fields, timeout_s=COLLECT_S):
-                yield str(header["host"]), header.get("problem")
+                problem = text.from_json(header.get("problem"))
+                yield str(header["host"]), None if problem is None else str(problem)
 
     def report(self, ref: str, *, now_s: float | None = None) -> Report:
         """What one job did, where its time went and what it cost."""

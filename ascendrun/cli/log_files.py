@@ -132,4 +132,4 @@ def list_files(attempt_dir: Path, host: str) -> Iterator[FileRow]:
             note = f"of {whole}; the rest was left out"
         yield FileRow(host, file.name, None, file.bytes, str(file.path), file.source, note)
     for name, text in gathered.problems:
-        yield FileRow(host, name, None, None, None, None, text)
+        yield FileRow(host, name, None, None, None, None, str(text))

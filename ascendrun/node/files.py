@@ -24,13 +24,9 @@ def make_private_dir(path: str) -> None:
         pass
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise OperationError("bad-folder", f"{path} is no folder", "remove what stands there")
+        raise OperationError("bad-directory", "not-a-directory", path=path)
     if found.st_uid != os.geteuid():
-        raise OperationError(
-            "bad-folder",
-            "%s belongs to user %d, not to %d" % (path, found.st_uid, os.geteuid()),
-            "remove it, or set ASCENDRUN_NODE_ROOT to a folder of your own",
-        )
+        raise OperationError("bad-directory", "other-owner", path=path, owner=found.st_uid, user=os.geteuid())
     if found.st_mode & 0o077:
         os.chmod(path, 0o700)
 

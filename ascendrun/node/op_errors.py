@@ -1,4 +1,4 @@
-"""How an operation says no: a stable code, the fact, the way out."""
+"""How an operation fails on a node: a stable code, and a message as key and values that the head node renders."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ import errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    pass
+    from typing import Any, Dict
 
-_FULL = {errno.ENOSPC: "the disk is full (or has no free inodes)", errno.EDQUOT: "the disk quota is used up"}
-_UNWRITABLE = {
-    errno.EROFS: "the file system is mounted read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "not permitted",
-    errno.ENOENT: "it does not exist",
-    errno.ENOTDIR: "a part of the path is no folder",
-    errno.ELOOP: "a part of the path is a symbolic link",
-}
+    Message = Dict[str, Any]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def message(key: str, **values: Any) -> Message:
+    """A message as data. Every key has its English template in core/node_messages.py; values are plain JSON."""
+    return {"key": key, "values": values}
 
 
 class OperationError(Exception):
-    """An operation's "no". `code` is stable and for programs; `hint` is the way out, None when there is none."""
+    """An operation that failed. `code` is stable and for programs; several messages may have the same code."""
 
-    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, key: str, **values: Any) -> None:
+        super().__init__("%s: %s %r" % (code, key, values))
         self.code = code
-        self.message = message
-        self.hint = hint
+        self.message = message(key, **values)
 
-    def as_json(self) -> dict[str, str | None]:
-        return {"code": self.code, "message": self.message, "hint": self.hint}
+    def as_json(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> OperationError:
+        return cls(row["code"], row["message"]["key"], **row["message"]["values"])
 
 
-def refusal_of(error: OSError, doing: str) -> OperationError:
-    """The refusal that fits an operating system's error: disk-full, bad-folder or os-error.
+def os_failure(error: OSError, doing: str, **values: Any) -> OperationError:
+    """The error that fits an operating system's: disk-full, bad-directory or os-error.
 
-    `doing` names the thing, such as "cannot write /home/x/.ascendrun".
+    `doing` is the key of what failed, such as "write-in" with the value `path`.
     """
+    what = message(doing, **values)
+    reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return OperationError("disk-full", f"{doing}: {_FULL[error.errno]}", "free some space there, then try again")
-    if error.errno in _UNWRITABLE:
-        return OperationError(
-            "bad-folder", f"{doing}: {_UNWRITABLE[error.errno]}", "check the folder's owner, mode and mount"
-        )
-    return OperationError("os-error", f"{doing}: {error.strerror or error}", None)
+        return OperationError("disk-full", "disk-full", doing=what, error=reason)
+    if error.errno in _UNUSABLE:
+        return OperationError("bad-directory", "directory-unusable", doing=what, error=reason)
+    return OperationError("os-error", "os-error", doing=what, error=reason)

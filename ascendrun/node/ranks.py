@@ -135,26 +135,21 @@ def _popen(
 
 
 def explain_start_failure(error: Exception, command: str, cwd: str) -> OperationError:
-    """The system's word, with the thing and the way out. Pure."""
+    """The error of the system as an error of ours. Pure."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and getattr(error, "filename", None) in (cwd, os.fsencode(cwd)):
-        return OperationError("cannot-start", f"the working folder {cwd} does not exist", "create it or change it")
-    hints = {
-        errno.ENOENT: (f"no such command: {command}", "give its full path, or set PATH in the job's env or setup"),
-        errno.EACCES: (f"{command} is not executable", "chmod +x it, or start it through its interpreter"),
-        errno.ENOEXEC: (
-            f"{command} is no program for this machine",
-            "check its first line (#!) and that it was built for this architecture",
-        ),
-        errno.E2BIG: (
-            f"the arguments and environment of {command} are too long for the kernel",
-            "pass large values in a file",
-        ),
-        errno.EAGAIN: (f"the process limit is reached; {command} was not started", "see: ulimit -u"),
-        errno.ENOMEM: (f"there is not enough memory to start {command}", None),
+        return OperationError("cannot-start", "workdir-missing", path=cwd)
+    keys = {
+        errno.ENOENT: "no-such-command",
+        errno.EACCES: "command-not-executable",
+        errno.ENOEXEC: "command-wrong-format",
+        errno.E2BIG: "arguments-too-long",
+        errno.EAGAIN: "process-limit",
+        errno.ENOMEM: "no-memory",
     }
-    message, hint = hints.get(number or 0, (f"cannot start {command}: {error}", None))
-    return OperationError("cannot-start", message, hint)
+    if number in keys:
+        return OperationError("cannot-start", keys[number], path=command)
+    return OperationError("cannot-start", "cannot-start", path=command, error=str(error))
 
 
 def _widen(fd: int) -> None:

@@ -14,9 +14,13 @@ import hashlib
 import os
 import stat
 
+from ascendrun.node.op_errors import message
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Iterator, Mapping, NamedTuple, Sequence
+    from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
+
+    from ascendrun.node.op_errors import Message
 
     class Entry(NamedTuple):
         """`kind`: "d", "f", "x" (a file with the exec bit) or "l". `digest`: the content's SHA-256 in hex, or the
@@ -40,7 +44,11 @@ CHUNK = 1 << 20
 
 
 class InvalidTreeError(ValueError):
-    """The folder (or the archive) cannot be a tree; the text names the entry and the rule."""
+    """The directory (or the archive) cannot be a tree. `message`: the rule and the entry, as node messages are."""
+
+    def __init__(self, key: str, **values: Any) -> None:
+        super().__init__("%s %r" % (key, values))
+        self.message = message(key, **values)
 
 
 def list_tree(folder: str, exclude: Sequence[str] = ()) -> list[Entry]:
@@ -74,7 +82,7 @@ def parse_canonical(data: bytes) -> list[Entry]:
     """The inverse of `canonical` (sizes are 0). Raises InvalidTreeError."""
     parts = data.split(b"\0")
     if len(parts) % 3 != 1:
-        raise InvalidTreeError("the listing is damaged")
+        raise InvalidTreeError("listing-damaged")
     return [
         Entry(parts[at + 2], parts[at].lstrip(b"\n").decode("ascii", "replace"), parts[at + 1], 0)
         for at in range(0, len(parts) - 1, 3)
@@ -103,24 +111,24 @@ def write_tar(folder: str, entries: Sequence[Entry], out: IO[bytes]) -> None:
             with open(os.path.join(root, entry.path), "rb") as file:
                 member.size = entry.size
                 if os.fstat(file.fileno()).st_size != entry.size:
-                    raise InvalidTreeError(f"{show(entry.path)} changed while it was being staged")
+                    raise InvalidTreeError("entry-changed-while-staged", path=show(entry.path))
                 tar.addfile(member, file)
             tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
 
 
-def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> str | None:
-    """One sentence about the first entry that differs; None: they are the same. Python's own caches do not count."""
+def first_difference(wanted: Sequence[Entry], found: Sequence[Entry]) -> Message | None:
+    """A message about the first entry that differs; None: they are the same. Python's own caches do not count."""
     mine = {entry.path: entry for entry in wanted}
     theirs = {entry.path: entry for entry in found}
     for path in sorted(set(mine) | set(theirs)):
         if path not in theirs:
-            return f"{show(path)} is missing"
+            return message("entry-missing", path=show(path))
         if path not in mine:
             if is_python_cache(path):
                 continue
-            return f"{show(path)} does not belong to it"
+            return message("entry-unexpected", path=show(path))
         if (mine[path].kind, mine[path].digest) != (theirs[path].kind, theirs[path].digest):
-            return f"{show(path)} was changed"
+            return message("entry-changed", path=show(path))
     return None
 
 
@@ -139,14 +147,10 @@ def show(path: bytes) -> str:
 def check_entries(entries: Sequence[Entry]) -> None:
     """Raises InvalidTreeError unless every path, link and number is one that a tree may have."""
     if len(entries) > MAX_ENTRIES:
-        raise InvalidTreeError(
-            "%d entries are more than the limit of %d: exclude data folders" % (len(entries), MAX_ENTRIES)
-        )
+        raise InvalidTreeError("too-many-entries", entries=len(entries), limit=MAX_ENTRIES)
     total = sum(entry.size for entry in entries)
     if total > MAX_BYTES:
-        raise InvalidTreeError(
-            "%d GB are more than the limit of %d GB: exclude data folders" % (total >> 30, MAX_BYTES >> 30)
-        )
+        raise InvalidTreeError("too-many-bytes", bytes=total, limit=MAX_BYTES)
     links = {entry.path: entry.digest for entry in entries if entry.kind == "l"}
     for entry in entries:
         check_path(entry.path)
@@ -159,9 +163,9 @@ def check_path(path: bytes) -> None:
     """Raises InvalidTreeError for a path that could lead elsewhere or does not fit a file system."""
     parts = path.split(b"/")
     if not path or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
-        raise InvalidTreeError(f"not a path within a tree: {path!r}")
+        raise InvalidTreeError("path-outside", path=show(path))
     if len(path) > PATH_BYTES or any(len(part) > NAME_BYTES for part in parts):
-        raise InvalidTreeError(f"the name is too long: {path[:80]!r}...")
+        raise InvalidTreeError("name-too-long", path=show(path[:80]))
 
 
 def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
@@ -169,7 +173,7 @@ def check_folders(path: bytes, links: Mapping[bytes, bytes]) -> None:
     end = path.find(b"/")
     while links and end >= 0:
         if path[:end] in links:
-            raise InvalidTreeError(f"{show(path)} lies below the link {show(path[:end])}")
+            raise InvalidTreeError("entry-below-link", path=show(path), link=show(path[:end]))
         end = path.find(b"/", end + 1)
 
 
@@ -185,7 +189,7 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         if part == b"..":
             if not here:
-                raise InvalidTreeError(f"the link {show(path)} leads out of the tree")
+                raise InvalidTreeError("link-outside", path=show(path))
             here.pop()
             continue
         here.append(part)
@@ -194,9 +198,9 @@ def check_link(path: bytes, links: Mapping[bytes, bytes]) -> None:
             continue
         depth += 1
         if depth > LINK_DEPTH:
-            raise InvalidTreeError(f"the link {show(path)} goes round in circles")
+            raise InvalidTreeError("link-loop", path=show(path))
         if not target or target.startswith(b"/") or b"\0" in target:
-            raise InvalidTreeError(f"the link {show(path)} leads out of the tree: {show(target)}")
+            raise InvalidTreeError("link-outside", path=show(path), target=show(target))
         here.pop()
         todo = target.split(b"/") + todo
 
@@ -257,4 +261,4 @@ def _entry(root: bytes, path: bytes, facts: os.stat_result) -> Entry:
     if stat.S_ISREG(facts.st_mode):
         digest, size = hash_file(full)
         return Entry(path, "x" if facts.st_mode & 0o100 else "f", digest, size)
-    raise InvalidTreeError(f"{show(path)} is neither file, folder nor link: exclude it")
+    raise InvalidTreeError("entry-unsupported", path=show(path))

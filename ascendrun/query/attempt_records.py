@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ascendrun.head.protocol.agent_events import start_failure
 from ascendrun.node.records import parse_events
 
 
@@ -52,8 +53,7 @@ def _take_record(found: HostRecords, event: Mapping[str, Any]) -> None:
     elif kind == "rank_lingers":
         found.lingers[int(event["rank"])] = str(event.get("why", ""))
     elif kind == "start_failed":
-        hint = f" ({event['hint']})" if event.get("hint") else ""
-        found.failed[int(event["rank"])] = f"{event.get('message')}{hint}"
+        found.failed[int(event["rank"])] = str(start_failure(event).line())
     elif kind == "stopping" and found.stopped_at_s is None:
         found.stopped_at_s, found.stopped_by = int(event["at_ns"]) / 1e9, str(event.get("by"))
     elif kind == "ended":

@@ -109,7 +109,7 @@ def _gathered(folder: Path, node: str, left_out: LeftOut) -> Iterator[Piece]:
         except OSError as error:
             left_out.append((f"{node}: {file.name}/{file.file}", f"cannot be read: {error.strerror or error}"))
     for name, why in gathered.problems:
-        left_out.append((f"{node}: {name}", why))
+        left_out.append((f"{node}: {name}", str(why)))
     if any(checks):
         yield text_piece(f"{node}/environment_check/npu_info_after.txt", "\n".join(checks))
 

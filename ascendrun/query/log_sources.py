@@ -109,7 +109,7 @@ def _report_problems(found: Sequence[HostHits], warn: Callable[[Text], None]) ->
     by_problem: dict[str, list[str]] = {}
     for one in found:
         if one.problem is not None:
-            by_problem.setdefault(one.problem, []).append(one.host)
+            by_problem.setdefault(str(one.problem), []).append(one.host)
     for problem, hosts in by_problem.items():
         warn(
             Text(

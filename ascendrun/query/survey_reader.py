@@ -7,6 +7,7 @@ from typing import Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol.agent_events import load_report
 from ascendrun.head.survey.submission import Submission, make_job
@@ -27,8 +28,8 @@ def read_world(
         for answer in answers:
             host = str(answer["host"])
             if answer.get("refused"):
-                why = answer["refused"]
-                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+                why = Failure.from_json(answer["refused"])
+                unreached[host] = Unreached(why.code, str(why.message), str(why.hint) if why.hint else None)
             else:
                 reports[host] = load_report(answer["report"], everyone)
                 facts[host] = read_facts(reports[host], answer["hello"], answer["results"])

@@ -201,8 +201,10 @@ def make_exec_result(header: Mapping[str, Any], body: bytes, timeout_s: float) -
     """One host's answer to `exec` as it came from the controller."""
     failed = header.get("failed")
     if failed:
-        hint = f" ({failed['hint']})" if failed.get("hint") else ""
-        return ExecResult(header["host"], None, b"", b"", f"{failed['message']}{hint}", header["wall_s"])
+        from ascendrun.core.node_messages import Failure
+
+        why = str(Failure.from_json(failed).line())
+        return ExecResult(header["host"], None, b"", b"", why, header["wall_s"])
     out_bytes = int(header["out_bytes"])
     code, error = header["code"], None
     if header["timed_out"]:
@@ -216,11 +218,14 @@ def make_host_status(header: Mapping[str, Any], holders: Mapping[str, str]) -> H
     """One host's answer to `nodes`; `holders`: which job holds which host."""
     host, report = header["host"], header.get("report")
     values = report or {}
+    from ascendrun.core.node_messages import Failure
+
+    failure = Failure.from_json(header["refused"]) if header.get("refused") else None
     return HostStatus(
         host=host,
         reachable=report is not None,
-        error=header.get("refused"),
-        hint=None,
+        error=str(failure.message) if failure else None,
+        hint=str(failure.hint) if failure and failure.hint else None,
         hostname=values.get("hostname"),
         python_version=values.get("python_version"),
         cpus=values.get("cpus"),

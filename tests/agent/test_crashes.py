@@ -66,7 +66,7 @@ def test_after_a_reboot_the_attempt_is_lost_and_no_stranger_with_an_old_number_i
     true_identity = node.identity(TAG)
     path.write_text(json.dumps(dict(true_identity, boot_id="an-earlier-boot")))
     assert agent.phase(TAG) == "lost"
-    assert agent.wait_told(TAG, "supervisor_lost")["reason"] == "the node was rebooted"
+    assert agent.wait_told(TAG, "supervisor_lost")["reason"] == "node-rebooted"
     path.write_text(json.dumps(true_identity))
     assert procs.read_stat(rank)
     agent.do("stop", tag=TAG, now=True, grace_s=None)

@@ -6,6 +6,8 @@ import signal
 import sys
 import time
 
+from ascendrun.node.op_errors import message
+
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
 TAG = "head-job.1"
@@ -23,7 +25,7 @@ def test_exit_3_of_one_rank_is_recorded_and_stops_the_others(node, agent):
     others = [e for e in agent.told(TAG, "rank_exited") if e["rank"] != 1]
     assert [(e["code"], e["signal"], e["stopped"]) for e in others] == [(None, signal.SIGTERM, True)] * 2
     assert agent.told(TAG, "stopping")[0]["by"] == "failure"
-    assert "rank 1 exited with 3" in agent.told(TAG, "stopping")[0]["reason"]
+    assert agent.told(TAG, "stopping")[0]["reason"] == message("rank-exited", rank=1, code=3, signal=None)
     assert ended["codes"] == {"0": -15, "1": 3, "2": -15} and ended["leftovers"] == []
     agent.wait(lambda: agent.output(TAG, 1, "err") == b"last words\n")
     assert node.alive(TAG) == [] and agent.phase(TAG) == "ended"
@@ -155,7 +157,7 @@ def test_a_rank_that_finished_but_does_not_exit_is_ended_and_counts_as_0(node, a
     assert agent.wait_ended(TAG)["codes"] == {"0": 0, "1": 0}
     assert agent.told(TAG, "rank_lingers", rank=0)[0]["why"] == "finished"
     exited = agent.told(TAG, "rank_exited", rank=0)[0]
-    assert exited["code"] == 0 and exited["note"] == "finished but did not exit"
+    assert exited["code"] == 0 and exited["note"] == "killed-at-exit"
 
 
 def test_an_idle_rank_beside_one_that_ended_well_is_told_once_and_left_alone(node, agent):

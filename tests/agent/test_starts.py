@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ascendrun.node import layout, tree_hash
+from ascendrun.node.op_errors import message
 
 PY = sys.executable
 HOLD = ["sh", "-c", "exec sleep 600"]
@@ -44,7 +45,7 @@ def test_a_taken_port_is_refused_and_named_and_the_next_free_one_is_taken(node, 
         spare.close()
         port = taken.getsockname()[1]
         error = agent.refused("prepare", **node.job(TAG, HOLD, ports=[port]))
-        assert error["code"] == "port-taken" and str(port) in error["message"] and error["hint"]
+        assert error["code"] == "port-taken" and error["message"] == message("ports-in-use", ports=[port])
         assert agent.do("prepare", **node.job(TAG, HOLD, ports=[port, free]))["master_port"] == free
 
 
@@ -65,9 +66,9 @@ def test_a_reserved_port_is_kept_from_others_until_abort(node, agent):
 
 def test_a_missing_python_is_refused_with_what_was_tried(node, agent):
     error = agent.refused("prepare", **node.job(TAG, ["/opt/none/bin/python", "x.py"]))
-    assert error["code"] == "python-missing" and "/opt/none/bin/python" in error["message"] and error["hint"]
+    assert error == {"code": "python-missing", "message": message("command-missing", path="/opt/none/bin/python")}
     error = agent.refused("prepare", **node.job(TAG, ["no-such-python"]))
-    assert error["code"] == "python-missing" and "PATH" in error["message"]
+    assert error["code"] == "python-missing" and error["message"]["key"] == "command-not-in-path"
     assert not (node.folder(TAG) / "prepared.json").exists()
 
 
@@ -76,9 +77,9 @@ def test_a_tree_that_is_missing_or_was_tampered_with_is_refused_naming_the_file(
     assert agent.refused("prepare", **node.job(TAG, HOLD, trees=["0" * 64]))["code"] == "tree-missing"
     tree = Path(layout.tree_dir(str(node.root), sha256))
     for damage, named in (
-        (lambda: rewrite(tree / "train.py", "print('evil')\n"), "train.py was changed"),
-        (lambda: (tree / "pkg" / "run.sh").unlink(), "pkg/run.sh is missing"),
-        (lambda: rewrite(tree / "extra.py", ""), "extra.py does not belong"),
+        (lambda: rewrite(tree / "train.py", "print('evil')\n"), ("entry-changed", "train.py")),
+        (lambda: (tree / "pkg" / "run.sh").unlink(), ("entry-missing", "pkg/run.sh")),
+        (lambda: rewrite(tree / "extra.py", ""), ("entry-unexpected", "extra.py")),
     ):
         assert agent.stage(code) == sha256
         agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
@@ -86,7 +87,9 @@ def test_a_tree_that_is_missing_or_was_tampered_with_is_refused_naming_the_file(
         (tree / "pkg").chmod(0o755)
         damage()
         error = agent.refused("prepare", **node.job(TAG, HOLD, trees=[sha256]))
-        assert error["code"] == "tree-differs" and named in error["message"]
+        key, path = named
+        assert error["code"] == "tree-differs"
+        assert error["message"]["values"]["difference"] == message(key, path=path)
     assert agent.stage(code) == sha256
     agent.do("prepare", **node.job(TAG, HOLD, trees=[sha256]))
 
@@ -107,11 +110,11 @@ def test_a_tree_whose_content_is_not_its_name_never_appears(node, agent, code):
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/1/ns").exists(), reason="needs /proc")
 def test_folders_that_cannot_be_used_are_refused_by_name(node, agent, tmp_path):
     error = agent.refused("prepare", **node.job(TAG, HOLD, cwd=str(tmp_path / "none")))
-    assert error["code"] == "bad-folder" and "none" in error["message"]
+    assert error["code"] == "bad-directory" and "none" in error["message"]["values"]["path"]
     job = node.job(TAG, HOLD)
     job["ranks"][0]["env"]["ASCENDRUN_CHECKPOINT_DIR"] = "/proc/1/none"
     error = agent.refused("prepare", **job)
-    assert error["code"] in ("bad-folder", "os-error") and "/proc/1/none" in error["message"]
+    assert error["code"] in ("bad-directory", "os-error") and "/proc/1/none" in str(error["message"])
 
 
 def test_an_older_a_started_and_a_stopped_attempt_are_stale(node, agent):
@@ -171,7 +174,7 @@ def test_a_command_that_cannot_be_executed_ends_the_attempt_with_127_and_says_wh
     agent.start(node.job(TAG, HOLD, [str(broken)]))
     assert agent.wait_ended(TAG)["codes"] == {"0": -15, "1": 127}
     failed = agent.told(TAG, "start_failed")[0]
-    assert failed["rank"] == 1 and str(broken) in failed["message"]
+    assert failed["rank"] == 1 and str(broken) == failed["message"]["values"]["path"]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +190,13 @@ def test_a_failing_setup_is_told_with_its_own_words(node, agent, setup, word):
     agent.start(node.job(TAG, ["true"], setup=setup))
     assert agent.wait_ended(TAG)["codes"]["0"] != 0
     failed = agent.told(TAG, "start_failed")[0]
-    assert word in failed["message"] and failed["hint"]
+    assert word in str(failed["message"])
 
 
 def test_a_command_missing_behind_the_setup_is_told_as_that(node, agent):
     agent.start(node.job(TAG, ["no-such-command"], setup="true"))
     assert agent.wait_ended(TAG)["codes"] == {"0": 127}
-    assert agent.told(TAG, "start_failed")[0]["message"] == "no such command: no-such-command"
+    assert agent.told(TAG, "start_failed")[0]["message"] == message("no-command-after-setup", path="no-such-command")
 
 
 # --- what was planned is what runs ---

@@ -15,6 +15,17 @@ SAME_IN_CHINESE = frozenset(
         "doctor.finding",
         "doctor.summary",
         "straggler.cause-and-metrics",
+        "agent.on-host",
+        "node.command-not-executable.hint",
+        "node.directory-unusable",
+        "node.disk-full",
+        "node.error",
+        "node.failure",
+        "node.failure-and-hint",
+        "node.file-error",
+        "node.os-error",
+        "node.several",
+        "node.unknown-op.hint",
     }
 )
 """Keys whose Chinese entry has no Chinese character, each looked at: names, units, commands."""

@@ -8,6 +8,7 @@ from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.core.hosts import Host
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.protocol.agent_events import make_report
@@ -19,7 +20,7 @@ CONNECT_TRIES = 3
 
 
 class Asking:
-    """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, text)`.
+    """One round of questions. Every host ends with exactly one call of `reported` or `refused(host, failure)`.
 
     All hosts are probed only when all are up, since each is asked for its route to the addresses of the others.
     Use from the controller's thread; tell it of links that come up or go down.
@@ -32,7 +33,7 @@ class Asking:
         post: Callable[[Callable[[], None]], None],
         *,
         reported: Callable[[NodeReport], None],
-        refused: Callable[[str, str], None],
+        refused: Callable[[str, Failure], None],
     ) -> None:
         self._hosts, self._links, self._post = tuple(hosts), links, post
         self._reported, self._refused = reported, refused
@@ -69,15 +70,15 @@ class Asking:
         for host in self._hosts:
             if is_final and self._links.same(host, link.host) and host.name not in self._answered:
                 self._answered.add(host.name)
-                self._refused(host.name, describe_error(error))
+                self._refused(host.name, Failure.of(error))
                 self.on_up()  # the others need not wait for it
 
-    def give_up_connecting(self, text: str) -> None:
-        """Whoever is not up by now is refused with this text; the others need not wait any longer."""
+    def give_up_connecting(self, failure: Failure) -> None:
+        """Whoever is not up by now fails with this; the others need not wait any longer."""
         for host in self._hosts:
             if host.name not in self._answered and not self._links.get(host).is_up:
                 self._answered.add(host.name)
-                self._refused(host.name, text)
+                self._refused(host.name, failure)
         self.on_up()
 
     def _answer_of(self, host: Host, sent_ns: int) -> Callable[[Reply], None]:
@@ -91,24 +92,11 @@ class Asking:
         if host.name in self._answered:
             return
         self._answered.add(host.name)
-        if not reply.ok:
-            self._refused(host.name, describe_reply(reply))
+        if reply.error is not None:
+            self._refused(host.name, reply.error)
             return
         offset_s = (int(reply.header["at_ns"]) - middle_ns) / 1e9
         self._reported(make_report(host.name, self._links.get(host).hello, reply.header, clock_offset_s=offset_s))
-
-
-def describe_error(error: AscendrunError) -> str:
-    """One line: the fact and the way out."""
-    problems: list[str] = [str(problem.message) for problem in getattr(error, "problems", ())]
-    text = "; ".join(problems) or error.message
-    return f"{text} ({error.hint})" if error.hint else str(text)
-
-
-def describe_reply(reply: Reply) -> str:
-    """One line of what an agent's error reply says."""
-    error = reply.error or {}
-    return f"{error.get('message')} ({error['hint']})" if error.get("hint") else str(error.get("message"))
 
 
 def _names_of(link: Link) -> list[str]:

@@ -9,8 +9,10 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
-from ascendrun.head.protocol.remote import Reply
+from ascendrun.core.node_messages import Failure
+from ascendrun.head.protocol.remote import Reply, internal_failure
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
+from ascendrun.text import Text
 
 MAGIC = b"\nASCENDRUN-ONCE\n"
 """What stands before it is noise of the login's startup files."""
@@ -84,7 +86,7 @@ class Once:
             self._failed(error)
             return
         except Exception as error:  # a fault of ours in a worker thread would vanish with its future
-            self._failed(UnreachableError(f"{self._host.name}: {type(error).__name__}: {error}"))
+            self._failed(internal_failure(self._host.name, error))
             return
         self._connection = connection
         self._started_mono = time.monotonic()
@@ -104,8 +106,15 @@ class Once:
         assert connection is not None
         if status is None:
             connection.close()
-            error = UnreachableError(f"{self._host.name}: the connection ended while the command ran: {reason}")
-            self._done(Reply({}, b"", {"code": "link-lost", "message": error.message, "hint": None}))
+            error = UnreachableError(
+                Text(
+                    "agent.connection-lost",
+                    "{host}: connection lost while the command was running: {reason}",
+                    host=self._host.name,
+                    reason=reason,
+                )
+            )
+            self._done(Reply({}, b"", Failure("link-lost", error.message)))
             self._lost(error)
             return
         signal = status - 128 if status > 128 else None

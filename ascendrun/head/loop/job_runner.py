@@ -15,9 +15,10 @@ from ascendrun.core.jobs import job as w
 from ascendrun.core.jobs.job import Action, Job, JobInput, Phase, State
 from ascendrun.core.jobs.lifecycle import stop_grace_s
 from ascendrun.core.jobs.plan import LaunchPlan, Tree
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links, dialled
-from ascendrun.head.agents.node_query import Asking, describe_error, describe_reply
+from ascendrun.head.agents.node_query import Asking
 from ascendrun.head.protocol.agent_events import make_event
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockKeeper, Reading, node_time_of
@@ -120,7 +121,7 @@ class JobRunner:
             self._context.links,
             self._post,
             reported=self._take_report,
-            refused=lambda host, text: self._feed(w.Refused(host, text)),
+            refused=lambda host, failure: self._refuse(host, failure),
         )
         self._asking.start()
 
@@ -136,7 +137,7 @@ class JobRunner:
         try:
             plan = build_plan(self.spec, self.hosts, self._reports, self.job, self.trees)
         except AscendrunError as error:
-            self._feed(w.Refused(None, describe_error(error)))
+            self._refuse(None, Failure.of(error))
             return
         Examination(
             self.hosts,
@@ -169,7 +170,7 @@ class JobRunner:
             self._context.state_dir,
             self.trees,
             ask=lambda op, fields, body, then: self._call(host, op, fields, body, deadline_s=STAGE_S, then=then),
-            refused=lambda reply: self._refuse(host, reply),
+            refused=lambda failure: self._refuse(host, failure),
             finished=lambda: self._feed(w.NodeStaged(host)),
         ).go_on()
 
@@ -185,8 +186,8 @@ class JobRunner:
             deadline_s=CHECK_S,
             then=lambda reply: (
                 self._feed(w.NodeReady(host, reply.header.get("master_port")))
-                if reply.ok
-                else self._refuse(host, reply)
+                if reply.error is None
+                else self._refuse(host, reply.error)
             ),
         )
 
@@ -194,21 +195,22 @@ class JobRunner:
         try:
             secret_env = read_secret_env(self.spec)
         except AscendrunError as error:
-            self._feed(w.Refused(host, describe_error(error)))
+            self._refuse(host, Failure.of(error))
             return
         fields = {"tag": self.job.run_id, "master_port": self.job.master_port, "secret_env": secret_env}
         self._call(host, "go", fields, deadline_s=GO_S, then=lambda reply: self._went(host, reply))
 
     def _went(self, host: str, reply: Reply) -> None:
-        if reply.ok:
+        if reply.error is None:
             self._follow(host)
-        elif reply.error and reply.error.get("code") in ("link-lost", "deadline"):
-            return  # said again when the host answers: it may or may not have heard us
-        else:
-            self._refuse(host, reply)
+        elif reply.error.code not in (
+            "link-lost",
+            "deadline",
+        ):  # else repeated: the host may or may not have received it
+            self._refuse(host, reply.error)
 
-    def _refuse(self, host: str, reply: Reply) -> None:
-        self._feed(w.Refused(host, describe_reply(reply)))
+    def _refuse(self, host: str | None, failure: Failure) -> None:
+        self._feed(w.Refused(host, str(failure.line())))
 
     # Stopping
 
@@ -280,7 +282,7 @@ class JobRunner:
         self.take_events(host)
 
     def _follow_heard(self, host: str, reply: Reply) -> None:
-        if not reply.ok and (reply.error or {}).get("code") != "link-lost":
+        if reply.error is not None and reply.error.code != "link-lost":
             self.follow_later(host)
 
     def spool(self, host: str) -> NodeSpool:

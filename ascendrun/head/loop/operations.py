@@ -12,11 +12,14 @@ from ascendrun.core.errors import (
     HostKeyChangedError,
     HostKeyUnknownError,
     PreflightError,
+    Problem,
 )
 from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.protocol.control_socket import Answer, error_answer
 from ascendrun.head.protocol.remote import Link, Reply
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.reports import NodeReport
@@ -90,7 +93,7 @@ class Errands:
                 self._links,
                 self._post,
                 reported=lambda report: say(report.host, {"report": report_values(report)}),
-                refused=lambda name, text: say(name, {"refused": text}),
+                refused=lambda name, failure: say(name, {"refused": failure.to_json()}),
             )
             self._askings.append(asking)
             asking.start()
@@ -131,7 +134,7 @@ class Errands:
         submission = Submission.from_json(header["submission"])
         job = make_job(submission, "j-new", "dry-run", time.time())
         reports: dict[str, NodeReport] = {}
-        refusals: list[str] = []
+        refusals: list[Problem] = []
 
         def say() -> None:
             if len(reports) + len(refusals) < len(submission.hosts):
@@ -139,7 +142,14 @@ class Errands:
             self._post(self._sweep)
             try:
                 if refusals:
-                    raise PreflightError("; ".join(refusals))
+                    raise PreflightError(
+                        Text(
+                            "preflight.failed",
+                            "preflight failed on {hosts:hosts}; no process was started",
+                            hosts=[problem.file for problem in refusals],
+                        ),
+                        problems=refusals,
+                    )
                 plan = build_plan(submission.spec, submission.hosts, reports, job, submission.trees)
             except AscendrunError as error:
                 answer(error_answer(error), b"", True)
@@ -150,8 +160,8 @@ class Errands:
             reports[report.host] = report
             say()
 
-        def refused(host: str, text: str) -> None:
-            refusals.append(f"{host}: {text}")
+        def refused(host: str, failure: Failure) -> None:
+            refusals.append(Problem(host, None, None, failure.message, failure.hint))
             say()
 
         asking = Asking(submission.hosts, self._links, self._post, reported=reported, refused=refused)
@@ -190,7 +200,7 @@ class _Exec:
         is_final = is_hopeless or link.failures >= EXEC_CONNECT_TRIES
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
-                self._say(host, Reply({}, b"", {"code": error.code, "message": error.message, "hint": error.hint}))
+                self._say(host, Reply({}, b"", Failure.of(error)))
 
     def _say(self, host: Host, reply: Reply) -> None:
         if host.name not in self.waiting:
@@ -204,7 +214,7 @@ class _Exec:
             {
                 "ok": True,
                 "host": host.name,
-                "failed": reply.error,
+                "failed": reply.error.to_json() if reply.error else None,
                 **values,
                 "wall_s": time.monotonic() - self._started_mono,
             },

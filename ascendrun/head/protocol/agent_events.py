@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ascendrun.core.jobs import job as w
+from ascendrun.core.node_messages import Failure, node_text
 from ascendrun.core.reports import NodeReport, Route
 
 
@@ -39,15 +40,21 @@ def _make_event(host: str, line: Mapping[str, Any]) -> w.JobInput | None:
     if kind == "rank_lingers":
         return w.RankHungAtExit(host, int(line["rank"]), str(line.get("why", "")))
     if kind == "start_failed":
-        hint = f" ({line['hint']})" if line.get("hint") else ""
-        return w.StartFailed(host, line.get("rank"), f"{line.get('message')}{hint}")
+        return w.StartFailed(host, line.get("rank"), str(start_failure(line).line()))
     if kind == "ended":
         return w.NodeEnded(host, tuple(int(pid) for pid in line.get("leftovers", ())))
     if kind == "supervisor_lost":
         return w.SupervisorLost(host)
     if kind == "stopping" and line.get("by") == "limit":
-        return w.LimitReached(host, str(line.get("reason")))
+        return w.LimitReached(host, str(node_text(line.get("reason"))))
     return None
+
+
+def start_failure(line: Mapping[str, Any]) -> Failure:
+    """Why a rank could not be started. Before release 0.9 nodes wrote sentences: `message` and `hint`."""
+    if isinstance(line.get("message"), str):
+        return Failure("cannot-start", str(line["message"]), line.get("hint"))
+    return Failure.of_node(line)
 
 
 def make_report(

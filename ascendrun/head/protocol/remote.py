@@ -20,9 +20,11 @@ from ascendrun.core.errors import (
     UnreachableError,
 )
 from ascendrun.core.hosts import Host
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.agent_bootstrap import AgentImage, Booting
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.node import wire
+from ascendrun.text import Text
 
 SUSPECT_S = 6.0
 UNREACHABLE_S = 15.0
@@ -38,11 +40,11 @@ _HOPELESS_RETRY_S = 60.0
 
 @dataclass(frozen=True)
 class Reply:
-    """What an agent answered. `error`: its {"code", "message", "hint"}; code "link-lost" and "deadline" are ours."""
+    """What an agent replied. `error`: the agent's, or "link-lost", "deadline" and "too-large" of this side."""
 
     header: Mapping[str, Any]
     body: bytes
-    error: Mapping[str, Any] | None
+    error: Failure | None
 
     @property
     def ok(self) -> bool:
@@ -183,13 +185,27 @@ class Link:
                 self._epoch += 1
                 epoch = self._epoch
         for call in expired:
-            call.done(_failed("deadline", f"{self.host.name} gave no answer in time", self.last_error))
+            call.done(
+                _failed(
+                    "deadline",
+                    Text("agent.reply-timeout", "{host} did not reply in time", host=self.host.name),
+                    self.last_error,
+                )
+            )
         if dead_epoch is not None:
-            self._drop(dead_epoch, UnreachableError(f"{self.host.name}: silent for {UNREACHABLE_S:g} s"))
+            self._drop(
+                dead_epoch,
+                UnreachableError(
+                    Text(
+                        "agent.unreachable",
+                        "{host}: no reply for {limit_s:g} s",
+                        host=self.host.name,
+                        limit_s=UNREACHABLE_S,
+                    )
+                ),
+            )
         if boot_epoch is not None:
-            text = f"{self.host.name}: logged in, but no agent came up within {BOOT_S:g} s"
-            hint = "log in by hand: a startup file of the shell may wait for something"
-            self._drop(boot_epoch, UnreachableError(text, hint=hint))
+            self._drop(boot_epoch, agent_start_timeout(self.host.name, BOOT_S))
         if should_connect:
             self._connecting.submit(self._connect, epoch)
 
@@ -208,11 +224,11 @@ class Link:
         with self._lock:
             self._is_closed = True
             epoch = self._epoch
-        self._drop(epoch, UnreachableError(f"{self.host.name}: the link was closed"))
+        self._drop(epoch, UnreachableError(_closed(self.host.name)))
         with self._lock:
             rest, self._outbox = list(self._outbox), deque()
         for _, call in rest:
-            call.done(_failed("link-lost", f"{self.host.name}: the link was closed", None))
+            call.done(_failed("link-lost", _closed(self.host.name), None))
 
     # Connecting
 
@@ -223,7 +239,7 @@ class Link:
             self._drop(epoch, error)
             return
         except Exception as error:  # a fault of ours in a worker thread would vanish with its future
-            self._drop(epoch, UnreachableError(f"{self.host.name}: {type(error).__name__}: {error}"))
+            self._drop(epoch, internal_failure(self.host.name, error))
             return
         self._start_agent(epoch, connection)
 
@@ -273,8 +289,17 @@ class Link:
             self._drop(
                 epoch,
                 UnreachableError(
-                    f"{self.host.name}: its agent speaks nonsense: {error}",
-                    hint="a program of the login shell may write into the connection",
+                    Text(
+                        "agent.invalid-data",
+                        "{host}: invalid data from the agent: {error}",
+                        host=self.host.name,
+                        error=str(error),
+                    ),
+                    hint=Text(
+                        "agent.invalid-data.hint",
+                        "check that ~/.bashrc prints nothing: ssh {host} true",
+                        host=self.host.name,
+                    ),
                 ),
             )
 
@@ -283,7 +308,7 @@ class Link:
             with self._lock:
                 call = self._pending.pop(header["re"], None)
             if call is not None:  # None: it came after its deadline
-                call.done(Reply(header, body, None if header.get("ok") else header.get("error") or {}))
+                call.done(Reply(header, body, None if header.get("ok") else Failure.of_node(header.get("error") or {})))
         elif header.get("event") == "hello":
             self._greet(epoch, {**header, "login": booting.login()})
         elif header.get("event") != "beat":
@@ -316,11 +341,11 @@ class Link:
         if connection is not None:
             connection.close()
         for call in lost:
-            call.done(_failed("link-lost", f"{self.host.name}: {error.message}", error))
+            call.done(Reply({}, b"", Failure("link-lost", error.message, error.hint)))
         self._listener.on_down(self, error)
 
     def _as_ours(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
-        return error if isinstance(error, AscendrunError) else UnreachableError(f"{self.host.name}: {error}")
+        return error if isinstance(error, AscendrunError) else UnreachableError(on_host(self.host.name, str(error)))
 
     # Sending: one task at a time drains the outbox, so frames keep their order and nobody waits in a caller's thread
 
@@ -343,16 +368,42 @@ class Link:
             try:
                 stream.send(wire.pack(call.header, call.body), deadline_s=SEND_S)
             except (AscendrunError, StreamClosedError) as error:
-                self._drop(epoch, UnreachableError(f"{self.host.name}: {error}"))
+                self._drop(epoch, self._as_ours(error))
             except wire.FrameError as error:
                 with self._lock:
                     self._pending.pop(request_id, None)
-                call.done(_failed("too-large", f"{self.host.name}: {error}", None))
+                call.done(_failed("too-large", on_host(self.host.name, str(error)), None))
 
 
-def _failed(code: str, message: str, cause: AscendrunError | None) -> Reply:
-    hint = cause.hint if cause else None
-    return Reply({}, b"", {"code": code, "message": message, "hint": hint})
+def _failed(code: str, message: Text, cause: AscendrunError | None) -> Reply:
+    return Reply({}, b"", Failure(code, message, cause.hint if cause else None))
+
+
+def _closed(host: str) -> Text:
+    return Text("agent.closed", "{host}: the connection was closed", host=host)
+
+
+def on_host(host: str, reason: Text | str) -> Text:
+    return Text("agent.on-host", "{host}: {reason}", host=host, reason=reason)
+
+
+def internal_failure(host: str, error: Exception) -> UnreachableError:
+    """A fault of ours while connecting."""
+    return UnreachableError(
+        Text("agent.internal", "{host}: internal error: {error}", host=host, error=f"{type(error).__name__}: {error}")
+    )
+
+
+def agent_start_timeout(host: str, limit_s: float) -> UnreachableError:
+    return UnreachableError(
+        Text(
+            "agent.start-timeout",
+            "{host}: the agent did not start within {limit_s:g} s after login",
+            host=host,
+            limit_s=limit_s,
+        ),
+        hint=Text("agent.start-timeout.hint", "a shell startup file may be blocking; run: ssh {host} true", host=host),
+    )
 
 
 def _retry_after_s(failures: int, error: AscendrunError) -> float:

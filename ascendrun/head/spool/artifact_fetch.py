@@ -21,6 +21,7 @@ from ascendrun.core.errors import NotFoundError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.agents.connections import Links, dialled
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
@@ -29,6 +30,7 @@ from ascendrun.head.state.settings import make_spool_dir, spool_dir
 from ascendrun.health.survey import npu_scripts
 from ascendrun.node import layout
 from ascendrun.node.files import write_json
+from ascendrun.text import Text, to_json
 
 GATHER_S = 60.0
 """How long a host may look for its things."""
@@ -183,7 +185,7 @@ class _Wish:
     host: Host
     is_asked: bool = False
     tries: int = 0
-    told: list[Callable[[str | None], None]] = field(default_factory=list)
+    told: list[Callable[[Text | str | None], None]] = field(default_factory=list)
 
     @property
     def tag(self) -> str:
@@ -236,10 +238,10 @@ class Gatherer:
         attempt = int(header.get("attempt") or subject.attempt)
         waiting = {host.name for host in subject.hosts}
 
-        def say(host: str, problem: str | None) -> None:
+        def say(host: str, problem: Text | str | None) -> None:
             if host in waiting:
                 waiting.discard(host)
-                answer({"ok": True, "host": host, "problem": problem}, b"", not waiting)
+                answer({"ok": True, "host": host, "problem": to_json(problem)}, b"", not waiting)
 
         def give_up(late: frozenset[str]) -> None:
             for host in sorted(late & waiting):
@@ -267,7 +269,7 @@ class Gatherer:
             receiving.write(str(header["name"]), str(header["file"]), int(header["offset"]), body)
 
     def _want(
-        self, subject: Subject, attempt: int, host: Host, told: Callable[[str | None], None] | None = None
+        self, subject: Subject, attempt: int, host: Host, told: Callable[[Text | str | None], None] | None = None
     ) -> None:
         key = (subject.job_id, attempt, host.name)
         wish = self._wishes.get(key)
@@ -301,14 +303,14 @@ class Gatherer:
             self._end(wish, receiving.finish(reply.header))
             return
         receiving.drop()
-        error = reply.error or {}
-        if error.get("code") in ("link-lost", "deadline") and wish.tries < TRIES:
+        error = reply.error or Failure("internal", "")
+        if error.code in ("link-lost", "deadline") and wish.tries < TRIES:
             if self._links.get(wish.host).is_up:
                 self._ask(wish)
             return
-        self._end(wish, str(error.get("message")))
+        self._end(wish, error.message)
 
-    def _end(self, wish: _Wish, problem: str | None) -> None:
+    def _end(self, wish: _Wish, problem: Text | str | None) -> None:
         del self._wishes[(wish.subject.job_id, wish.attempt, wish.host.name)]
         self._wish_file(wish).unlink(missing_ok=True)  # somebody may have cleared the folder
         for told in wish.told:
@@ -326,7 +328,7 @@ class _Receiving:
         self._host_dir = host_dir
         self._part = host_dir / f"{FOLDER}.part-{os.getpid()}-{time.monotonic_ns()}"
         self._names: dict[tuple[str, str], str] = {}
-        self._problem: str | None = None
+        self._problem: Text | str | None = None
         self._room = HOST_BYTES
 
     def write(self, name: str, file: str, offset: int, data: bytes) -> None:
@@ -343,7 +345,7 @@ class _Receiving:
             finally:
                 os.close(fd)
         except OSError as error:
-            self._problem = f"the head could not keep it: {error.strerror}"
+            self._problem = _not_stored(error)
 
     def _safe(self, name: str, file: str) -> str:
         """A path below our folder, whatever the node calls its file; two files never share one."""
@@ -355,7 +357,7 @@ class _Receiving:
             self._names[(name, file)] = safe
         return self._names[(name, file)]
 
-    def finish(self, reply: Mapping[str, Any]) -> str | None:
+    def finish(self, reply: Mapping[str, Any]) -> Text | str | None:
         """Puts what came in its place, instead of what an earlier look brought; a sentence when that failed."""
         for one in reply.get("files", ()):
             if one.get("bytes") == 0:  # an empty file came without a frame
@@ -384,8 +386,12 @@ class _Receiving:
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             self.drop()
-            return f"the head could not keep it: {error.strerror}"
+            return _not_stored(error)
         return None
 
     def drop(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)
+
+
+def _not_stored(error: OSError) -> Text:
+    return Text("artifacts.not-stored", "cannot store it on the head node: {error}", error=error.strerror)

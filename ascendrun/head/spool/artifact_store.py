@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.ascend.hccl_env import HcclSetting, parse_hccl_env
+from ascendrun.core.node_messages import node_text
+from ascendrun.text import Text
 
 FOLDER = "gathered"
 INDEX = "index.json"
@@ -54,7 +56,7 @@ class Gathered:
     start_s: float | None = None
     boot_s: float | None = None
     files: tuple[GatheredFile, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
+    problems: tuple[tuple[str, Text | str], ...] = ()
 
     def of(self, name: str) -> tuple[GatheredFile, ...]:
         """The files under one name, those of our own ranks first, then the newest."""
@@ -121,7 +123,7 @@ def read_wish(path: Path) -> tuple[str, int, str, float] | None:
 
 def _load(values: Mapping[str, Any], folder: Path, host: str) -> Gathered:
     files = tuple(_load_file(one, folder) for one in values["files"])
-    problems = tuple((str(one["name"]), str(one["text"])) for one in values["problems"])
+    problems = tuple((str(one["name"]), node_text(one.get("message", one.get("text")))) for one in values["problems"])
     return Gathered(
         host,
         at_s=_seconds(values.get("at_ns")),

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.logs.log_lines import LogLine
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.control_socket import Answer, ControlClient
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import HostClock
 from ascendrun.head.spool.spool_files import StreamFiles, line_start, size_of
 from ascendrun.node import layout, wire
+from ascendrun.text import Text, from_json, to_json
 
 if TYPE_CHECKING:
     from ascendrun.head.agents.connections import Links
@@ -44,7 +46,7 @@ class HostHits:
 
     host: str
     lines: Mapping[tuple[int, str], Sequence[LogLine]]
-    problem: str | None = None
+    problem: Text | str | None = None
 
 
 def copied_until(files: StreamFiles) -> Position:
@@ -77,11 +79,13 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
     """The hits in a node's answer; frames that were cut off are missing, and said to be. Only the last frame says that
     all was looked at: who searched may have been killed, by the kernel too."""
     lines: dict[tuple[int, str], list[LogLine]] = {}
-    problem: str | None = "did not get to the end" + ("" if is_complete else " in time")
+    problem: Text | None = (
+        Text("grep.incomplete", "did not finish") if is_complete else Text("grep.timed-out", "timed out")
+    )
     try:
         for header, text in wire.FrameReader().feed(body):
             if header.get("end"):
-                problem = "found more than it may send" if header.get("truncated") else None
+                problem = Text("grep.truncated", "more matches than can be sent") if header.get("truncated") else None
                 continue
             name, stream = str(header["file"]).rsplit(".", 1)
             rank, at_ns = int(name[len("rank-") :]), header.get("at_ns")
@@ -89,7 +93,7 @@ def read_hits(host: str, body: bytes, *, attempt: int, clock: HostClock, is_comp
             line = LogLine(at_s, host, rank, stream, text.decode("utf-8", "backslashreplace"), attempt)
             lines.setdefault((rank, stream), []).append(line)
     except (wire.FrameError, ValueError, KeyError, TypeError) as error:
-        problem = f"answered nonsense: {error}"
+        problem = Text("grep.invalid-reply", "invalid reply: {error}", error=str(error))
     return HostHits(host, lines, problem)
 
 
@@ -107,9 +111,9 @@ def relay(
 
     def say(host: str, reply: Reply) -> None:
         waiting.discard(host)
-        problem = None if reply.ok else str((reply.error or {}).get("message"))
+        problem = None if reply.error is None else reply.error.message
         answer(
-            {"ok": True, "host": host, "problem": problem, "complete": bool(reply.header.get("complete"))},
+            {"ok": True, "host": host, "problem": to_json(problem), "complete": bool(reply.header.get("complete"))},
             reply.body,
             not waiting,
         )
@@ -117,7 +121,7 @@ def relay(
     def say_later(host: str) -> Callable[[Reply], None]:
         return lambda reply: post(partial(say, host, reply))
 
-    away = {"code": "unreachable", "message": "does not answer now"}
+    away = Failure("unreachable", Text("agent.not-connected", "not reachable now"))
     by_name = {host.name: host for host in subject.hosts}
     for name, request in requests.items():
         link = links.get(by_name[name]) if name in by_name else None
@@ -147,14 +151,14 @@ def ask_hosts(
 ) -> list[HostHits]:
     """One answer for each host of `requests`, whatever happens; asks the controller that runs, starts none."""
     found: dict[str, HostHits] = {}
-    problem = "gave no answer in time"
+    problem: Text | str = Text("grep.no-reply", "no reply in time")
     try:
         with ControlClient(state_dir) as client:
             fields = {"job": job_id, "attempt": attempt, "hosts": requests}
             for header, body in client.stream("grep", fields, timeout_s=ANSWER_S + 5.0):
                 host = str(header["host"])
                 if header.get("problem"):
-                    found[host] = HostHits(host, {}, str(header["problem"]))
+                    found[host] = HostHits(host, {}, from_json(header["problem"]))
                 else:
                     found[host] = read_hits(
                         host,
@@ -164,5 +168,5 @@ def ask_hosts(
                         is_complete=bool(header.get("complete")),
                     )
     except AscendrunError as error:
-        problem = str(error.message)
+        problem = error.message
     return [found.get(host, HostHits(host, {}, problem)) for host in requests]

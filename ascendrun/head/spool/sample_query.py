@@ -9,13 +9,14 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, AuthenticationError, HostKeyChangedError, HostKeyUnknownError
 from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.samples import Newest
 from ascendrun.head.agents.connections import Links
-from ascendrun.head.agents.node_query import describe_error, describe_reply
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.remote import Link, Reply
 from ascendrun.head.spool.sample_ingest import SampleKeeper
 from ascendrun.health.samples.device_samples import sampling_items
+from ascendrun.text import Text
 
 CONNECT_TRIES = 2
 TOOL_S = 8.0
@@ -66,7 +67,7 @@ class SampleErrand:
         )
         for host in self._hosts:
             if is_final and self._links.same(host, link.host):
-                self._refuse(host.name, describe_error(error))
+                self._refuse(host.name, Failure.of(error))
 
     def _done_of(self, host: Host) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
@@ -79,7 +80,7 @@ class SampleErrand:
         if host not in self.waiting:
             return
         if not reply.ok:
-            self._refuse(host, describe_reply(reply))
+            self._refuse(host, reply.error or Failure("internal", ""))
             return
         ahead_s = int(reply.header["at_ns"]) / 1e9 - heard_s
         self._keeper.take_lines(
@@ -96,10 +97,11 @@ class SampleErrand:
 
     def _give_up(self) -> None:
         for host in sorted(self.waiting):
-            self._refuse(host, f"gave no figures within {self._timeout_s:g} s")
+            late = Text("agent.no-samples", "no samples within {limit_s:g} s", limit_s=self._timeout_s)
+            self._refuse(host, Failure("deadline", late))
 
-    def _refuse(self, host: str, text: str) -> None:
-        self._say(host, {"refused": text})
+    def _refuse(self, host: str, failure: Failure) -> None:
+        self._say(host, {"refused": failure.to_json()})
 
     def _say(self, host: str, fields: Mapping[str, Any]) -> None:
         if host not in self.waiting:

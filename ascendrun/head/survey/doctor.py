@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host
 from ascendrun.core.network import candidate_ports
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.model import JobSpec
@@ -54,7 +56,7 @@ class Question:
 
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""By host: {"results": raw answers by probe} or {"refused": {"code", "message", "hint"}}."""
+"""By host: {"results": raw answers by probe} or {"refused": Failure}."""
 
 
 class Examination:
@@ -79,7 +81,7 @@ class Examination:
         self._question = replace(question, paths=tuple(dict.fromkeys((*question.paths, *input_paths(question.spec)))))
         self._links, self._post, self._done = links, post, done
         self._results: dict[str, dict[str, Any]] = {}
-        self._refused: dict[str, Mapping[str, Any]] = {}
+        self._refused: dict[str, Failure] = {}
         self._waiting: set[str] = set()
         self._secrets: Mapping[str, str] = {}
 
@@ -105,7 +107,9 @@ class Examination:
         if isinstance(results, dict):
             self._results[host] = scrub(results, self._secrets)
         else:
-            self._refused[host] = reply.error or {"code": "bad-answer", "message": "its agent's answer is no survey"}
+            self._refused[host] = reply.error or Failure(
+                "invalid-reply", Text("agent.invalid-reply", "invalid reply of the agent")
+            )
         if not self._waiting:
             self._touch()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.gc_pause import nothing_collected
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.survey.doctor import Answers, Question
 
@@ -58,8 +59,8 @@ def judge_answers(
             if "results" in answer:
                 facts[host] = read_facts(report, hellos[host], answer["results"])
             else:
-                why = answer.get("refused") or {}
-                unreached[host] = Unreached(str(why.get("code")), str(why.get("message")), why.get("hint"))
+                why: Failure = answer.get("refused") or Failure("internal", "")
+                unreached[host] = Unreached(why.code, str(why.message), str(why.hint) if why.hint else None)
     world = World(facts=facts, unreached=unreached, job=spec, plan=plan, family=spec.devices.family, now_s=now_s)
     findings = run_checks(world, is_full=False, skip=spec.checks.skip, require=spec.checks.require)
     failed = tuple(finding for finding in findings if finding.severity is Severity.FAIL)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Callable
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.jobs.rank_env import is_own_variable
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.remote import Reply
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobfile.spec import JobSpec
@@ -34,7 +36,7 @@ class TreePush:
         trees: Sequence[Tree],
         *,
         ask: Callable[[str, Mapping[str, Any], bytes, Callable[[Reply], None]], None],
-        refused: Callable[[Reply], None],
+        refused: Callable[[Failure], None],
         finished: Callable[[], None],
     ) -> None:
         self._state_dir, self._rest = state_dir, list(trees)
@@ -47,8 +49,8 @@ class TreePush:
         self._ask("tree_have", {"sha256": self._rest[0].sha256}, b"", self._know)
 
     def _know(self, reply: Reply) -> None:
-        if not reply.ok:
-            self._refused(reply)
+        if reply.error is not None:
+            self._refused(reply.error)
         elif reply.header["have"]:
             self._rest.pop(0)
             self.go_on()
@@ -64,15 +66,26 @@ class TreePush:
                 file.seek(offset)
                 chunk = file.read(CHUNK_BYTES)
         except OSError as error:
-            text = f"the head's copy of the {tree.name} cannot be read: {path}: {error.strerror}"
-            self._refused(Reply({}, b"", {"code": "tree-missing", "message": text, "hint": "submit the job again"}))
+            self._refused(
+                Failure(
+                    "tree-missing",
+                    Text(
+                        "staging.copy-unreadable",
+                        "cannot read the packed {name} on the head node: {path}: {error}",
+                        name=tree.name,
+                        path=str(path),
+                        error=error.strerror,
+                    ),
+                    Text("staging.copy-unreadable.hint", "submit the job again"),
+                )
+            )
             return
         fields = {"sha256": tree.sha256, "offset": offset, "total": total}
         self._ask("tree_put", fields, chunk, lambda reply: self._sent(reply, offset + len(chunk), total))
 
     def _sent(self, reply: Reply, end: int, total: int) -> None:
-        if not reply.ok:
-            self._refused(reply)
+        if reply.error is not None:
+            self._refused(reply.error)
         elif end < total:
             self._send(end)
         else:
@@ -88,17 +101,32 @@ def read_secret_env(spec: JobSpec) -> dict[str, str]:
         try:
             text = Path(source.file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            problems.append(Problem(str(source.file), None, None, f"cannot be read: {error}"))
+            problems.append(
+                Problem(
+                    str(source.file),
+                    None,
+                    None,
+                    Text("staging.env-unreadable", "cannot read the file: {error}", error=str(error)),
+                )
+            )
             continue
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
-                problems.append(Problem(str(source.file), number, 1, "not NAME=value"))
+                problems.append(Problem(str(source.file), number, 1, Text("staging.env-line", "expected NAME=value")))
                 continue
             if is_own_variable(name.strip()):
-                problems.append(Problem(str(source.file), number, 1, f"{name.strip()} is set by ascendrun itself"))
+                problems.append(
+                    Problem(
+                        str(source.file),
+                        number,
+                        1,
+                        Text("staging.env-reserved", "{name} is set by ascendrun", name=name.strip()),
+                        Text("staging.env-reserved.hint", "remove this line"),
+                    )
+                )
                 continue
             values[name.strip()] = value
     if problems:

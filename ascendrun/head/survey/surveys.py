@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.hosts import Host, load_hosts
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport
 from ascendrun.head.agents.connections import Links
 from ascendrun.head.agents.node_query import Asking
@@ -16,6 +17,7 @@ from ascendrun.head.protocol.agent_events import report_values
 from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.survey.doctor import Answers, Examination, Question
 from ascendrun.head.survey.submission import Submission, make_job
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.jobs.plan import LaunchPlan
@@ -49,7 +51,7 @@ class SurveyErrand:
         )
         self._links, self._post, self._answer, self._ended = links, post, answer, ended
         self._reports: dict[str, NodeReport] = {}
-        self._refused: dict[str, Mapping[str, Any]] = {}
+        self._refused: dict[str, Failure] = {}
         self.is_done = False
         self.asking = Asking(self._hosts, links, post, reported=self._take_report, refused=self._take_refusal)
 
@@ -61,19 +63,20 @@ class SurveyErrand:
 
     def _give_up(self) -> None:
         if not self.asking.is_done:
-            self.asking.give_up_connecting(f"no agent came up within {CONNECT_S:g} s")
+            self.asking.give_up_connecting(
+                Failure(
+                    "unreachable",
+                    Text("agent.not-started", "the agent did not start within {limit_s:g} s", limit_s=CONNECT_S),
+                )
+            )
 
     def _take_report(self, report: NodeReport) -> None:
         self._reports[report.host] = report
         self._go_on()
 
-    def _take_refusal(self, host: str, text: str) -> None:
+    def _take_refusal(self, host: str, failure: Failure) -> None:
         error = self._links.get(self._host(host)).last_error
-        self._refused[host] = (
-            {"code": error.code, "message": error.message, "hint": error.hint}
-            if error
-            else {"code": "unreachable", "message": text, "hint": None}
-        )
+        self._refused[host] = Failure.of(error) if error else failure
         self._go_on()
 
     def _host(self, name: str) -> Host:
@@ -107,9 +110,9 @@ class SurveyErrand:
             fields: dict[str, Any] = {"ok": True, "host": host.name}
             found = answers.get(host.name, {})
             if host.name in self._refused:
-                fields["refused"] = self._refused[host.name]
+                fields["refused"] = self._refused[host.name].to_json()
             elif "refused" in found:
-                fields["refused"] = found["refused"]
+                fields["refused"] = found["refused"].to_json()
             else:
                 fields.update(
                     report=report_values(self._reports[host.name], everyone),

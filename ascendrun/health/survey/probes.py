@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ascendrun.core.node_messages import rendered
 from ascendrun.core.reports import NodeReport
 from ascendrun.health.survey import parsers, scripts
 from ascendrun.health.survey.facts import NodeFacts
@@ -118,7 +119,7 @@ def read_answers(results: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(raw, dict) or ("error" in raw and not probe.reads_errors):
             continue
         try:
-            said[probe.name] = probe.read(raw)
+            said[probe.name] = probe.read(rendered(raw))
         except Exception:  # a foreign tool's text may be anything; a reader that stumbles over it has read nothing
             said[probe.name] = None
     return said

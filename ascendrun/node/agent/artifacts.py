@@ -35,7 +35,7 @@ from ascendrun.node.agent.artifact_filter import (
     walk,
 )
 from ascendrun.node.files import read_json
-from ascendrun.node.op_errors import OperationError
+from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import to_bytes
 from ascendrun.node.records import read_events
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping
 
     from ascendrun.node.agent.execute import Commands
+    from ascendrun.node.op_errors import Message
 
     Item = Dict[str, Any]
     Send = Callable[[Dict[str, Any], bytes], None]
@@ -92,7 +93,7 @@ class Gathering:
         self._room = min(int(request.get("max_bytes") or MAX_BYTES), MAX_BYTES)
         self._lock = threading.Lock()
         self._files: list[dict[str, Any]] = []
-        self._problems: list[dict[str, str]] = []
+        self._problems: list[dict[str, Any]] = []
         self._is_over = False
 
     def run(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class Gathering:
                 break
         with self._lock:
             self._is_over = True
-            late = [{"name": name, "text": "no answer in time"} for name in +self._unanswered]
+            late = [{"name": name, "message": message("timed-out")} for name in +self._unanswered]
             return {
                 "files": list(self._files),
                 "problems": self._problems + late,
@@ -124,15 +125,17 @@ class Gathering:
             try:
                 {"glob": self._glob, "list": self._list, "argv": self._argv}[item["kind"]](item, deadline)
             except Exception as error:  # what cannot be had must not cost the others; the head keeps the words
-                text = error.message if isinstance(error, OperationError) else f"{type(error).__name__}: {error}"
-                self._note(item, text)
+                if isinstance(error, OperationError):
+                    self._note(item, error.message)
+                else:
+                    self._note(item, message("error", error=f"{type(error).__name__}: {error}"))
             with self._lock:
                 self._unanswered[str(item["name"])] -= 1
             done.release()
 
-    def _note(self, item: Item, text: str) -> None:
+    def _note(self, item: Item, what: Message) -> None:
         with self._lock:
-            self._problems.append({"name": str(item["name"]), "text": text})
+            self._problems.append({"name": str(item["name"]), "message": what})
 
     # --- files ---
 
@@ -141,18 +144,18 @@ class Gathering:
         found = self._find(item, deadline)
         most = int(item.get("max_files") or ITEM_FILES)
         if len(found) > most:
-            self._note(item, "%d more files were left out" % (len(found) - most))
+            self._note(item, message("files-skipped", count=len(found) - most))
         for one in found[:most]:
             if time.monotonic() > deadline:
-                self._note(item, f"no time was left for {one.path} and what follows")
+                self._note(item, message("no-time-left", path=one.path))
                 return
             if room[0] <= 0 or self._room <= 0:
-                self._note(item, f"no room was left for {one.path} and what follows")
+                self._note(item, message("size-limit", path=one.path))
                 return
             try:
                 room[0] -= self._send_file(item, one, room[0])
             except OSError as error:
-                self._note(item, f"{one.path}: {error.strerror}")
+                self._note(item, message("file-error", path=one.path, error=error.strerror))
 
     def _list(self, item: Item, deadline: float) -> None:
         lines = ["%12d  %s  %s" % (one.size, _stamp(one.mtime_ns), one.path) for one in self._find(item, deadline)]
@@ -238,17 +241,17 @@ class Gathering:
                 problems.append(refusal.message)
                 continue
             if done.timed_out:
-                problems.append(f"{argv[0]}: no end in time, killed")
+                problems.append(message("command-timed-out", command=argv[0]))
             elif done.code != 0:
                 said = done.err.decode("utf-8", "replace").strip().split("\n")[-1]
-                problems.append("{}: exit code {}{}".format(argv[0], done.code, ": " + said if said else ""))
+                problems.append(message("command-failed", command=argv[0], status=done.code, output=said or None))
             if done.code == 0 or (done.out and argv is item["commands"][-1]):
                 self._send_text(
                     item, self._pick(item, done.out), source=" ".join(map(str, argv[:2])), is_cut=done.truncated
                 )
                 if done.code == 0:
                     return
-        self._note(item, "; ".join(problems))
+        self._note(item, problems[0] if len(problems) == 1 else message("several", problems=problems))
 
     def _pick(self, item: Item, text: bytes) -> bytes:
         if item.get("kernel_time"):

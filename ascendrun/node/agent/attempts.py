@@ -21,7 +21,7 @@ from ascendrun.node.agent.tree_links import link_tree
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, make_private_dir, read_json, remove_tree, write_json
 from ascendrun.node.layout import ENDED, IDENTITY, LOST, PREPARED, STOP
-from ascendrun.node.op_errors import OperationError, refusal_of
+from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.records import Records, free_reserve, read_events, write_end
 from ascendrun.node.stopping import UNKILLABLE_S
 
@@ -84,9 +84,7 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
                 if os.path.exists(os.path.join(folder, IDENTITY)):
-                    raise OperationError(
-                        "attempt-stale", "attempt %d was already started on this node" % attempt, "start a new attempt"
-                    )
+                    raise OperationError("attempt-stale", "attempt-started", attempt=attempt)
                 self._refuse_beside_older(run, attempt)
                 fence.raise_to(attempt, stopped=False)
             kept = self._check(request, run)
@@ -98,18 +96,14 @@ class Attempts:
             write_json(os.path.join(folder, PREPARED), record)
             failpoint("prepare.after_record")
         except OSError as error:
-            raise refusal_of(error, f"cannot prepare attempt {tag} in {self._root}") from error
+            raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
         return {"ready": True, "master_port": port, "kept": kept}
 
     def _refuse_beside_older(self, run: str, attempt: int) -> None:
         for other in self._attempts_of(run):
             tag = layout.make_tag(run, other)
             if other < attempt and self.phase(tag) == "running":
-                raise OperationError(
-                    "attempt-running",
-                    "attempt %d of this run still has processes on this node" % other,
-                    "stop it first",
-                )
+                raise OperationError("attempt-running", "older-attempt-running", attempt=other)
 
     def _check(self, request: dict[str, Any], run: str) -> list[str]:
         """The names in the working folder that the user's own files keep from the tree."""
@@ -135,7 +129,7 @@ class Attempts:
                 environ.update(rank["env"])
                 checks.check_command(rank["argv"][0], cwd=request["cwd"], environ=environ)
         elif checks.find_command("bash", os.environ.get("PATH", os.defpath)) is None:
-            raise OperationError("python-missing", "the job has a `setup` and this node has no bash", "install bash")
+            raise OperationError("python-missing", "no-bash")
         return kept
 
     def _hold(self, tag: str, numbers: list[int]) -> int | None:
@@ -147,11 +141,7 @@ class Attempts:
                 return held.number
             held = ports.hold_first(numbers)
             if held is None:
-                raise OperationError(
-                    "port-taken",
-                    f"every port that was proposed is in use on this node: {fold_numbers(numbers)}",
-                    "free one of them, or see who has it: ss -ltnp",
-                )
+                raise OperationError("port-taken", "ports-in-use", ports=numbers)
             self._held[tag] = held
             return held.number
 
@@ -169,7 +159,7 @@ class Attempts:
             return {}
         with locked(self._root, tag):
             if not claim_json(os.path.join(folder, IDENTITY), {"aborted": True}) and self.phase(tag) == "running":
-                raise OperationError("attempt-running", f"attempt {tag} has been started", "stop it instead")
+                raise OperationError("attempt-running", "attempt-running", attempt=tag)
             if not os.path.exists(os.path.join(folder, ENDED)):
                 remove_tree(folder)
         return {}
@@ -185,7 +175,7 @@ class Attempts:
             with locked(self._root, tag) as (fence, attempt):
                 fence.check(attempt)
             if read_json(os.path.join(folder, PREPARED)) is None:
-                raise OperationError("not-prepared", f"attempt {tag} was not prepared on this node", "prepare it first")
+                raise OperationError("not-prepared", "not-prepared", attempt=tag)
             self._release(tag)
             failpoint("launch.before_spawn")
             answer = self._spawn(
@@ -198,12 +188,10 @@ class Attempts:
             )
             failpoint("agent.after_exec_before_ack")
             if "error" in answer:
-                raise OperationError(**answer["error"])
+                raise OperationError.from_json(answer["error"])
             identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity:
-            raise OperationError(
-                "attempt-stale", f"attempt {tag} was stopped before it was started", "start a new attempt"
-            )
+            raise OperationError("attempt-stale", "attempt-stopped-early", attempt=tag)
         return {"supervisor_pid": identity["pid"]}
 
     def _spawn(self, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -225,9 +213,7 @@ class Attempts:
             child.kill()
             child.communicate()
             raise OperationError(
-                "start-failed",
-                "the supervisor did not start: %s" % (last_line(log.name) or error),
-                f"see {log.name} on the node",
+                "start-failed", "supervisor-failed", error=last_line(log.name) or str(error), log=log.name
             ) from error
         assert isinstance(answer, dict)
         return answer
@@ -249,7 +235,7 @@ class Attempts:
             self._record_wish(tag, folder, wish)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not free_reserve(folder):
-                raise refusal_of(error, f"cannot stop attempt {tag} in {self._root}") from error
+                raise os_failure(error, "stop-attempt", attempt=tag, path=self._root) from error
             self._record_wish(tag, folder, wish)
         self._release(tag)
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
@@ -307,7 +293,7 @@ class Attempts:
             try:
                 write_end(folder, records, leftovers=leftovers, codes=exit_codes(folder))
             except OSError as error:
-                raise refusal_of(error, f"cannot record the end of attempt {tag}") from error
+                raise os_failure(error, "record-end", attempt=tag) from error
             finally:
                 records.close()
 
@@ -350,7 +336,7 @@ class Attempts:
         identity = read_json(os.path.join(folder, IDENTITY)) or {}
         if "pid" not in identity or self.phase(tag) != "lost":
             return False
-        reason = "the node was rebooted" if identity.get("boot_id") != procs.boot_id() else "the supervisor was killed"
+        reason = "node-rebooted" if identity.get("boot_id") != procs.boot_id() else "supervisor-killed"
         if not claim_json(os.path.join(folder, LOST), {"at_ns": time.time_ns(), "reason": reason}):
             return False
         records = Records(folder)
@@ -381,7 +367,7 @@ class Attempts:
             self._wait_gone(identity)
         with locked(self._root, tag):
             if self.phase(tag) == "running":
-                raise OperationError("attempt-running", f"attempt {tag} is still running", "stop it first")
+                raise OperationError("attempt-running", "attempt-running", attempt=tag)
             if os.path.isdir(folder):
                 remove_tree(folder)
         return {}
@@ -423,17 +409,6 @@ def exit_codes(folder: str) -> dict[str, int | None]:
         elif event.get("event") == "rank_exited":
             codes[str(event["rank"])] = event["code"] if event["signal"] is None else -event["signal"]
     return codes
-
-
-def fold_numbers(numbers: list[int]) -> str:
-    """[29500, 29501, 29502, 29600] as "29500-29502, 29600"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(str(number) for number in part) for part in parts)
 
 
 def last_line(path: str) -> str:

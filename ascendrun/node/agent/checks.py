@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ascendrun.node.files import free_bytes
-from ascendrun.node.op_errors import OperationError, refusal_of
+from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -21,21 +21,13 @@ def check_command(argv0: str, *, cwd: str, environ: Mapping[str, str]) -> None:
     if "/" in argv0:
         path = os.path.join(cwd, argv0)
         if not os.path.exists(to_bytes(path)):
-            raise OperationError(
-                "python-missing",
-                f"{path} does not exist on this node",
-                "install it there, or set `python:` in the job file",
-            )
+            raise OperationError("python-missing", "command-missing", path=path)
         if not os.access(to_bytes(path), os.X_OK) or os.path.isdir(to_bytes(path)):
-            raise OperationError("python-missing", f"{path} is not executable on this node", f"chmod +x {path}")
+            raise OperationError("python-missing", "command-not-executable", path=path)
         return
     search = environ.get("PATH", os.defpath)
     if find_command(argv0, search) is None:
-        raise OperationError(
-            "python-missing",
-            f"no command {argv0} in PATH on this node (looked in {search})",
-            "set `python:` to a full path in the job file, or extend PATH in its `env` or `setup`",
-        )
+        raise OperationError("python-missing", "command-not-in-path", command=argv0, search=search)
 
 
 def find_command(name: str, search: str) -> str | None:
@@ -48,7 +40,7 @@ def find_command(name: str, search: str) -> str | None:
 
 
 def check_folder(path: str, *, make: bool) -> None:
-    """Raises OperationError("bad-folder" or "disk-full") unless a file can be made, renamed and removed there."""
+    """Raises OperationError("bad-directory" or "disk-full") unless a file can be made, renamed and removed there."""
     name = to_bytes(path)
     try:
         if make:
@@ -63,7 +55,7 @@ def check_folder(path: str, *, make: bool) -> None:
             os.close(fd)
             os.unlink(probe)
     except OSError as error:
-        raise refusal_of(error, f"cannot write in {path}") from error
+        raise os_failure(error, "write-in", path=path) from error
 
 
 def check_room(path: str) -> None:
@@ -71,17 +63,17 @@ def check_room(path: str) -> None:
     free = free_bytes(path)
     found = os.statvfs(path)
     if free < ROOM_BYTES:
-        raise OperationError("disk-full", "only %d MB are free in %s" % (free >> 20, path), "free some space there")
+        raise OperationError("disk-full", "disk-nearly-full", path=path, free_bytes=free)
     if found.f_files and not found.f_favail:
-        raise OperationError("disk-full", f"no free inodes in {path}", "remove files there")
+        raise OperationError("disk-full", "no-inodes", path=path)
 
 
 def check_cwd(path: str) -> None:
-    """Raises OperationError("bad-folder") unless the ranks can be started there."""
+    """Raises OperationError("bad-directory") unless the ranks can be started there."""
     if not os.path.isdir(to_bytes(path)):
-        raise OperationError("bad-folder", f"the working folder {path} does not exist on this node", "create it there")
+        raise OperationError("bad-directory", "workdir-missing", path=path)
     if not os.access(to_bytes(path), os.X_OK):
-        raise OperationError("bad-folder", f"the working folder {path} cannot be entered", "check its mode and owner")
+        raise OperationError("bad-directory", "workdir-not-accessible", path=path)
 
 
 def checkpoint_folders(ranks: Any) -> dict[str, None]:

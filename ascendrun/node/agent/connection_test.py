@@ -15,6 +15,8 @@ import struct
 import threading
 import time
 
+from ascendrun.node.op_errors import message
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
@@ -113,7 +115,7 @@ def connect_all(item: Item, deadline: float) -> Raw:
 
 def _connect(target: Item, item: Item, deadline: float) -> Raw:
     """{wall_s} of the connection that worked, or {error}: the last reason why none did."""
-    error = "no time was left for it"
+    code, error = "failed", message("no-time-for-test")
     while time.monotonic() < deadline:
         began = time.monotonic()
         try:
@@ -127,16 +129,16 @@ def _connect(target: Item, item: Item, deadline: float) -> Raw:
             if len(words) == 3 and words[1] == item["nonce"]:
                 if words[2] == target["peer"]:
                     return {"wall_s": round(wall_s, 6)}
-                return {"error": f"{words[2]} answered there", "code": "wrong-host"}
-            error = "another program answered there"
+                return {"error": message("other-host-answered", peer=words[2]), "code": "wrong-host"}
+            code, error = "failed", message("other-program-answered")
         except socket.timeout:
-            return {"error": "no answer within the time", "code": "silent"}
+            return {"error": message("no-reply"), "code": "silent"}
         except ConnectionRefusedError:
-            error = "connection refused"
+            code, error = "refused", message("connection-refused")
         except OSError as reason:
-            error = reason.strerror or str(reason)
+            code, error = "failed", message("error", error=reason.strerror or str(reason))
         time.sleep(RETRY_S)
-    return {"error": error, "code": "refused" if error == "connection refused" else "failed"}
+    return {"error": error, "code": code}
 
 
 def _line(peer: socket.socket) -> str:

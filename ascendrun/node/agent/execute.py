@@ -85,7 +85,7 @@ class Commands:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             refusal = explain_start_failure(error, argv[0].decode("utf-8", "replace"), cwd or ".")
-            raise OperationError(refusal.code, refusal.message, refusal.hint) from error
+            raise OperationError.from_json(refusal.as_json()) from error
         with self._lock:
             self._running[mark] = child.pid
         try:

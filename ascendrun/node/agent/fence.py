@@ -30,15 +30,9 @@ class Fence:
     def check(self, attempt: int) -> None:
         """Raises OperationError("attempt-stale") for an attempt that must not start any more."""
         if attempt < self.attempt:
-            raise OperationError(
-                "attempt-stale",
-                "attempt %d is older than attempt %d, which this node has already seen" % (attempt, self.attempt),
-                "start a new attempt",
-            )
+            raise OperationError("attempt-stale", "attempt-older", attempt=attempt, newest=self.attempt)
         if attempt == self.attempt and self.is_stopped:
-            raise OperationError(
-                "attempt-stale", "attempt %d was already stopped on this node" % attempt, "start a new attempt"
-            )
+            raise OperationError("attempt-stale", "attempt-stopped", attempt=attempt)
 
     def raise_to(self, attempt: int, *, stopped: bool) -> None:
         """Never lowers it. Raises OSError."""

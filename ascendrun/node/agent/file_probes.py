@@ -12,7 +12,7 @@ import time
 from ascendrun.node import layout, procs
 from ascendrun.node.agent import checks, ports
 from ascendrun.node.files import free_bytes
-from ascendrun.node.op_errors import OperationError
+from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import to_bytes
 
 TYPE_CHECKING = False
@@ -89,7 +89,11 @@ def _each(paths: list[str], deadline: float, call: Callable[[str], Raw]) -> dict
     answers = {}
     for path in paths:
         try:
-            answers[path] = call(path) if time.monotonic() < deadline else {"error": "no time was left", "late": True}
+            answers[path] = (
+                call(path)
+                if time.monotonic() < deadline
+                else {"error": message("no-time-left-for-check"), "late": True}
+            )
         except OSError as error:
             answers[path] = _why(error)
     return answers

@@ -163,7 +163,7 @@ class Follow:
         if key not in self._held:
             self._held.add(key)
             self._send(
-                {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "message": str(error)},
+                {"event": "follow_held", "tag": self._tag, "file": key[0], "generation": key[1], "error": str(error)},
                 b"",
             )
 
@@ -227,6 +227,6 @@ class Follower:
             return follow.look(now)
         except OSError as error:
             # One attempt's files may be unreadable (a dead disk); the others are followed on, and the head is told.
-            self._send({"event": "follow_failed", "tag": tag, "message": str(error)}, b"")
+            self._send({"event": "follow_failed", "tag": tag, "error": str(error)}, b"")
             self.unfollow(tag)
             return False

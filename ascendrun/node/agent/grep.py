@@ -43,9 +43,9 @@ def grep(
         for pattern in request["patterns"]:
             re.compile(pattern)
     except re.error as error:
-        raise OperationError("bad-request", f"this node's Python cannot read the pattern: {error}", None) from error
+        raise OperationError("bad-request", "pattern-unreadable", error=str(error)) from error
     if not all(FILE.match(name) for name in request["files"]):
-        raise OperationError("bad-request", "not a rank's output among {}".format(sorted(request["files"])), None)
+        raise OperationError("bad-request", "not-rank-output", files=sorted(request["files"]))
     stdin = json.dumps(dict(request, folder=layout.attempt_dir(root, request["tag"]))).encode("utf-8")
     done = commands.carry_out(
         [os.fsencode(part) for part in agent] + [b"grep"],
@@ -56,9 +56,7 @@ def grep(
     )
     if done.code not in (0, None) and not done.out:
         raise OperationError(
-            "internal",
-            "grep ended with {}: {}".format(done.code, done.err.decode("utf-8", "replace")[-500:]),
-            "see the agent's standard error",
+            "internal", "grep-failed", status=done.code, error=done.err.decode("utf-8", "replace")[-500:]
         )
     return {"complete": not done.timed_out and not done.truncated}, done.out
 

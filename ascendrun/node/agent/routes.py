@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 
@@ -62,21 +61,17 @@ def resolve(name: str) -> list[str]:
 
 
 def find_route(names: Sequence[str]) -> dict[str, str | None]:
-    """{interface, source, error} by the first of `names` that resolves and has a route."""
-    error = "no address was given"
+    """{interface, source} by the first of `names` that resolves and has a route; None: none has."""
     for name in names:
         try:
             addresses = resolve(name)
-        except (OSError, UnicodeError) as problem:
-            error = "{}: {}".format(name, getattr(problem, "strerror", None) or problem)
+        except (OSError, UnicodeError):
             continue
         for address in addresses:
             try:
                 interface, source = route_to(address)
-            except OSError as problem:
-                error = f"{address}: {problem.strerror or os.strerror(problem.errno or 0)}"
+            except OSError:
                 continue
             if interface is not None:
-                return {"interface": interface, "source": source, "error": None}
-            error = f"{address}: no route"
-    return {"interface": None, "source": None, "error": error}
+                return {"interface": interface, "source": source}
+    return {"interface": None, "source": None}

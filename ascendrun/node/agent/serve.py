@@ -245,12 +245,7 @@ class Agent:
         name = str(header.get("op"))
         operation = self._operations.get(name)
         if operation is None:
-            self._refuse(
-                header.get("id"),
-                OperationError(
-                    "unknown-op", f"this agent knows no operation {name!r}", "use the agent that came with this head"
-                ),
-            )
+            self._refuse(header.get("id"), OperationError("unknown-op", "unknown-op", op=name, version=wire.PROTOCOL))
             return
         deadline_s = header.get("deadline_s") or operation.deadline_s
         pending = Pending(header.get("id"), name, time.monotonic() + deadline_s if deadline_s else None)
@@ -265,7 +260,7 @@ class Agent:
             self._pending.append(pending)
         if not self._lanes.add(self.lane_of(name, header), job):
             pending.take()
-            self._refuse(pending.number, OperationError("busy", "this agent is doing too much at once", "try again"))
+            self._refuse(pending.number, OperationError("busy", "busy"))
 
     def lane_of(self, op: str, header: Mapping[str, Any]) -> str:
         """Orders of one lane wait for each other."""
@@ -303,14 +298,7 @@ class Agent:
     def _expire(self, now: float) -> None:
         for pending in self._pending:
             if pending.deadline is not None and pending.deadline <= now and pending.take():
-                self._refuse(
-                    pending.number,
-                    OperationError(
-                        "deadline",
-                        f"{pending.op} did not end in time on this node",
-                        "see what the node is busy with: a slow disk or name service?",
-                    ),
-                )
+                self._refuse(pending.number, OperationError("deadline", "deadline", op=pending.op))
 
 
 def explain(error: Exception, op: str) -> OperationError:
@@ -318,11 +306,11 @@ def explain(error: Exception, op: str) -> OperationError:
     if isinstance(error, OperationError):
         return error
     if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
-        return OperationError("bad-request", f"{op}: {type(error).__name__}: {error}", None)
+        return OperationError("bad-request", "bad-request", op=op, error=f"{type(error).__name__}: {error}")
     import traceback
 
     sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    return OperationError("internal", f"{op}: {type(error).__name__}: {error}", "see the agent's standard error")
+    return OperationError("internal", "internal", op=op, error=f"{type(error).__name__}: {error}")
 
 
 def own_command() -> list[str]:

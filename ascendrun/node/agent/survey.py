@@ -1,7 +1,7 @@
 """Answers a survey: many small questions about this node, side by side, each with its own deadline.
 
 A request's `items` name what to look at; nothing here knows what the answers mean. Each item is {name, kind, ...} and
-may say its own `timeout_s`. The answer of one that went wrong is {"error": text, "late": bool}.
+may say its own `timeout_s`. The answer of one that went wrong is {"error": message, "late": bool}.
 
     argv        {argv, max_bytes}     -> {code, signal, timed_out, truncated, wall_s, out, err}
     shell_argv  the same, in the job's own set-up and environment (`shell`), exactly as a rank is started;
@@ -31,7 +31,7 @@ from ascendrun.node import layout
 from ascendrun.node.agent import connection_test, file_probes
 from ascendrun.node.agent.execute import Commands
 from ascendrun.node.files import make_private_dir
-from ascendrun.node.op_errors import OperationError
+from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import SETUP_SCRIPT, rank_environ, to_bytes
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ class Surveys:
         for _ in items:
             if not done.acquire(timeout=max(0.0, end + MARGIN_S - time.monotonic())):
                 break
-        late = {"error": "no answer in time", "late": True}
+        late = {"error": message("timed-out"), "late": True}
         with lock:
             todo.clear()
             return {"results": {item["name"]: results.setdefault(item["name"], late) for item in items}}
@@ -94,7 +94,7 @@ class Surveys:
         now = time.monotonic()
         deadline = min(end, now + float(item.get("timeout_s") or ITEM_S))
         if deadline <= now:
-            return {"error": "no time was left for it", "late": True}
+            return {"error": message("no-time-left-for-check"), "late": True}
         kinds: dict[str, Callable[[], Raw]] = {
             "argv": lambda: self._run(item, None, deadline),
             "shell_argv": lambda: self._run(item, shell or {}, deadline),
@@ -217,4 +217,4 @@ def _with_deadline(call: Callable[[], Raw], deadline: float) -> Raw:
     thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
         raise failed[0]
-    return box[0] if box else {"error": "no answer in time: a file system hangs?", "late": True}
+    return box[0] if box else {"error": message("file-system-hangs"), "late": True}

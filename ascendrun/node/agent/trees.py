@@ -11,7 +11,7 @@ import threading
 from ascendrun.node import layout, procs
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import free_bytes, make_private_dir, remove_tree, write_all
-from ascendrun.node.op_errors import OperationError, refusal_of
+from ascendrun.node.op_errors import OperationError, os_failure
 from ascendrun.node.tree_hash import (
     CHUNK,
     MAX_BYTES,
@@ -52,7 +52,8 @@ class Trees:
     def put(self, sha256: str, offset: int, total: int, chunk: bytes) -> dict[str, Any]:
         """Takes the next chunk of the tar; with the last one the tree appears. {received} or {have: true}.
 
-        Raises OperationError: tree-differs (the content is not what its name says), bad-offset, disk-full, bad-folder.
+        Raises OperationError: tree-differs (the content is not what its name says), bad-offset, disk-full,
+        bad-directory.
         """
         layout.tree_dir(self._root, sha256)
         try:
@@ -62,44 +63,40 @@ class Trees:
             self._unpack_upload(sha256)
         except OSError as error:
             self._drop_upload(sha256)
-            raise refusal_of(error, f"cannot store the tree in {self._folder}") from error
+            raise os_failure(error, "store-tree", path=self._folder) from error
         return {"received": received, "have": True}
 
     def verify(self, sha256: str) -> None:
         """Reads every byte again. Raises OperationError: tree-missing, or tree-differs naming the first file that
         does."""
         if not self.have(sha256):
-            raise OperationError("tree-missing", f"the tree {sha256[:12]} is not on this node", "stage it again")
+            raise OperationError("tree-missing", "tree-missing", tree=sha256[:12])
         try:
             with open(self._listing_path(sha256), "rb") as file:
                 wanted = parse_canonical(file.read())
             if hash_listing(wanted) != sha256:
-                raise InvalidTreeError("its listing was changed")
+                raise InvalidTreeError("listing-changed")
             difference = first_difference(wanted, list_tree(layout.tree_dir(self._root, sha256)))
         except InvalidTreeError as error:
-            difference = str(error)
+            difference = error.message
         except OSError as error:
-            raise refusal_of(error, f"cannot read the tree {sha256[:12]}") from error
+            raise os_failure(error, "read-tree", tree=sha256[:12]) from error
         if difference is not None:
             path = layout.tree_dir(self._root, sha256)
-            raise OperationError(
-                "tree-differs",
-                f"the staged tree {path} was altered: {difference}",
-                f"chmod -R u+w {path} && rm -rf {path}, then start again: it is staged anew",
-            )
+            raise OperationError("tree-differs", "tree-changed", path=path, difference=difference)
 
     # --- taking in ---
 
     def _take(self, sha256: str, offset: int, total: int, chunk: bytes) -> int:
         if not 0 <= offset <= total <= MAX_BYTES * 2 or offset + len(chunk) > total:
-            raise OperationError("bad-offset", "chunk at %d of %d bytes is out of range" % (offset, total))
+            raise OperationError("bad-offset", "chunk-out-of-range", offset=offset, total=total)
         with self._lock:
             if offset == 0:
                 self._open_upload(sha256, total)
             upload = self._uploads.get(sha256)
         at = upload.tell() if upload else 0
         if upload is None or at != offset:
-            raise OperationError("bad-offset", "expected the chunk at %d, not at %d" % (at, offset), "begin again at 0")
+            raise OperationError("bad-offset", "chunk-unexpected", expected=at, offset=offset)
         upload.write(chunk)
         return offset + len(chunk)
 
@@ -134,15 +131,13 @@ class Trees:
             entries = list_tree(temp)
             found = hash_listing(entries)
             if found != sha256:
-                raise InvalidTreeError(f"its content has the hash {found[:12]}")
+                raise InvalidTreeError("other-content", tree=found[:12])
             failpoint("stage.before_rename")
             self._settle(temp, sha256, canonical(entries))
             failpoint("stage.after_rename")
         except InvalidTreeError as error:
             raise OperationError(
-                "tree-differs",
-                f"the tree that arrived is not {sha256[:12]}: {error}",
-                "the files changed while they were staged, or were damaged on the way: try again",
+                "tree-differs", "tree-received-differs", tree=sha256[:12], difference=error.message
             ) from error
         finally:
             remove_tree(temp)
@@ -212,12 +207,12 @@ def unpack_tar(archive: IO[bytes], folder: str) -> None:
                 count += 1
                 total += member.size
                 if count > MAX_ENTRIES or total > MAX_BYTES:
-                    raise InvalidTreeError("the archive is over the limits (%d entries, %d bytes)" % (count, total))
+                    raise InvalidTreeError("archive-too-large", entries=count, bytes=total)
                 _unpack_member(tar, member, root)
                 tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else every member is kept in memory
                 failpoint("stage.mid_file")
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise InvalidTreeError(str(error)) from error
+        raise InvalidTreeError("archive-damaged", error=str(error)) from error
     finally:
         os.close(root)
 
@@ -226,7 +221,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
     path = member.name.encode("utf-8", "surrogateescape")
     check_path(path)
     if member.mode & 0o7000:
-        raise InvalidTreeError(f"{show(path)} has setuid, setgid or sticky set")
+        raise InvalidTreeError("entry-special-bits", path=show(path))
     parts = path.split(b"/")
     parent = _enter(root, parts[:-1])
     try:
@@ -237,9 +232,9 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> 
         elif member.type in (b"0", b"\0") and not member.issparse():
             _unpack_file(tar, member, parts[-1], parent)
         else:
-            raise InvalidTreeError(f"{show(path)} is neither file, folder nor symbolic link")
+            raise InvalidTreeError("entry-unsupported", path=show(path))
     except FileExistsError:
-        raise InvalidTreeError(f"{show(path)} comes twice") from None
+        raise InvalidTreeError("entry-twice", path=show(path)) from None
     finally:
         os.close(parent)
 
@@ -254,7 +249,7 @@ def _enter(root: int, parts: list[bytes]) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise InvalidTreeError("{} has no real folder above it".format(show(b"/".join(parts)))) from error
+            raise InvalidTreeError("entry-without-parent", path=show(b"/".join(parts))) from error
         finally:
             os.close(here)
         here = deeper
@@ -270,7 +265,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, par
         while left:
             chunk = source.read(min(CHUNK, left))
             if not chunk:
-                raise InvalidTreeError(f"the archive ends within {show(name)}")
+                raise InvalidTreeError("archive-truncated", path=show(name))
             write_all(fd, chunk)
             left -= len(chunk)
     finally:

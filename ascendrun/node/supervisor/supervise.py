@@ -13,7 +13,7 @@ from ascendrun.node import cgroup, procs
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import claim_json, read_json
 from ascendrun.node.layout import IDENTITY, PREPARED
-from ascendrun.node.op_errors import refusal_of
+from ascendrun.node.op_errors import os_failure
 from ascendrun.node.records import Records, free_reserve
 from ascendrun.node.supervisor.watch import Supervisor
 
@@ -35,7 +35,7 @@ def main(folder: str) -> int:
     try:
         supervisor = _take_over(folder, spec)
     except OSError as error:
-        _tell({"error": refusal_of(error, f"cannot keep records in {folder}").as_json()})
+        _tell({"error": os_failure(error, "keep-records", path=folder).as_json()})
         return 1
     if supervisor is None:
         _tell({"already": True})

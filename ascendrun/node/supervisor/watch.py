@@ -12,7 +12,7 @@ from ascendrun.node import cgroup, layout, procs, reap, stopping
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.files import read_json
 from ascendrun.node.layout import STOP, STOP_TAKEN
-from ascendrun.node.op_errors import OperationError
+from ascendrun.node.op_errors import OperationError, message
 from ascendrun.node.ranks import put_port, rank_environ, start_rank
 from ascendrun.node.records import Records, free_reserve, write_end
 from ascendrun.node.supervisor import exit_watch
@@ -23,6 +23,8 @@ from ascendrun.node.supervisor.spool import ROTATE_BYTES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from ascendrun.node.op_errors import Message
 
 TICK_S = 1.0
 SWEEP_S = 0.02
@@ -104,10 +106,10 @@ class Supervisor:
             try:
                 self._start(rank)
             except OperationError as refusal:
-                self.records.add("start_failed", rank=rank.number, message=refusal.message, hint=refusal.hint)
+                self.records.add("start_failed", rank=rank.number, **refusal.as_json())
                 rank.code, rank.has_ended = 127, True
                 self._record_exit(rank, 127 << 8, None)
-                self._stop("failure", "rank %d could not be started" % rank.number)
+                self._stop("failure", message("rank-not-started", rank=rank.number))
                 return
 
     def _start(self, rank: Rank) -> None:
@@ -201,7 +203,7 @@ class Supervisor:
     def _hear_signals(self) -> None:
         heard = read_some(self.wake_fd, 4096) or b""
         if signal.SIGTERM in heard:
-            self._stop("node", "the supervisor was told to end (SIGTERM: a shutdown?)")
+            self._stop("node", message("supervisor-terminated"))
         if signal.SIGUSR1 in heard:
             self._obey_stop_file()
 
@@ -210,7 +212,7 @@ class Supervisor:
         self._obey_stop_file()
         limit_s = self.prepared.get("max_s")
         if limit_s is not None and now - self.started_s >= limit_s:
-            self._stop("limit", f"ran for {limit_s:g} s, the limit of this job")
+            self._stop("limit", message("run-limit", limit_s=limit_s))
         for rank in self.ranks:
             self._tell_dropped(rank, now, last=False)
             if rank.runs:
@@ -241,8 +243,8 @@ class Supervisor:
                 bad = rank
         # While a stop is under way a rank that dies of the signal must not cut short another one's saving.
         if bad is not None and self.stopping_by is None and any(rank.runs for rank in self.ranks):
-            how = f"exited with {bad.code}" if bad.signal is None else "was killed by signal %d" % bad.signal
-            self._stop("failure", "rank %d %s" % (bad.number, how))
+            key = "rank-exited" if bad.signal is None else "rank-killed"
+            self._stop("failure", message(key, rank=bad.number, code=bad.code, signal=bad.signal))
 
     def _read_last(self, rank: Rank) -> None:
         assert rank.started is not None
@@ -256,12 +258,12 @@ class Supervisor:
 
     def _record_exit(self, rank: Rank, status: int, usage: Any) -> None:
         if rank.setup_failed() and self.stopping_by is None and rank.result != 0:
-            self.records.add("start_failed", rank=rank.number, **self._explain_setup(rank))
+            self.records.add("start_failed", rank=rank.number, code="setup-failed", message=self._explain_setup(rank))
         fields: dict[str, Any] = {"status": status, "exited_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         if usage is not None:
             fields.update(cpu_s=round(usage.ru_utime + usage.ru_stime, 3), max_rss_bytes=usage.ru_maxrss * 1024)
         if rank.killed_as_finished:
-            fields["note"] = "finished but did not exit"
+            fields["note"] = "killed-at-exit"
         self.records.add(
             "rank_exited",
             rank=rank.number,
@@ -274,15 +276,9 @@ class Supervisor:
 
     def _explain_setup(self, rank: Rank) -> dict[str, Any]:
         if rank.setup_word == b"m":
-            return {
-                "message": "no such command: {}".format(rank.plan["argv"][0]),
-                "hint": "the job's setup ran, but PATH behind it does not lead to this command",
-            }
+            return message("no-command-after-setup", path=rank.plan["argv"][0])
         said = rank.spools["err"].tail(2000).decode("utf-8", "replace").strip()
-        return {
-            "message": "the job's setup failed with {}: {}".format(rank.result, said or "it printed no error"),
-            "hint": "run the text of `setup` in bash on this node",
-        }
+        return message("setup-failed", status=rank.result, output=said or None)
 
     # --- lingering ---
 
@@ -311,9 +307,7 @@ class Supervisor:
         if wish != self.stop_seen:
             self.stop_seen = wish
             self._acknowledge_stop()
-            self._stop(
-                "head", wish.get("reason") or "asked to stop", now=bool(wish.get("now")), grace_s=wish.get("grace_s")
-            )
+            self._stop("head", message("stop-requested"), now=bool(wish.get("now")), grace_s=wish.get("grace_s"))
         return True
 
     def _acknowledge_stop(self) -> None:
@@ -321,7 +315,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.replace(os.path.join(self.folder, STOP), os.path.join(self.folder, STOP_TAKEN))
 
-    def _stop(self, by: str, reason: str, *, now: bool = False, grace_s: float | None = None) -> None:
+    def _stop(self, by: str, reason: Message, *, now: bool = False, grace_s: float | None = None) -> None:
         """Sets the way to the end; a slower one than that already taken changes nothing."""
         plan = self.prepared["stop"]
         at = time.monotonic()
@@ -385,7 +379,7 @@ class Supervisor:
             self.stopping_by = "finished"
             self.records.add(
                 "stopping",
-                reason="%d processes outlived the ranks that started them" % count,
+                reason=message("processes-remain", count=count),
                 by="finished",
                 signal="TERM",
                 grace_s=stopping.LEFTOVER_GRACE_S,

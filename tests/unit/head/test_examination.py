@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascendrun.core.hosts import Host
+from ascendrun.core.node_messages import Failure
 from ascendrun.core.reports import NodeReport, Route
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.survey.doctor import Answers, Examination, Question, scrub
@@ -18,7 +19,7 @@ from ascendrun.health.survey.check_context import World
 from ascendrun.health.survey.probes import read_facts
 
 NAMES = ("n1", "n2", "n3")
-DEAD = Reply({}, b"", {"code": "link-lost", "message": "silent for 15 s", "hint": None})
+DEAD = Reply({}, b"", Failure("link-lost", "silent for 15 s"))
 
 
 class Agents:

@@ -13,6 +13,7 @@ import pytest
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Cause, Job, State
 from ascendrun.core.jobs.lifecycle import Transition
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.artifact_fetch import Gatherer, Subject, failed_attempt, items_for, left_unasked
 from ascendrun.head.spool.artifact_store import hosts_awaited, hosts_gathered, read_gathered
@@ -152,7 +153,7 @@ def test_a_connection_lost_in_the_middle_leaves_nothing_and_is_asked_again(world
     link = world.come_up("n1")
     world.say(link, "plog", "half", b"half")
     link.is_up = False
-    world.end(link, error={"code": "link-lost", "message": "gone"})
+    world.end(link, error=Failure("link-lost", "gone"))
     assert [path.name for path in (world.attempt_dir / "n1").iterdir()] == []
     world.come_up("n1")
     world.say(link, "plog", "whole", b"whole")
@@ -198,7 +199,7 @@ def test_somebody_who_waits_hears_of_every_host(world: World) -> None:
         lambda header, body, last: said.append((header["host"], header["problem"], last)),
     )
     world.end(world.come_up("n1"))
-    world.end(world.come_up("n2"), error={"code": "unknown-op", "message": "this agent knows no operation 'gather'"})
+    world.end(world.come_up("n2"), error=Failure("unknown-op", "this agent knows no operation 'gather'"))
     assert said == [("n1", None, False), ("n2", "this agent knows no operation 'gather'", True)]
     assert hosts_awaited(world.state_dir, "j-0001", 1) == ()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ascendrun.core.jobs import plan
 from ascendrun.node import cgroup, failpoint, procs, ranks, reap, stopping, wire
-from ascendrun.node.agent import attempts, routes
+from ascendrun.node.agent import routes
 from ascendrun.node.procs import Stat
 from ascendrun.node.supervisor import exit_watch, spool
 
@@ -194,11 +194,6 @@ def test_a_ranks_environment_overrides_in_order_and_drops_the_agents_own():
         b"ASCENDRUN_RUN_ID": b"run.1",
         b"ASCENDRUN_NODE_ROOT": b"/r",
     }
-
-
-@pytest.mark.parametrize("numbers, text", [([], ""), ([5], "5"), ([5, 6, 7, 9], "5-7, 9"), ([9, 5], "9, 5")])
-def test_ports_are_folded_for_people(numbers, text):
-    assert attempts.fold_numbers(numbers) == text
 
 
 frames = st.lists(

@@ -54,7 +54,7 @@ def test_a_generation_that_cannot_be_opened_holds_the_later_ones_back_and_comes_
         ("follow_held", "rank-0.out", 0, b""),
         ("data", "rank-1.out", 0, b"other"),
     ]
-    assert "Permission denied" in said[0][0]["message"]
+    assert "Permission denied" in said[0][0]["error"]
     (folder / "rank-0.out.0").chmod(0o644)
     with as_nobody():
         follow.look(3.0)

@@ -129,8 +129,8 @@ def test_what_finds_no_room_is_named(desk: Desk) -> None:
         desk.write(f"ascend/log/debug/plog/plog-{number}_1.log", b"y" * 1000, age_s=number)
     reply = desk.gather({**PLOG, "max_files": 3, "max_bytes": 2000})
     assert [one["file"][-10:] for one in reply["files"]] == ["plog-4_1.log"[-10:], "plog-3_1.log"[-10:]]
-    texts = " ".join(problem["text"] for problem in reply["problems"])
-    assert "2 more files were left out" in texts and "no room was left for" in texts and "plog-2_1.log" in texts
+    texts = " ".join(str(problem["message"]) for problem in reply["problems"])
+    assert "files-skipped" in texts and "'count': 2" in texts and "size-limit" in texts and "plog-2_1.log" in texts
 
 
 def test_the_first_command_that_works_is_taken(desk: Desk) -> None:
@@ -158,7 +158,7 @@ def test_when_no_command_works_the_reason_of_each_is_told(desk: Desk) -> None:
         }
     )
     (problem,) = reply["problems"]
-    assert "no such command: no-such-tool-at-all" in problem["text"] and "exit code 1: denied" in problem["text"]
+    assert "no-such-tool-at-all" in str(problem["message"]) and "denied" in str(problem["message"])
 
 
 def test_a_tool_that_hangs_is_killed_and_the_others_are_not_kept_waiting(desk: Desk) -> None:
@@ -167,7 +167,7 @@ def test_a_tool_that_hangs_is_killed_and_the_others_are_not_kept_waiting(desk: D
     reply = desk.gather(hang, {"kind": "argv", "file": "fine.txt", "commands": [["echo", "fine"]]}, timeout_s=30)
     assert time.monotonic() - began < 25
     assert desk.got() == {"fine.txt": b"fine\n"}
-    assert "killed" in reply["problems"][0]["text"]
+    assert "command-timed-out" in str(reply["problems"][0]["message"])
 
 
 def test_a_system_file_is_listed_not_sent(desk: Desk) -> None:

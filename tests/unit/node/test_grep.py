@@ -103,7 +103,7 @@ def test_more_hits_than_asked_for_are_cut_and_said_to_be(node: Node) -> None:
     login = dict(os.environb)
     _fields, body = grep(str(node.root), request, agent=AGENT, commands=Commands(login, 0o022), login=login)
     found = read_hits("n1", body, attempt=1, clock=HostClock(), is_complete=True)
-    assert len(found.lines[(0, "out")]) == 10 and found.problem == "found more than it may send"
+    assert len(found.lines[(0, "out")]) == 10 and found.problem.key == "grep.truncated"
 
 
 @pytest.mark.parametrize("request_", [{"patterns": ["("], "files": {}}, {"patterns": ["x"], "files": {"../x": [0, 0]}}])
@@ -160,7 +160,10 @@ def test_hits_come_back_in_the_heads_clock_and_torn_answers_are_said_to_be(node:
     found = read_hits("n1", body + wire.pack({"end": True}), attempt=2, clock=clock, is_complete=True)
     assert found.lines == {(0, "out"): [(10.0, "n1", 0, "out", "hit", 2)]} and found.problem is None
     torn = read_hits("n1", body, attempt=2, clock=clock, is_complete=False)
-    assert torn.lines and torn.problem == "did not get to the end in time"
+    assert torn.lines and torn.problem.key == "grep.timed-out"
     killed = read_hits("n1", b"", attempt=2, clock=clock, is_complete=True)
-    assert killed.problem == "did not get to the end" and not killed.lines
-    assert "nonsense" in str(read_hits("n1", b"\xff" * 8 + b"x" * 99, attempt=1, clock=clock, is_complete=True).problem)
+    assert killed.problem.key == "grep.incomplete" and not killed.lines
+    assert (
+        read_hits("n1", b"\xff" * 8 + b"x" * 99, attempt=1, clock=clock, is_complete=True).problem.key
+        == "grep.invalid-reply"
+    )
