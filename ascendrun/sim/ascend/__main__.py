@@ -48,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     about = f"{__doc__}\nA process uses a simulated NPU with {DEVICE_VARIABLE}=<device> or =auto in its environment "
-    about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE}); for a node in a folder also {ROOT_VARIABLE}=ROOT."
+    about += f"(also {MEMORY_VARIABLE}, {LOAD_VARIABLE}); for a node in a directory also {ROOT_VARIABLE}=ROOT."
     parser = argparse.ArgumentParser(
         prog="python -m ascendrun.sim.ascend", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    install = _add(verbs, "install", _install, "make a folder, or a host of a virtual cluster, a simulated node")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    install = _add(verbs, "install", _install, "make a directory or a host of a virtual cluster a simulated node")
     install.add_argument("root")
     install.add_argument("--scenario", type=Path, help="a file of YAML or JSON; the flags below change it")
     install.add_argument("--chip", choices=sorted(FAMILIES))
@@ -159,7 +159,7 @@ def _host_of(word: str) -> tuple[VirtualCluster, str] | None:
         if name in cluster.hosts and cluster_id in ("", cluster.cluster_id)
     ]
     if len(found) != 1:
-        many = "several clusters have it" if found else "no such folder, and no host of a cluster that is up"
+        many = "several clusters have it" if found else "not found: neither a directory nor a host of a running cluster"
         raise NotFoundError(f"{word}: {many}", hint="a path, or ID:HOST; see: bin/vcluster list")
     return found[0], name
 

@@ -32,6 +32,6 @@ def install_on(
     if done is not None and done.returncode:
         words = done.stderr.strip().splitlines()
         raise AscendrunError(
-            f"{name}: its device nodes could not be made: {words[-1] if words else 'no words'}",
+            f"{name}: cannot create device nodes: {words[-1] if words else 'no error output'}",
             hint="install_on(…, has_devices=False)",
         )

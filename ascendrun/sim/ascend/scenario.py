@@ -184,7 +184,7 @@ def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
     if scenario.layout is not None and scenario.layout not in layouts:
         found.append((f"layout: {scenario.layout} is not one of a {scenario.chip}", f"known: {', '.join(layouts)}"))
     if scenario.npu_ids is not None and len(set(scenario.npu_ids)) != len(scenario.npu_ids):
-        found.append(("npu_ids: an id stands there twice", None))
+        found.append(("npu_ids: duplicate id", None))
     if scenario.addresses is not None and len(scenario.addresses) != devices:
         found.append((f"addresses: {len(scenario.addresses)} for {devices} devices", None))
     found += [(f"fixed: there is no device {one}", None) for one in scenario.fixed if not 0 <= one < devices]
@@ -197,7 +197,7 @@ def _problems(scenario: Scenario) -> list[tuple[str, str | None]]:
     ]
     places = [(one.device, one.pid) for one in scenario.processes]
     found += [
-        (f"processes: {pid} stands twice on device {device}", None)
+        (f"processes: duplicate pid {pid} on device {device}", None)
         for device, pid in sorted({place for place in places if places.count(place) > 1})
     ]
     return found + [problem for fault in scenario.faults for problem in fault_problems(fault, scenario.cards_ids)]
@@ -213,12 +213,12 @@ def fault_problems(fault: PlannedFault, npu_ids: Sequence[int]) -> list[tuple[st
         cards = ", ".join(str(npu_id) for npu_id in npu_ids)
         found.append((f"fault {fault.name}: there is no card {fault.card}", f"cards: {cards}"))
     if kind.of != OF_CARD and fault.card is not None:
-        found.append((f"fault {fault.name} is one of the node, not of a card", "leave the card out"))
+        found.append((f"fault {fault.name} affects the node, not a card", "remove the card"))
     if fault.value is not None and kind.default is None:
-        found.append((f"fault {fault.name} takes no value", None))
+        found.append((f"fault {fault.name} does not accept a value", None))
     if fault.value is not None and kind.is_number:
         if not _NUMBER.fullmatch(fault.value) or not float(fault.value):
-            found.append((f"fault {fault.name}: {fault.value} is no number above 0", "a plain one, as 5 or 0.5"))
+            found.append((f"fault {fault.name}: {fault.value} must be a number above 0", "for example 5 or 0.5"))
     return found
 
 
@@ -233,7 +233,7 @@ def read_scenario(text: str | bytes, file: str) -> Scenario:
     if source.problems:
         raise InvalidInputError(source.problems)
     if not isinstance(source.root, MappingNode):
-        raise InvalidInputError([Problem(file, None, None, "is no mapping of a scenario's fields")])
+        raise InvalidInputError([Problem(file, None, None, "expected a mapping of a scenario's fields")])
     problems: list[Problem] = []
     values = _known(Scenario, to_plain(source.root), file, problems, "")
     values["faults"] = _items(PlannedFault, values.get("faults", ()), file, problems, "faults: ")

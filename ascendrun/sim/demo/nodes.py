@@ -17,7 +17,7 @@ CARDS = 4
 FIRST_SAVED = train.SAVE_EVERY
 
 HOSTS = """\
-# Both stand on this one machine, so each has devices of its own. Elsewhere: npu1 slots=8 addr=10.0.0.1
+# Both are on this machine, so each has its own devices. Elsewhere: npu1 slots=8 addr=10.0.0.1
 npu1 addr=local slots=2 devices=0,1
 npu2 addr=local slots=2 devices=2,3
 """
@@ -32,7 +32,7 @@ hostfile: demo.hosts
 stage: {{dir: code}}
 setup: source "$ASCENDRUN_SIM_ROOT/usr/local/Ascend/ascend-toolkit/set_env.sh"
 checkpoint: {{dir: {checkpoints}, grace_s: 10}}
-# No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN lies in its own folder.
+# No torch is needed; no real device means no HCCL and no files in /dev; each node's CANN is in its own directory.
 checks: {{skip: [{skipped}]}}
 """
 SKIPPED = ("torch", "torch-npu", "hccl-ports", "device-files", "variables-consistency")

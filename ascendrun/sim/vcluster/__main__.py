@@ -73,7 +73,7 @@ def _add_life(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     run.add_argument("command", nargs=argparse.REMAINDER)
     _add(verbs, "list", _list, "clusters, their hosts and what runs there")
     _add(verbs, "hostfile", _hostfile, "print a hostfile of the cluster")
-    _add(verbs, "requirements", _requirements, "say what is missing on this machine")
+    _add(verbs, "requirements", _requirements, "list what is missing on this machine")
     down = _add(verbs, "down", _down, "take the cluster down")
     down.add_argument("--all", action="store_true", help="every cluster of this user, also those of killed runs")
 
@@ -94,7 +94,7 @@ def _chosen(arguments: argparse.Namespace) -> VirtualCluster:
         raise NotFoundError("no virtual cluster is up", hint="vcluster up 2")
     if len(found) > 1:
         ids = ", ".join(cluster.cluster_id for cluster in found)
-        raise ConflictError(f"several virtual clusters are up: {ids}", hint="say which: vcluster --id ID …")
+        raise ConflictError(f"several virtual clusters are up: {ids}", hint="vcluster --id ID …")
     return found[0]
 
 
@@ -122,7 +122,7 @@ def _exec(arguments: argparse.Namespace) -> int:
     cluster = _chosen(arguments)
     command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        raise ValueError("exec wants a command: vcluster exec head -- ssh node1 hostname")
+        raise ValueError("exec requires a command: vcluster exec head -- ssh node1 hostname")
     if arguments.host == HEAD:
         argv = cluster.head_argv(command)
         os.execv(argv[0], argv)

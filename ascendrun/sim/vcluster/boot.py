@@ -59,7 +59,7 @@ def _boot_head(head: HeadPlan, pids: dict[str, int]) -> int:
     pid = pids[HEAD] = _spawn(lambda: _head_init(head, ready_out))
     os.close(ready_out)
     if os.read(ready_in, 1) != b"!":
-        raise OSError("the head did not come up; its words are above")
+        raise OSError("the head did not start; its output is above")
     os.close(ready_in)
     network.ip_in(pid, network.bridge_commands())
     return pid
@@ -99,7 +99,7 @@ def _boot_hosts(plan: BootPlan, head_pid: int, pids: dict[str, int]) -> None:
     while missing:
         record = os.read(ready_in, 4)
         if not record:
-            raise OSError(f"{', '.join(missing.values())} did not come up; their words are above")
+            raise OSError(f"{', '.join(missing.values())} did not start; their output is above")
         missing.pop(struct.unpack("=i", record)[0])
     os.write(go_out, b"!" * len(plan.hosts))
     os.close(go_out)

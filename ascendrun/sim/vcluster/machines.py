@@ -200,7 +200,7 @@ class Machines:
 def boot_error(words: str) -> AscendrunError:
     """What a failed boot means: this machine refuses (NotSupportedError), or something of ours went wrong
     (BootError)."""
-    last = words.splitlines()[-1] if words else "no words"
+    last = words.splitlines()[-1] if words else "no error output"
     refused = [line for line in words.splitlines() if line.startswith(("PermissionError", "OSError: [Errno 1]"))]
     if refused:
         return NotSupportedError(

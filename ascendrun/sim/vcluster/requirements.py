@@ -93,7 +93,4 @@ def find_faketime() -> str:
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if found:
         return str(found[0])
-    raise NotSupportedError(
-        "a clock of its own for a host needs libfaketime (the kernel has one clock for all)",
-        hint="apt-get install -y faketime",
-    )
+    raise NotSupportedError("a separate clock for a host requires libfaketime", hint="apt-get install -y faketime")

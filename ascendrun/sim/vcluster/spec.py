@@ -66,7 +66,7 @@ def make_spec(
     names = tuple(f"node{number}" for number in range(1, count + 1))
     for table in (shells, rc_noise, pythons):
         for name in set(table) - set(names):
-            raise ValueError(f"{name} is no host of this cluster: it has node1 to node{count}")
+            raise ValueError(f"{name}: unknown host; expected node1 to node{count}")
     return ClusterSpec(
         names=names,
         disk=disk_size,

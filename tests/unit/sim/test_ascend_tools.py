@@ -320,7 +320,7 @@ def test_a_fault_set_again_begins_anew_and_undoing_one_leaves_the_others(sim_nod
         (None, "dropped", None, "there is no card None"),
         (0, "hang", None, "one of the node"),
         (0, "droped", None, "unknown"),
-        (0, "link_down", "5", "takes no value"),
+        (0, "link_down", "5", "does not accept a value"),
         (None, "slow", "soon", "no number above 0"),
         (None, "slow", "nan", "no number above 0"),
         (0, "link_flaps", "0", "no number above 0"),

@@ -33,19 +33,19 @@ KINDS: dict[str, Kind] = {
     ),
     "hbm_short": Kind(OF_CARD, "the HBM has only VALUE percent of its size", "90", is_number=True),
     "ghost_process": Kind(
-        OF_CARD, "a process VALUE that no longer runs stands in the table and holds HBM", "39999", is_number=True
+        OF_CARD, "a process VALUE that no longer runs is listed and holds HBM", "39999", is_number=True
     ),
     "hbm_held": Kind(OF_CARD, "VALUE MB of HBM are held, by no process of the table", "29000", is_number=True),
     "throttled": Kind(OF_CARD, "hot, and at VALUE percent of its clock under load", "55", is_number=True),
     "hot": Kind(OF_CARD, "VALUE degrees", "96", is_number=True),
     "link_down": Kind(OF_CARD, "the link of its port is down"),
     "link_flaps": Kind(OF_CARD, "the link goes down for a second every VALUE seconds", "10", is_number=True),
-    "net_health": Kind(OF_CARD, "net_health says VALUE", "Receive timeout"),
+    "net_health": Kind(OF_CARD, "net_health reports VALUE", "Receive timeout"),
     "tls_on": Kind(OF_CARD, "TLS on"),
     "tls_off": Kind(OF_CARD, "TLS off"),
     "ip_missing": Kind(OF_CARD, "the port has no address"),
     "ip_v6": Kind(OF_CARD, "the port has an IPv6 address only"),
-    "hccn_conf_stale": Kind(OF_CARD, "the port has another address than /etc/hccn.conf says"),
+    "hccn_conf_stale": Kind(OF_CARD, "the port has another address than in /etc/hccn.conf"),
     "unreachable": Kind(OF_CARD, "no answer to ping from the address VALUE, or from any", "any"),
     "fec_none": Kind(OF_CARD, "no forward error correction"),
     "optical_absent": Kind(OF_CARD, "no optical module"),

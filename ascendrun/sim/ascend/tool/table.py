@@ -11,7 +11,7 @@ MAX_ROWS = 8  # a chip: npu-smi prints no more
 NAME_LENGTH = 15
 INCOMPLETE = (
     "[WARNING]The driver package may not be completely installed, which may cause function abnormal. "
-    "Please reinstall it."
+    "Please reinstall it."  # voice: ok text of npu-smi
 )
 
 
